@@ -92,7 +92,7 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
     raise NotImplementedError
 
 
-# 3.7: read “Between the blocks, tokens are independent”
+# 3.7: read “The ranks, before and after”
 def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tuple[torch.Generator, torch.Generator]:
     """The two generators that a layer's dropouts draw from: for Dropouts.core, and for Dropouts.block.
 

@@ -41,8 +41,8 @@ def llama_layer_bytes(
     "up", "down input".
 
     Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing kept twice.  Activations
-    have 16 bits; the statistics of a norm (a number a token) and the log-sum-exp (a number a query and
-    head) have 32.  Of t and k one divides the other; with t > k each rank holds one key and value head.
+    have 16 bits; the statistics of a norm (one number per token) and the log-sum-exp (one number per query
+    and head) have 32.  Of t and k one divides the other; with t > k each rank holds one key and value head.
     2205.05198 section 4 counts the layer of 2022 in the same way.
     """
     raise NotImplementedError
@@ -60,7 +60,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Round once, at the end.  Rounding before weight multiplies too, as Hugging Face's norm does, also passes.
     x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
-    wide number a token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
+    wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
     2205.05198 section 4.1 counts the layer norm in the same way.
     """
     raise NotImplementedError
@@ -82,7 +82,7 @@ def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
 
     recipe: a function without a matrix product, such as a norm of (x, its weight) or swiglu of (gate,
     up).  It returns [s, b, in]; weight: [out, in].  All sources get gradients.  Backward runs recipe
-    once, to make the linear's input again, and no product but the two of a linear's backward.  Results and
+    once, to recompute the linear's input, and no product but the two of a linear's backward.  Results and
     gradients are the plain ones, up to rounding.  2205.05198 section 5 drops the core attention in the same way.
     """
     raise NotImplementedError

@@ -1,13 +1,13 @@
 """python my/labs/lab9_the_ends.py
 
-Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where v is the width.
+Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where tensors are v wide.
 
 Read notebooks/11_the_ends.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.
 
-Letters as in 2205.05198: s tokens, b sequences, h hidden size, v words of the vocabulary.  Weights
+Letters as in 2205.05198: s tokens, b sequences, h hidden size, v tokens of the vocabulary.  Weights
 are as torch stores them, [v, h].  Keep tensors for backward with ctx.save_for_backward; what is held
 in any other way escapes the count.  No function may write to a tensor that it was given, except main_grad.
 """
@@ -35,8 +35,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of each token, log Σ exp(logits) − the target's logit, computed in wide(logits).
 
     logits: [s, b, v]; targets: [s, b], ids from 0 to v − 1.  Returns [s, b] in the dtype of wide(logits); the
-    gradient has the dtype of logits.  Keeps one tensor of v elements a token, in the dtype of logits, and 32 bytes
-    a token at most, besides the ids: 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.
+    gradient has the dtype of logits.  Keeps the ids, one tensor of v elements per token in the dtype of logits, and at
+    most 32 bytes per token more: 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.
     2205.05198 section 4.3 counts those 4sbv.
     """
     raise NotImplementedError
@@ -47,10 +47,12 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
     """cross_entropy(F.linear(x, weight), targets), with the logits of ``chunk`` tokens at a time.
 
     x: [s, b, h]; weight: [v, h]; targets: [s, b]; chunk need not divide s·b.  Returns [s, b] in the dtype of
-    wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes a token at most.  Forward and
-    backward make no tensor larger than the logits of a chunk, or than x or weight, and at most four such chunks live
-    at once, beside three of each of x and weight; and 4 products of s·b·v·h in all, where the plain form has 3.
-    The gradient of weight is added up over the chunks in the dtype of wide(weight), float32.  2205.05198 section 5 does this to the core attention.
+    wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes per token at most.
+
+    Forward and backward make no tensor larger than the logits of a chunk, or than x or weight.  At most four tensors as
+    large as a chunk's logits are alive at once, beside three as large as x and three as large as weight.  4 products of
+    s·b·v·h run in all, where the plain form runs 3.  The gradient of weight is added up over the chunks in the dtype of
+    wide(weight), float32.  2205.05198 section 5 does this to the core attention.
     """
     raise NotImplementedError
 
@@ -60,8 +62,8 @@ def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, ch
     """linear_cross_entropy, with the vocabulary shared among the ranks of group: chunks, float32 sums and all.
 
     x: [s, b, h] and targets: [s, b], ids from 0 to v − 1, are the same on every rank; weight: [v/t, h], the
-    rows r·v/t and up on rank r.  Returns [s, b], the same on every rank.  Keeps x, and 32 bytes a token at
-    most.  Exchanges a few numbers a token in forward, and in backward one all-reduce of x's gradient, whole
+    rows r·v/t and up on rank r.  Returns [s, b], the same on every rank.  Keeps x, and 32 bytes per token at
+    most.  Exchanges a few numbers per token in forward, and in backward one all-reduce of x's gradient, whole
     or in chunks.  group may be the ranks of a tensor-parallel layer, or those of a pipeline, whose last stage
     then has no more of the vocabulary than the others.  2205.05198 section 4.3.
     """
@@ -72,10 +74,11 @@ def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, ch
 def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
 
-    logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], of which
-    only one may be used, computed and returned in the dtype of wide(logits); the gradient of logits has their dtype.  Widens ``chunk`` tokens at a
-    time, and lets them go before the next: nothing that forward or backward makes has more bytes than logits.  Keeps logits, and 32 bytes a token at
-    most, where torch's operators keep 12sbv bytes and more.  2205.05198 section 4.3 counts logits of 32 bits.
+    logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], in the dtype of
+    wide(logits); the caller may use only one of them.  The gradient of logits has their dtype.  Widens ``chunk``
+    tokens at a time, and frees them before the next: nothing that forward or backward makes has more bytes than
+    logits.  Keeps logits, and 32 bytes per token at most, where torch's operators keep 12sbv bytes and more.
+    2205.05198 section 4.3 counts logits of 32 bits.
     """
     raise NotImplementedError
 

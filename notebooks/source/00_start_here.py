@@ -16,13 +16,12 @@ model = PAPER_MODELS["175B"]
 before, after = one_gpu(model, "tensor", "none"), one_gpu(model, "tensor + sequence", "selective")
 question = Prediction(
     f"{model.num_devices} GPUs share GPT-3, the bar 175B. This one would have to hold {size_text(sum(before.values()))}, "
-    f"{size_text(before['activations'])} of it activations. The paper's two methods make activations smaller. How much does the GPU hold with both?",
-    answer=sum(after.values()) / 2**30,
+    f"{size_text(before['activations'])} of it activations. The paper's two methods make these smaller. How much is left of them with both?",
+    answer=after["activations"] / 2**30,
     unit="GiB",
-    because=f"Of {size_text(before['activations'])} of activations {size_text(after['activations'])} are left. Sequence parallelism divides "
-    "what every GPU had whole (chapter 4). Selective recomputation drops the three largest tensors of each layer, and computes them "
-    "again (chapter 5). Now choose the methods yourself, and see which models fit.",
-    line=GuessLine(per=2**30),
+    because="Sequence parallelism divides what every GPU had whole (chapter 4). Selective recomputation drops the three largest tensors of "
+    "each layer, and computes them again (chapter 5). Now choose the methods yourself, and see which models fit.",
+    line=GuessLine(per=2**30, start=sum(before.values()) - before["activations"]),
 )
 Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor + sequence", recompute="selective")
 

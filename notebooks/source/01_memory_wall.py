@@ -52,20 +52,11 @@ Reveal(
 
 # %% [markdown]
 # **In this chapter** you find out what fills a GPU that trains a large model. You take the paper's four models, move the
-# inputs of their formulas, and run real layers to check them. About 25 minutes.
+# inputs of their formulas, and run real layers to check them. About 25 minutes. You need to know nothing about parallel
+# training: chapters 3, 4 and 6 introduce it.
 #
-# **What you need:** you have trained a network in PyTorch and know that backward reads tensors that forward made. You need
-# to know nothing about parallel training: chapters 3, 4 and 6 introduce it.
-#
-# | letter | meaning | in code |
-# |---|---|---|
-# | $s$ | tokens in a sequence | `seq_length` |
-# | $b$ | sequences in a microbatch | `micro_batch_size` |
-# | $h$ | hidden size | `hidden_size` |
-# | $a$ | attention heads | `num_attention_heads` |
-# | $L$ | transformer layers | `num_layers` |
-# | $t$ | GPUs that share each layer (tensor parallelism) | `tensor_parallel_size` |
-# | $p$ | pipeline stages: groups of GPUs that hold different layers | `pipeline_parallel_size` |
+# **Letters used:** $s$ tokens in a sequence, $b$ sequences in a microbatch, $h$ hidden size, $a$ attention heads, $L$ layers, $t$
+# GPUs that share each layer (tensor parallelism), $p$ pipeline stages: groups of GPUs that hold different layers.
 #
 # An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a
 # dropout mask is one. Sizes are in bytes, for 16-bit training: two bytes per number, one per element of a mask.
@@ -290,11 +281,6 @@ worked(
 # * **"34 + 5as/h is a number of elements."** It is bytes already; multiplied by 2, it counts everything twice.
 # * **"FlashAttention changes nothing here."** It does: fused attention never stores the core's three tensors, so the
 #   $5as^2b$ is gone before any recomputation. Until chapter 7 you count the layer of the paper, which predates its wide use.
-#
-# ## The lab
-#
-# `make measure` measures Table 2 on your own machine, with real processes; `labs/measure_table2.py --emulate 8 --model 1T`
-# emulates one rank of the largest model without any GPU.
 #
 # **Sources.** Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv
 # 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). The paper

@@ -42,8 +42,8 @@ question = Prediction(
     f"keep at s = {gpt3.seq_length:,}, {gpt3.seq_length // short.seq_length} times as many tokens?",
     answer=of_attention(gpt3) / 2**30,
     unit="GiB",
-    because=f"Three of the layer's fifteen tensors grow with s²: they are {core_of_gpt3 / eq1(gpt3):.0%} of all that it keeps now. "
-    "The rest of this chapter shows why.",
+    because=f"Three of the block's tensors grow with s². Now they are {core_of_gpt3 / of_attention(gpt3):.0%} of the block, "
+    f"and {core_of_gpt3 / eq1(gpt3):.0%} of the whole layer.",
     line=GuessLine(per=2**30),
 )
 Reveal(
@@ -68,26 +68,26 @@ Reveal(
 # %% [markdown]
 # ## One rule
 #
-# Backward walks through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must compute $dX$, and $dW$
-# if there are weights. **A tensor is kept if and only if the formula for one of these gradients reads it**, the formula that the
-# code uses. (Often there is a choice, and then there are bytes to save.) So ask of each operation:
+# Backward goes through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must compute $dX$, and $dW$
+# if there are weights. **A tensor is kept if the formula for one of these gradients reads it**: the formula that the code
+# uses. (Often there is a choice, and then there are bytes to save.) So ask of each operation:
 #
 # 1. Which tensors does its gradient formula read?
 # 2. Does another operation keep them already? Then they cost nothing more: memory holds a tensor once.
 #
 # Weights don't count. They stay in memory anyway.
 #
-# Guess first: play it as a game; the derivations come after the next figure. The layer has eight kinds of operation. What must backward have of each? A right answer earns its bytes,
-# a wrong one nothing, and you can change your mind. ("Attention over V" is the product of the attention probabilities, after
-# their dropout, with V.)
+# Guess first, as a game; the derivations come after the next figure. The layer has eight kinds of operation. What must
+# backward have of each? A right answer earns its bytes, a wrong one nothing, and you can change your mind. ("Attention over V"
+# is the product of the attention probabilities, after their dropout, with V.)
 
 # %%
 Panel(partial(keep_game, gpt3), **keep_controls())
 
 # %% [markdown]
-# This is the whole layer: its operations from top to bottom, first the attention block, then the MLP, and beside each
-# operation what it keeps, as wide as its bytes. Follow the forward pass with the arrow keys, one tensor at a
-# time. Before each step, ask the two questions above. Point at a tensor to see the gradient that reads it.
+# This is the whole layer, operations from top to bottom: first the attention block, then the MLP. Beside each operation is what
+# it keeps, as wide as its bytes. Follow the forward pass with the arrow keys, one tensor at a time. Before each step, ask the
+# two questions above. Point at a tensor to see the gradient that reads it.
 
 # %%
 Panel(
@@ -97,7 +97,7 @@ Panel(
 )
 
 # %% [markdown]
-# Now go through the operations one by one, with a pencil. Then PyTorch runs them all, and you see who was right.
+# Now go through the operations one by one, with a pencil. Then PyTorch runs them all, and you see whether you were right.
 #
 # ### Layer norm keeps its input (row 1, and row 11)
 #
@@ -106,8 +106,7 @@ Panel(
 # $$dx = \frac{1}{\sigma}\Big(g - \overline{g} - \hat x\, \overline{g \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
 # (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and
-# $1/\sigma$ of each token are kept as well: two numbers beside the token's $h$. The paper leaves them out; we count them as
-# *extra*.
+# $1/\sigma$ are kept as well, two numbers for each token. The paper leaves them out; here they are counted as *extra*.
 #
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
 #
@@ -134,18 +133,18 @@ Panel(
 # ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
 #
 # $D = M \circ P/(1 - r)$, with a mask $M$ of zeros and ones and a rate $r$, so $dP = M \circ dD/(1 - r)$: the mask is
-# enough, at one byte per element. Row 6, on the attention weights: $as^2b$. Rows 10 and 15, at the end of attention and of
+# enough, at one byte per element. Row 6, on the attention probabilities: $as^2b$. Rows 10 and 15, at the end of attention and of
 # the MLP: $sbh$ each.
 #
-# A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws its
-# own mask of one byte per element on every device, as on GPUs and in the paper.
+# A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws a mask of
+# one byte per element on every device, as on GPUs and in the paper.
 #
 # ### Attention over V: both factors again (rows 7 and 8)
 #
 # $C = DV$, so $dV = D^T dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^T$ reads $V$, $2sbh$.
 #
-# Why is $D$ kept, when it is $M \circ P/(1-r)$ and both factors are kept already? Because autograd looks at one operation
-# at a time. Recomputing $D$ would take one cheap multiplication: the first hint of *selective recomputation*.
+# Why is $D$ kept, when $D = M \circ P/(1-r)$ and both factors are kept already? Because autograd looks at one operation
+# at a time. Recomputing $D$ would take one cheap multiplication: a first hint of *selective recomputation*.
 #
 # ### GeLU keeps its input (row 13)
 #
@@ -158,9 +157,9 @@ Panel(
 #
 # ### Run them
 #
-# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs. It
-# doesn't count the weights of the module that it is given. The layer is small, and its sizes all differ, so that you
-# recognise them in the shapes.
+# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs,
+# without the weights of the module that you give it. The sizes here are small and all differ, so you recognise them in the
+# shapes.
 
 # %%
 from actmem.parallel.rng import DropoutMask
@@ -202,7 +201,7 @@ LiveFigure(bar_chart(
 
 # %% [markdown]
 # Point at a bar to see its tensors, with their shapes. The linear's output, four times as large as its input, is not kept.
-# Adding keeps nothing.
+# Adding keeps nothing. Dropout keeps only its mask.
 #
 # **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.1`.
@@ -241,15 +240,10 @@ predicted = layer_rows(shape)
 agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))])
 
 # %% [markdown]
-# **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`: `python my/labs/lab1_count_bytes.py
-# --only 1.2`. Its other arguments divide the layer among ranks, which chapters 3 to 5 explain; come back to it after them.
-
-# %% [markdown]
 # ## At the size of GPT-3
 #
 # Go back to the figure at the top. Each segment is one of the 15 tensors; point at it to see its formula, its bytes and the
-# reason. What does doubling $b$ do, and what doubling $h$? Which slider changes only the length of the bars, and not how
-# they are divided?
+# reason. Which slider changes the length of the bars, but not how they are divided? What does doubling $h$ do?
 #
 # <details><summary>Answer</summary>
 #
@@ -260,8 +254,8 @@ agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in pred
 # %% [markdown]
 # ## Measure it
 #
-# Now the whole layer: a real one, in bfloat16, with attention, MLP, norms, dropouts and residuals. First the raw ledger.
-# Every line is a tensor that autograd holds after forward, with the module and the operation that saved it.
+# Now run the whole layer, in bfloat16, with attention, MLP, norms, dropouts and residuals. This is the raw ledger: every line
+# is a tensor that autograd holds after forward, with the module and the operation that saved it.
 
 # %%
 torch.manual_seed(0)
@@ -272,9 +266,9 @@ with record(layer) as ledger:
 Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_bytes / (s * b * h):.1f} sbh", saved_text(ledger.saved))
 
 # %% [markdown]
-# Open the list. There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are operations of the
-# course's own layer: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each line as
-# the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
+# Open the list. There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are
+# the course's own operations: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each
+# line as the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
 
 # %%
 extra = layer_extra_rows(shape)
@@ -292,8 +286,9 @@ Fold(
 # %% [markdown]
 # ### A second opinion
 #
-# `record` sees a tensor when autograd saves it. Could one escape it? `census` doesn't look at saved tensors at all: it
-# notes every storage that appears during forward, drops every reference but the graph, and adds up what is still alive.
+# `record` sees a tensor when autograd saves it. Could one escape it? `census` doesn't look at saved tensors at all. It notes
+# every storage that appears during forward, drops every reference but the graph, and adds up what is still alive. Both agree
+# (*predicted = measured*, near the end):
 
 # %%
 agree.add("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])
@@ -301,7 +296,7 @@ agree.add("what the census finds alive, and what the ledger counts", [(ledger.to
 # %% [markdown]
 # ## On your own module
 #
-# `record` takes any `nn.Module`. Before you optimise, look at what is kept. Here an MLP with GeLU, and one with ReLU:
+# `record` takes any `nn.Module`. Compare an MLP with GeLU and one with ReLU:
 
 # %%
 mlps = {}
@@ -316,7 +311,7 @@ LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {
 
 # %% [markdown]
 # ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
-# anyway: one storage, counted once. The second question of our rule saves $8sbh$.
+# anyway: one storage, counted once. The rule's second question saves $8sbh$.
 #
 # **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.3`.
@@ -324,12 +319,7 @@ LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {
 # %% [markdown]
 # ## Where attention takes over
 #
-# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. The three overtake all others where $5as^2b = 34sbh$, that is at
-#
-# $$s = \frac{34\,h}{5\,a}$$
-#
-# whatever $b$ is: chapter 1 has the two lines and a slider. Models with the same head size $h/a$ have the same crossover.
-# All four of the paper's models train beyond theirs.
+# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. You know the crossover from chapter 1: set $5as^2b = 34sbh$ and solve for $s$.
 #
 # **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
 # my/labs/lab1_count_bytes.py --only 1.4`.
@@ -395,9 +385,10 @@ worked(
 #
 # ## The same layer on NVIDIA's GPUs
 #
-# Megatron-LM is the code of the paper's authors, and its repository holds the memory that its CI logged. Most tests train
-# this very layer on A100s: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two of them differ in how many
-# layers the last pipeline stage has, three or two, and two in recomputing nothing or everything. Subtract: all else cancels.
+# Megatron-LM is the code of the paper's authors, and its repository holds the memory that its tests logged on A100s. Most of
+# them train this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two tests differ only in how
+# many layers the last pipeline stage has, three or two. Two others recompute nothing or everything. Subtract their logs, and all
+# else cancels:
 
 # %%
 nvidia = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
@@ -409,28 +400,30 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
     agree.add(f"logged on A100s: {what}", [(formula, logged)])
 
 # %% [markdown]
-# To the byte, on GPUs, in the numbers of the paper's authors. These two pairs are clean. Most others are still open, because
-# the allocator's blocks, a router or a second stream have a say in what is logged. `python labs/measure_runs.py --megatron`
-# compares all pairs, and predicts 108 such runs whole, tensor by tensor; it says how far off each one is.
+# Both differences are equal to the formula, to the byte. Most other pairs are not, because the allocator's blocks, a router or
+# a second stream change what is logged. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 such runs
+# whole; it says how far off each one is.
 #
 # Now without subtracting: the same models, 12 layers or the last stage of a pipeline, run here as one emulated rank, loss and
-# backward included. We count what is alive at the peak.
+# backward included. The bars count what is alive at the peak. (`--megatron --here` prints every row, and what megatron-core's
+# own layers keep on this machine if it is installed.)
 
 # %%
 here = count_here([predict(row) for row in read_golden() if row.gpu == "a100"])
 LiveFigure(here_figure(distinct(here)))
 
 # %% jupyter={"source_hidden": true}
-apart = distinct(here)[0].apart
-Fold(f"{len(apart)} lines differ, each for a known reason", "\n".join(f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in apart.items()))
+first = distinct(here)[0]
+Fold(
+    f"The first bar's {first.logged_bytes - first.counted_bytes:,} B of difference, in {len(first.apart)} lines",
+    "A log has one number for each run. How it splits into lines is our simulation of the run.\n"
+    + "\n".join(f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in first.apart.items()),
+)
 
 # %% jupyter={"source_hidden": true}
 agree
 
 # %% [markdown]
-# `python labs/measure_runs.py --megatron --here` prints every row's difference, and what megatron-core's own layers keep on
-# this machine if it is installed.
-#
 # ## What people get wrong here
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
@@ -443,9 +436,9 @@ agree
 #
 # ## The lab
 #
-# [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict a layer that you have not seen, find
+# [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict an MLP that you have not seen, find
 # the crossover. A judge compares each with what a real layer keeps, and names the letter that is wrong: `python
-# my/labs/lab1_count_bytes.py`.
+# my/labs/lab1_count_bytes.py --only 1.1,1.3,1.4`. (Exercise 1.2 comes in chapter 5.)
 #
 # `python labs/measure_table2.py --emulate 8 --model 175B` makes this comparison for all of Table 2 at GPT-3's real sizes.
 #
@@ -456,8 +449,8 @@ agree
 #
 # ## Now fit your model
 #
-# The rule holds for any module. Write a file with a function that returns your model and its inputs, and let the machine list
-# what it keeps, and which of it is waste:
+# The rule holds for any module. Write a file with a function that returns your model and its inputs. This lists what it keeps,
+# and which of it is waste:
 #
 # ```
 # python -m actmem record my_model.py:factory --fake

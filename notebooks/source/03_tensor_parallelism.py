@@ -33,7 +33,7 @@ question = Prediction(
     f"How much does each of {t} ranks keep?",
     eq2(GPT3, t) / 2**20,
     "MiB",
-    "That is more than an even share, because the lower bar is as long as before: it is whole on every rank.",
+    f"That is more than an even share: the {size_text(10 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size)} of the lower bar are whole on every rank.",
     GuessLine(2**20 / 2**30, axis="y"),
 )
 Reveal(
@@ -51,10 +51,7 @@ Reveal(
 #
 # **What you need:** chapter 2 (the 15 tensors that a layer keeps), and that a matrix product can be computed in blocks.
 #
-# | letter | meaning | in code |
-# |---|---|---|
-# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
-# | $t$ | ranks that share one layer | `tensor_parallel_size` |
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share one layer.
 #
 # A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
 # each holds a part, and **partial** if each holds a full-sized term of a sum that is not added up yet.
@@ -318,8 +315,8 @@ worked(
 # [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$, both linears, the MLP, attention and the loss. A judge says
 # what is wrong: `python my/labs/lab2_tensor_parallel.py`.
 #
-# `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
-# Break something in `src/actmem/parallel/linear.py` and see which of the two notices.
+# `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` the bytes
+# of table 2. Break something in `src/actmem/parallel/linear.py` and see which of the two notices.
 #
 # **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2, table 2.
 # The cut of MLP and attention is from Shoeybi et al., *Megatron-LM*, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).

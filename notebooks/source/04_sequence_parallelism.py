@@ -53,19 +53,16 @@ Reveal(
 
 # %% [markdown]
 # **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
-# cut along the sequence. You see why that is allowed, take an all-reduce apart on a ring, find $4\,sbh$ bytes that a
-# natural implementation keeps by accident, and check to the byte what "no extra communication" means. About 50 minutes.
+# cut along the sequence. You see why that is allowed, and take an all-reduce apart on a ring. You find $4\,sbh$ bytes that
+# obvious code keeps by accident, and check to the byte what "no extra communication" means. About 50 minutes.
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
 #
-# | letter | meaning | in code |
-# |---|---|---|
-# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
-# | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share one layer, and here its tokens too.
 #
-# "Sequence parallelism" means something else in other papers: there attention itself is cut along $s$, to reach long
-# contexts (ring attention, context parallelism, Ulysses; [chapter 14](14_experts.ipynb) measures two of them). Here
-# attention is cut by heads as before, and only what lies *between* the blocks is cut along $s$.
+# In other papers "sequence parallelism" means that attention itself is cut along $s$ (ring attention, context parallelism,
+# Ulysses; [chapter 14](14_experts.ipynb) measures two of them). Here attention is cut by heads as before, and only what lies
+# *between* the blocks is cut along $s$.
 
 # %% [markdown]
 # ## Between the blocks, tokens are independent
@@ -92,17 +89,13 @@ tried = {
 print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, equal in tried.items()))
 
 # %% [markdown]
-# **Now write it:** [exercise 3.7](../labs/lab3_sequence_parallel.py), `dropout_generators`: `python
-# my/labs/lab3_sequence_parallel.py --only 3.7`.
-
-# %% [markdown]
 # ## The ranks, before and after
 #
 # In the figure at the top a frame is a whole tensor; the filled part is what that rank holds of it: a part along $s$ is a
 # horizontal slice, a part along $h$ (or some of the heads) a vertical one. Switch the mode.
 #
-# Nothing inside the two blocks has changed. The six whole tensors have become slices, and two new operations stand at
-# the blocks' edges. An **all-gather** puts all ranks' slices together on every rank; a **reduce-scatter** adds up what all
+# Nothing inside the two blocks has changed. The six whole tensors have become slices, and two new operations are at
+# the blocks' edges. An **all-gather** puts all ranks' slices together on every rank. A **reduce-scatter** adds up what all
 # ranks have, as an all-reduce does, and leaves each rank one slice of the sum:
 #
 # | | where | forward | backward |
@@ -111,8 +104,12 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # | $\bar g$ | out of the block | reduce-scatter along $s$ | all-gather along $s$ |
 #
 # $g$ forward: the block's first product needs all tokens. $\bar g$ forward: the block's last product leaves a partial sum
-# on every rank; each rank gets the sum for its own tokens only. The backward of each is the forward of the other. For $g$
+# on every rank, and each rank gets the sum for its own tokens only. The backward of each is the forward of the other. For $g$
 # that does two things at once: it sums the ranks' gradients, as $f$ did, and keeps each rank's own tokens.
+#
+# One thing more changes. The dropouts between the blocks had to draw the same mask on every rank (chapter 3). Now each rank
+# has tokens of its own, so the masks must *differ*, or every stretch of $s/t$ tokens gets the same pattern. These dropouts
+# therefore draw from the other random stream: `between_blocks` in `actmem/layers/transformer.py`.
 #
 # So $t$ divides every term of equation 2 (equation 4):
 #
@@ -121,10 +118,9 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # ## An all-reduce, taken apart
 #
 # A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
-# ranks adds up a tensor. The tensor is cut into $t$ chunks; in each step every rank sends one chunk to its neighbour. A box
-# shows how many of the $t$ terms its sum has; an arrow goes from the rank that has just sent to the one that has received.
-# Play it, or move `step` with the arrow keys. It begins with $\bar f$, whose forward is an all-reduce. Then choose another
-# operator. After its forward comes its backward, which is its conjugate's exchange:
+# ranks adds up a tensor. The tensor is cut into $t$ chunks. In each step every rank sends one chunk to its neighbour. A box
+# shows how many of the $t$ terms its sum has; an arrow shows who has just sent to whom. Play it, or move `step` with the arrow
+# keys. It begins with $\bar f$, whose forward is an all-reduce. Then choose another operator. Its backward follows its forward:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -136,11 +132,10 @@ Panel(
 )
 
 # %% [markdown]
-# Go back to $\bar f$ and stop halfway, after $t - 1$ steps (step 3 with 4 ranks). Every rank has *one* finished chunk: that is a
-# reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
-# all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half
-# afterwards. Each rank sends $\frac{t-1}{t}$ of the tensor in each half, and twice that in an all-reduce. So the two halves
-# together send exactly what one all-reduce does.
+# Go back to $\bar f$ and stop halfway, after $t - 1$ steps (step 3 with 4 ranks). Every rank has *one* finished chunk: that is
+# a reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
+# all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half.
+# In each half every rank sends $\frac{t-1}{t}$ of the tensor. So the two halves together send exactly what one all-reduce does.
 
 # %% jupyter={"source_hidden": true}
 sent = {kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")}
@@ -148,14 +143,14 @@ agree.add("exchanges on a ring, sent step by step and by the closed form", [(siz
 agree.add("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])])
 
 # %% [markdown]
-# **Now write it:** [exercises 3.1, 3.2 and 3.4](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `layer`: `python
-# my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.4`.
+# **Now write it:** [exercises 3.1, 3.2, 3.4 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar`, `layer` and
+# `dropout_generators`: `python my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.4,3.7`.
 
 # %% [markdown]
 # ## What plain autograd keeps
 #
-# Now write it the obvious way: `y = F.linear(g(x), weight)`. The output is right, and so are all gradients. One rank of the
-# real layer runs like this, and we compare what the ledger counts with equation 4:
+# Now write it the obvious way: `y = F.linear(g(x), weight)`. The output is right, and so are all gradients. Run one rank of
+# the real layer like this, and compare what the ledger counts with equation 4:
 
 # %%
 def kept_by(**options):
@@ -175,9 +170,9 @@ plain_rows, plain_seen = kept_by(sequence_parallel=True, keep_gathered_input=Tru
 agree.add("kept too much by the plain form, and 4sbh(1 − 1/t)", [(gathered_input_bytes(GPT3, t), total(plain_rows) - total(predicted))])
 
 # %% [markdown]
-# Two tensors are $t$ times too large: the inputs of the two column-parallel products. The product's backward needs its
-# input for the weight's gradient, and its input is the *gathered* tensor, so autograd keeps that. No number is wrong, so no
-# test of outputs or gradients notices; only memory shows it. Equation 4's $34/t$ has become $4 + 30/t$:
+# Two tensors are $t$ times too large: the inputs of the two column-parallel products. The weight's gradient reads the
+# product's input. That is the *gathered* tensor, so autograd keeps it. No output or gradient is wrong, so no test of them
+# notices; only memory shows it. Equation 4's $34/t$ has become $4 + 30/t$:
 
 # %%
 Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3), 8))
@@ -209,13 +204,12 @@ LiveFigure(bar_chart("The cure keeps least, and gathers twice more", sizes, "one
 # %% [markdown]
 # The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
 #
-# * **Same bytes** holds for the $4 + 4$ exchanges, which is how the paper counts. Keeping only the shard adds two
-#   gathers in backward: with them the layer sends a quarter more. They run while a matrix
-#   product runs, so they cost time only where the link is slower than the product.
-# * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring there are as
-#   many successive messages as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a
-#   ring: trees need about $2\log_2 t$ steps. The halves could take $\log_2 t$ each, but libraries often run them on rings
-#   only. In return, layer norm and dropout now run on $s/t$ tokens.
+# * **Same bytes** holds for the $4 + 4$ exchanges, which is how the paper counts. Keeping only the shard adds two gathers in
+#   backward, so the layer sends a quarter more. They run while a matrix product runs, so they cost time only where the link is
+#   slower than the product.
+# * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring the number of
+#   steps is the same: $2(t-1) = (t-1) + (t-1)$. But libraries add up *small* tensors along a tree, in about $2\log_2 t$ steps,
+#   and often have only rings for the halves. In return, layer norm and dropout now run on $s/t$ tokens.
 #
 # A model with three parameters shows it. They are assumptions; put in your own:
 
@@ -248,9 +242,9 @@ LiveFigure(bar_chart("Halves cost large tensors almost nothing; two gathers more
 # %% [markdown]
 # ## The same bytes, on the wire
 #
-# So far the bytes sent were computed: counted exchanges times the ring's formula. They can also be observed. Processes on
-# CPUs communicate over TCP (torch's backend for that is gloo), and Linux counts what each connection has sent. First the
-# prediction for two ranks: the data by this chapter's formulas, and a header of 48 bytes on each of gloo's messages:
+# So far the bytes sent were computed: counted exchanges times the ring's formula. You can also observe them. Processes on
+# CPUs communicate over TCP (torch's backend for that is gloo), and Linux counts what each connection has sent. First predict
+# it for two ranks: the data by this chapter's formulas, and a header of 48 bytes on each of gloo's messages:
 
 # %% jupyter={"source_hidden": true}
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
@@ -277,17 +271,16 @@ if not on_sockets:
     print("this system does not count what a socket sends (Linux does)")
 
 # %% [markdown]
-# Without headers, an all-reduce sends as much as its two halves together, the plain form as much as tensor parallelism, and
-# the form that keeps its shards a quarter more. One surprise: gloo has no reduce-scatter, so torch runs an all-reduce and throws most of it away. On
-# CPUs the two halves would then send *half as much again*. The course's own reduce-scatter (`actmem/parallel/collectives.py`)
-# sends each rank only what it keeps; on GPUs NCCL's does the same.
+# One surprise: gloo has no reduce-scatter, so torch runs an all-reduce and throws most of it away. On CPUs the two halves would
+# then send *half as much again*. The course's own reduce-scatter (`actmem/parallel/collectives.py`) sends each rank only what
+# it keeps; on GPUs NCCL's does the same.
 
 # %% [markdown]
 # ## Partial gradients
 #
-# One more exchange is needed, and forgetting it is the other classic mistake. Every rank holds the parameters of the layer
-# norms in full, and the biases after $\bar g$. With tensor parallelism alone each rank saw all tokens and computed the
-# whole gradient of these. Now each rank sees $s/t$ tokens. Two real processes, in float64, against an uncut layer:
+# One more exchange is needed, and it is easily forgotten. Every rank holds the parameters of the layer norms in full, and the
+# biases after $\bar g$. With tensor parallelism alone each rank saw all tokens and computed the whole gradient of these. Now
+# each rank sees $s/t$ tokens. Compare two real processes, in float64, with an uncut layer:
 
 # %%
 with Progress("labs/measure_parity.py, two processes"):
@@ -298,8 +291,8 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
-# position table and the final layer norm, where each rank has also seen only its own tokens. Most of it is that
-# table; the rest are vectors. All of it is less than a thousandth of what the layers send in that time.
+# position table and the final layer norm, where each rank has also seen only its own tokens. All of it is less than a
+# thousandth of what the layers send in an iteration.
 
 # %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
@@ -312,8 +305,8 @@ agree.add("of what the first stage's layers send in an iteration, this is under 
 agree
 
 # %% [markdown]
-# What two real processes keep with sequence parallelism is in [chapter 5's table](05_recomputation.ipynb), in the rows that
-# begin with *tensor+sequence*.
+# What two real processes keep with sequence parallelism is in [chapter 5](05_recomputation.ipynb), in the bars that begin with
+# *tensor+sequence*.
 #
 # **Now write it:** [exercise 3.6](../labs/lab3_sequence_parallel.py), `sum_partial_gradients`: `python
 # my/labs/lab3_sequence_parallel.py --only 3.6`.
@@ -345,16 +338,7 @@ worked(
 # $10\,sbh\,(1 - 1/t)$: six tensors, $10\,sbh$ together, were replicated, and $t$ divides them now. $2sbh$ is one of them.
 # </details>
 #
-# **2.** Dropout after the attention block: with tensor parallelism all ranks had to draw the same mask. What must they draw
-# now?
-#
-# <details><summary>Answer</summary>
-#
-# Now each rank has different tokens, so the masks must be *different*, or every stretch of $s/t$ tokens gets the same
-# pattern. The layer uses the other of its two random-number streams: look for `between_blocks` in `actmem/layers/transformer.py`.
-# </details>
-#
-# **3.** Which rule must $s$ satisfy, and what would you do with a batch of odd lengths?
+# **2.** Which rule must $s$ satisfy, and what would you do with a batch of odd lengths?
 #
 # <details><summary>Answer</summary>
 #
@@ -362,7 +346,7 @@ worked(
 # $t$.
 # </details>
 #
-# **4.** Could the column-parallel product run on each shard as it arrives, without ever holding the gathered tensor?
+# **3.** Could the column-parallel product run on each shard as it arrives, without ever holding the gathered tensor?
 #
 # <details><summary>Answer</summary>
 #
@@ -375,14 +359,14 @@ worked(
 # * **"Sequence parallelism costs no communication."** No more *bytes* for $4 + 4$ exchanges; two more gathers, and more starts.
 # * **"With SP everything but the attention core is divided."** The core is divided, too: by heads. A widely used calculator
 #   drops the $t$ under $5as^2b$ as soon as SP is ticked, and gets the largest term wrong.
-# * **"An all-gather in front of the linear is all it takes."** For the output it is. The ledger above shows what it keeps.
+# * **"An all-gather in front of the linear is all it takes."** For the output, yes. But autograd then keeps the gathered input.
 # * **"The layer norm's weights are replicated, so their gradients are too."** They are partial until they are summed.
 #   Without the sum every rank trains a layer norm of its own.
 #
 # ## The lab
 #
-# [Lab 3](../labs/lab3_sequence_parallel.py): write $g$, $\bar g$ and the layer under sequence parallelism, see that it
-# keeps $30/t + 4$, and cure it: `python my/labs/lab3_sequence_parallel.py`.
+# [Lab 3](../labs/lab3_sequence_parallel.py): write $g$, $\bar g$ and the layer under sequence parallelism, see that the plain
+# form keeps $(30/t + 4)\,sbh$, and cure it: `python my/labs/lab3_sequence_parallel.py`.
 #
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` has all three forms of this chapter, with their exchanges and their
 # partial gradients. Remove `mark_partial_gradient` from `RowParallelLinear` and see that it notices.
@@ -392,8 +376,8 @@ worked(
 #
 # ## Now fit your model
 #
-# The planner tries each layout with sequence parallelism (`+ SP`) and without. Which does it choose for yours, and how much of a
-# step do the exchanges take?
+# The planner tries each layout with sequence parallelism (`+ SP`) and without. Which does it choose, and how much of a step do
+# the exchanges take?
 #
 # ```
 # python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none

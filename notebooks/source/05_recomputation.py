@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# Some of what a layer keeps can be dropped after forward and recomputed when backward needs it. Which part is worth it, and
-# what does it really cost?
+# You can drop some of what a layer keeps, and recompute it when backward needs it. Which part is worth it, and what does it
+# really cost?
 
 # %%
 import torch
@@ -29,12 +29,11 @@ GPT3 = model_shape("175B")
 agree = Agreement()
 
 question = Prediction(
-    f"The figure stands at 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Suppose backward recomputes the "
-    "core's tensors: QKᵀ runs once more, attention over V, whose output nobody reads, doesn't. How many percent does that add to the FLOPs of the layer's forward and backward?",
+    f"The figure shows 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Drop them, and let backward recompute them: "
+    "QKᵀ runs once more, attention over V doesn't, because no gradient reads its output. How many percent does that add to the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
-    "Backward reads the scores' softmax, which needs QKᵀ again, and never the output of attention over V. So one product of 2s²bh runs again, "
-    "against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
+    "One product of 2s²bh FLOPs runs again, against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
     GuessLine(start=100),
 )
 Reveal(
@@ -58,8 +57,8 @@ Reveal(
 # %% [markdown]
 # ## One step, block by block
 #
-# Forward pushes each tensor that backward will read; backward pops them in reverse. Play one step of four GPT-3 layers.
-# Then let it recompute: the core's blocks are never pushed, and come back for one layer at a time, as a spike.
+# Forward keeps each tensor that backward will read. Backward frees them in reverse order. Play one step of four GPT-3 layers.
+# Then switch on recomputation: now the core's blocks are not kept, and come back for one layer at a time, as a spike.
 
 # %%
 STEP = GPT3.with_sizes(num_layers=4)
@@ -72,21 +71,19 @@ Panel(
 # %% [markdown]
 # ## The lopsided trade
 #
-# A layer keeps `34sbh + 5as²b` bytes. The second term belongs to the attention core alone. In FLOPs it is the other way
-# round: forward and backward of a layer take `72sbh²` FLOPs in the linears, and only `12s²bh` in the two attention
-# products.
+# A layer keeps $34sbh + 5as^2b$ bytes. The second term belongs to the attention core alone, and at GPT-3's size it is the
+# larger. In FLOPs it is the other way round: forward and backward of a layer take $72sbh^2$ FLOPs in the linears, and only
+# $12s^2bh$ in the two attention products.
 #
-# Drag `s` in the figure at the top: in the upper bars the striped part is what recomputing the core frees; in the lower bars
-# the dotted part is what it adds. (Full recomputation adds less than a third there; step 3 below says why.)
-#
-# The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too, with
-# `5as/h`.
+# Drag `s` in the figure at the top. In the upper bars the striped part is what recomputing the core frees; in the lower bars
+# the dotted part is what it adds. Longer sequences raise both: the price with $s/h$, the saving with $5as/h$. (Full
+# recomputation adds less than a third there; step 3 below says why.)
 
 # %% [markdown]
 # ## How a checkpoint function works, in four steps
 #
-# We checkpoint the attention core, on small tensors. `gradients(run)` returns the gradients of q, k and v when the core runs
-# through `run`; each time with the same inputs and the same stream of random numbers. `kept(run)` returns what autograd keeps.
+# You checkpoint the attention core, on small tensors. `gradients(run)` runs the core through `run`, each time with the same
+# inputs and the same stream of random numbers, and returns the gradients of q, k and v. `kept(run)` returns what autograd keeps.
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import record
@@ -126,9 +123,9 @@ def plainly(core, *inputs):
     return core(*inputs)
 
 # %% [markdown]
-# **Step 1: keep the inputs, run without a graph, run again.** This autograd function takes a dozen lines. Its forward saves
-# the inputs and computes under `no_grad`, so nothing inside is kept. Its backward runs the region again, this time with a
-# graph, and lets autograd differentiate it.
+# **Step 1: keep the inputs, run without a graph, run again.** The forward of this autograd function saves the inputs and
+# computes under `no_grad`, so nothing inside is kept. Its backward runs the region again, this time with a graph, and lets
+# autograd differentiate it.
 
 # %%
 class RunAgain(torch.autograd.Function):
@@ -162,9 +159,9 @@ apart = [int((x != y).sum()) / x.numel() for x, y in zip(gradients(plainly), gra
 print("elements of the gradients that differ:", ", ".join(f"{name} {share:.0%}" for name, share in zip("qkv", apart)))
 
 # %% [markdown]
-# **Step 2: draw the same dropout.** The second run drew other masks, so it computed the gradient of another function. No
-# error says so; the model just learns from wrong gradients. The cure is to save the state of the random-number generator
-# and restore it for the second run.
+# **Step 2: draw the same dropout.** They aren't. The second run drew other masks, so it computed the gradient of another
+# function. No error says so; the model just learns from wrong gradients. So save the state of the random-number generator, and
+# restore it for the second run.
 
 # %%
 class RunAgainSameDraws(RunAgain):
@@ -190,14 +187,15 @@ agree.add("gradients of q, k and v, bit by bit", [(int((x != y).sum()), 0) for x
 in_words(kept(RunAgainSameDraws.apply))
 
 # %% [markdown]
-# One more tensor is kept: the generator's state, whose size does not depend on the region.
+# One more tensor is kept: the generator's state, whose size does not depend on the region. Now the gradients are bit-identical
+# (*predicted = measured* near the end lists them).
 #
 # **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The core's last
-# operation is a product with V, and nothing inside the core keeps that product's output. So the second run can stop just
-# before it. The course's own `checkpoint` does that: it gives every tensor that autograd wants to save a numbered slot, and
-# stops the second run when the last slot is filled (`src/actmem/recompute.py`, five rules at the top).
+# operation is a product with V, and nothing inside the core keeps its output. So the second run can stop just before it.
+# The course's own `checkpoint` gives every tensor that autograd wants to save a numbered slot, and stops the second run when
+# the last slot is filled (`src/actmem/recompute.py`, five rules at the top).
 #
-# **Step 4: count.** torch's FLOP counter sees every matrix product that runs. Bytes kept, and the products it took:
+# **Step 4: count.** torch's FLOP counter sees every matrix product that runs. Compare the bytes kept with the products run:
 
 # %% jupyter={"source_hidden": true}
 from actmem.recompute import checkpoint
@@ -224,8 +222,8 @@ LiveFigure(bar_chart("Stop early: the same bytes freed, with one fewer product",
 #
 # ## What to drop, and why not the MLP
 #
-# The inside of the MLP is large too: `8sbh` before GeLU and `8sbh` after it. Why not drop that? For each group of tensors:
-# how many bytes does recomputing them free, for how many FLOPs?
+# The MLP keeps large tensors too: $8sbh$ before GeLU and $8sbh$ after it. Why not drop those? Ask of each group of tensors: how
+# many bytes does recomputing them free, for how many FLOPs?
 
 # %%
 Panel(
@@ -235,14 +233,16 @@ Panel(
 )
 
 # %% [markdown]
-# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/(2h)`. A
-# linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is: hundreds of
-# times as many in GPT-3. That is why the MLP's linears stay.
+# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with $s^2$. Their ratio is
 #
-# Three groups need no product: the outputs of the norms and of GeLU, and the dropout masks. (Not drawn: their FLOPs are 0.)
-# Layer norm, GeLU and dropout only read and write memory. The paper keeps all three groups. Later versions of Megatron can
-# drop some of them (`--recompute-modules layernorm`, for example). They are smaller than the core, and cost about as little
-# time per byte (chapter 7).
+# $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \text{and that of a linear with } n \text{ times } h \text{ outputs}\quad \frac{2sbh\,n}{2sbh^2\,n} = \frac{1}{h}.$$
+#
+# So per FLOP the core frees $5a/2$ times as many bytes, whatever $s$ is: hundreds of times as many in GPT-3. That is why the
+# MLP's linears stay.
+#
+# Three groups need no product at all: the outputs of the norms and of GeLU, and the dropout masks. (They are not drawn, because
+# their FLOPs are 0.) The paper keeps them. Later versions of Megatron can drop some (`--recompute-modules layernorm`, for
+# example). They are smaller than the core, and cost about as little time per byte (chapter 7).
 
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
@@ -254,9 +254,9 @@ agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.nu
 # %% [markdown]
 # ## Measured: three numbers for one overhead
 #
-# Section 5 prints how many FLOPs selective recomputation adds, and equation 8 gives the same number. But the sentence that
-# leads to equation 8 describes less: the core's two products, once more. Here the real layer runs at the model's real sizes
-# on torch's `meta` device, which has shapes but no data, while torch counts products.
+# Section 5 of the paper prints how many FLOPs selective recomputation adds, and its equation 8 gives the same number. But the
+# sentence that leads to equation 8 describes less: the core's two products, once more. Which is right? Run the real layer at
+# its real size on torch's `meta` device, which has shapes but no data, and let torch count the products.
 
 # %%
 from actmem.layers.transformer import TransformerLayer
@@ -288,23 +288,23 @@ for name in added["as printed, and by equation 8"]:
 LiveFigure(bar_chart("Selective recomputation costs a third of what is printed, or a sixth", added, "FLOPs added to a layer", "%", beside=True))
 
 # %% [markdown]
-# Equation 8 adds `12Bs²h` per layer: three forward passes of the core, where only one runs again. This strengthens the
-# paper's conclusion: the price is a third of the printed one, and a sixth if the second run stops early.
+# Equation 8 adds $12Bs^2h$ per layer: three forward passes of the core, where only one runs again. So the paper's method is
+# even cheaper than the paper says.
 #
 # **Now write it:** [exercise 4.5](../labs/lab4_recompute.py), `checkpoint_stopping_early`: `python
 # my/labs/lab4_recompute.py --only 4.5`.
 #
 # ## Recomputing less
 #
-# The same trick works for full recomputation. The layer's last product is `4h→h`. The only stored tensor after it is the
-# dropout mask, which our layer draws before the product. So the second run saves `8sbh²` of its FLOPs, and costs about
-# two thirds of what the paper says. The last bar of the figure at the top is this price.
+# Full recomputation can stop early, too. The layer's last product is `4h→h`. The only stored tensor after it is the
+# dropout mask, which our layer draws before the product. So the second run leaves out $8sbh^2$ FLOPs, a third of a layer's
+# linears, and costs about two thirds of what the paper says. The last bar of the figure at the top is this price.
 #
 # ### What the second run sends
 #
 # On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The
-# attention core has none: each head is on one rank. The bars are one rank of eight, forward and backward. *To its end* means
-# that the second run goes on to its end, as in the paper; otherwise it stops early:
+# attention core has none: each head is on one rank. The bars show one rank of eight. *To its end* means that the second run
+# doesn't stop early, as in the paper:
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import count_collectives, emulated_rank
@@ -329,13 +329,12 @@ agree.add("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputation does", sent, "sent by one rank of eight, one GPT-3 layer"))
 
 # %% [markdown]
-# So full recomputation also costs communication that nothing hides, and selective recomputation costs none. Chapter 7 shows
-# why this matters for time. (The bars of TP + SP start longer: SP keeps shards, so backward gathers two inputs again,
-# chapter 4.)
+# So full recomputation also costs communication that nothing hides. Chapter 7 shows why this matters for time. (TP + SP sends
+# more even without a second run: it keeps shards, so backward gathers two inputs again, as in chapter 4.)
 #
 # ## Table 2: six ways to train a layer
 #
-# Now every name in the paper's table 2 has been explained. It says how many bytes one layer keeps on one device:
+# You now know every name in the paper's table 2, which says how many bytes one layer keeps on one device:
 #
 # - **none**: one device, nothing done about memory.
 # - **tensor** (chapter 3): `t` devices share the layer's matrices and most of its activations, but not all.
@@ -349,11 +348,10 @@ pairs = [(closed_form(row, shape, 8), total(layer_rows(shape, row.parallel(8), r
 agree.add("closed forms of table 2 (equations 1, 2, 4 and 6) and sums of the tensors", pairs)
 
 # %% [markdown]
-# Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs the
-# six configurations and counts the tensors that autograd holds after forward. *Extra* is what PyTorch keeps and the paper
-# leaves out as small: layer-norm statistics, the causal mask, the random-number states of step 2. It has formulas of its
-# own. (`make measure` does the same in a terminal, `python labs/measure_table2.py --emulate 8 --model 1T` with a layer of
-# the largest model.)
+# Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs it
+# in the six ways and counts the tensors that autograd holds after forward. *Extra* is what PyTorch keeps and the paper leaves
+# out as small: layer-norm statistics, the causal mask, the random-number states of step 2. It has formulas of its own.
+# (In a terminal, run `make measure`.)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
@@ -375,22 +373,24 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
+# **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`, which lab 1 left open: all six ways in one
+# function: `python my/labs/lab1_count_bytes.py --only 1.2`.
+#
 # ## The memory ladder
 #
-# Figure 7 of the paper, for any `s`, and any `t` that divides the heads and the sequence of all four models: the memory of
-# each method as a share of tensor parallelism alone. From which `s` on does *tensor+selective* need less than
-# *tensor+sequence*?
+# This is figure 7 of the paper, for any `s` and `t`: the memory of each method as a share of tensor parallelism alone. From
+# which `s` on does *tensor+selective* need less than *tensor+sequence*?
 
 # %%
 Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
 
 # %% [markdown]
-# Set `34/t + 5as/(ht)` equal to `10 + 24/t`: at `s = 2h(t − 1)/a` the two are equal. Below that length a rank's
-# part of the attention core, `5as/(ht)`, is smaller than what sequence parallelism frees, `10(1 − 1/t)`.
+# Set what each keeps equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. Below that length a rank's part of the
+# attention core, $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
 #
 # The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps. And
-# on GPUs? Two of NVIDIA's tests (chapter 2) train the same 12 layers, and recompute nothing or everything; the difference of
-# their logs joins the comparisons:
+# on GPUs? Two of NVIDIA's tests (chapter 2) train the same 12 layers, and recompute nothing or everything. The difference of
+# their logs is compared here, too:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.ranks import Ranks
@@ -407,10 +407,12 @@ agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
 # %% [markdown]
 # ## Does a larger batch pay for it?
 #
-# The old argument for recomputing everything is that it frees so much memory that the batch can grow, and a larger batch
-# runs faster. When is that true? Let one pass over a microbatch cost a fixed part, the same for every microbatch
-# size, plus a part per sequence. Let `φ` be the fixed part over the work of the sequences that fit *without* recomputation. With overhead `o` and
-# `f` times the sequences in the same bytes (all layers, plus everything that the layer in backward has recomputed),
+# The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger batch runs
+# faster. When is that true? Let one pass over a microbatch cost a fixed part, plus a part for each sequence.
+#
+# - $\varphi$: the fixed part, over the work of the sequences that fit *without* recomputation;
+# - $o$: the overhead, what recomputation adds to a sequence's work;
+# - $f$: how many times as many sequences fit in the same bytes.
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
 
@@ -422,19 +424,18 @@ Panel(
 )
 
 # %% [markdown]
-# The title gives each one's break-even `φ`. (*Full* runs to its end here, as in the paper, so its `o` is a third.)
-# Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
-# factor cannot help: as `f` grows, `φ/f` vanishes and `o` stays. Where one sequence of a large model keeps the GPU busy,
-# `φ` may be a few percent; then selective recomputation pays and full recomputation does not. With a small model, or short
-# sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed global batch,
-# larger microbatches are fewer, and fewer microbatches mean more idle time (chapter 6).
+# The title gives each one's break-even $\varphi$. (*Full* runs to its end here, so its $o$ is a third.) Full recomputation
+# fits more sequences, and still loses wherever the fixed part is small: as $f$ grows, $\varphi/f$ vanishes and $o$ stays.
+# If one sequence keeps the GPU busy, $\varphi$ may be a few percent. Then selective recomputation pays and full recomputation
+# does not. With a small model, or short sequences, measure before you choose. And if you have a pipeline, larger microbatches
+# are fewer, and it idles more (chapter 6).
 #
 # ## FlashAttention has changed the question
 #
-# Kernels like FlashAttention never write the `s×s` scores to memory: they keep Q, K, V, the output and one number per row,
-# and recompute the scores tile by tile in backward, inside the kernel. So there is no `5as²b` to save, and a checkpoint
-# around such a kernel frees next to nothing. The kernel does by itself what the paper selects by hand. torch's own fused
-# attention shows it:
+# Kernels like FlashAttention never write the $s \times s$ scores to memory. They keep Q, K, V, the output and one number per
+# row, and recompute the scores tile by tile in backward. So there is no $5as^2b$ to save, and a checkpoint around such a
+# kernel frees next to nothing. The kernel does by itself what the paper selects by hand. See it with torch's own fused
+# attention:
 
 # %%
 class Fused(torch.nn.Module):
@@ -455,9 +456,8 @@ for length in (64, 128, 256):
 LiveFigure(bar_chart("The fused kernel keeps no scores: it grows with s, not with s²", scores, "measured, kept for backward", beside=True))
 
 # %% [markdown]
-# Double `s`, and the core by hand keeps more than three times as much (four times, for long sequences); the kernel keeps twice
-# as much. (Both are float32, and the fused one has no
-# dropout.)
+# Double `s`, and the core by hand keeps more than three times as much (four times, for long sequences), the kernel twice as
+# much. (Both are float32, and the fused one has no dropout.)
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -465,10 +465,9 @@ agree
 # %% [markdown]
 # ## Work it out
 #
-# You have 12 GiB a GPU for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (So a rank
-# keeps 1/8 of a layer's input, which the paper's table doesn't divide.) Which
-# of the three modes fit: keep everything, selective, full? One byte for each of $sbh$ is 24 MiB, $5as/h$ is 80. Don't forget
-# the layer that backward is working on.
+# Each GPU has 12 GiB for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (So a rank
+# keeps 1/8 of a layer's input, which the paper's table doesn't divide.) Which of the three modes fit: keep everything,
+# selective, full? Here $sbh$ bytes are 24 MiB, and $5as/h$ is 80. Don't forget the layer that backward is working on.
 
 # %% jupyter={"source_hidden": true}
 ranks = 8
@@ -485,8 +484,8 @@ worked(
 #
 # <details><summary><b>1.</b> Why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
 #
-# They are kept anyway: `6sbh` of the `34sbh`, because QKᵀ and the product with V need them in backward. The checkpoint
-# holds the same storages, and a storage counts once. This makes the core such a good region: its inputs are free.
+# They are kept anyway, `6sbh` of the `34sbh`: the gradients of QKᵀ and of the product with V read them. The checkpoint
+# holds the same storages, and a storage counts once. So the inputs of this region cost nothing.
 # </details>
 #
 # <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> a layer. Is that also what a GPU needs at its peak?</summary>
@@ -499,8 +498,8 @@ worked(
 # <details><summary><b>3.</b> Your region draws dropout from the default generator and you replay only a generator of your own.
 # What do you see?</summary>
 #
-# Nothing: there is no error, and the gradients are wrong, as after step 1. Only a test that compares gradients with and
-# without recomputation bit by bit, with dropout on, finds it.
+# Nothing: no error, and wrong gradients, as after step 1. To find it, compare gradients with and without recomputation bit by
+# bit, with dropout on.
 # </details>
 #
 # <details><summary><b>4.</b> You double the heads and keep <code>h</code>. What happens to the bytes that selective
@@ -518,7 +517,7 @@ worked(
 # - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
 #   sizes, about one percent of the FLOPs.
 # - **"Use it with FlashAttention, too."** There is nothing left to save.
-# - **"The checkpoint's second forward costs a third because forward is a third."** Only if it runs to its end.
+# - **"Full recomputation adds a third, because forward is a third."** Only if the second run goes to its end.
 #
 # ## The lab
 #
@@ -531,8 +530,7 @@ worked(
 #
 # ## Now fit your model
 #
-# Which mode does your model need? Plan one layout with one mode, then with another, and compare the seconds of a step and
-# the GiB:
+# Which mode does your model need? Plan one layout with either mode, and compare the seconds of a step and the GiB:
 #
 # ```
 # python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute selective

@@ -64,9 +64,9 @@ Reveal(
 # %% [markdown]
 # ## One forward, one backward
 #
-# A microbatch goes forward through the ranks, then back. Rank 0 sees it first and finishes it last, and until then it keeps
-# what this microbatch needs for backward. It could wait, but then it would sit idle. So it starts the next microbatches,
-# until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
+# A microbatch goes forward through the ranks, then back. Rank 0 sees it first and finishes it last. Until then it keeps what
+# this microbatch needs for backward: the microbatch is **in flight**. Rank 0 could wait, but then it would be idle. So it starts
+# the next microbatches, until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
 #
 # Rank `r` gets its first microbatch `r` forward passes after rank 0, and gets it back `r` backward passes before rank 0 does.
 # So it holds `p − r` microbatches. Press play and watch the curves climb, each to its own height:
@@ -84,7 +84,7 @@ Panel(
 #
 # the same for every `p`. The figure at the top shows GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed.
 # Move `p`: the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time
-# falls. The sliders stop where `p·m` divides the layers and `p` the microbatches.
+# falls. (`p·m` must divide the layers, and `p` the microbatches.)
 
 # %% jupyter={"source_hidden": true}
 pairs = []
@@ -100,9 +100,9 @@ agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pa
 # %% [markdown]
 # ## Interleaving: less idle time, more bytes
 #
-# Give each rank `m` thin chunks instead of one thick one: each microbatch goes around the ranks `m` times, and rank 0 gets the
-# first chunk of every round. The pipeline fills in thinner slices, so the idle time at both ends shrinks to `1/m`. But now
-# a rank runs further ahead:
+# Give each rank `m` chunks with fewer layers instead of one: each microbatch goes around the ranks `m` times, and rank 0 has the
+# first chunk of every round. A pass through a chunk takes `1/m` of the time, and so does filling and emptying the pipeline. But
+# now a rank runs further ahead:
 
 # %%
 Panel(
@@ -113,11 +113,14 @@ Panel(
 # %% [markdown]
 # If `n > p`, two chunks hold most; each further chunk brings rank 0's bytes down again.
 #
-# Count it on rank 0: `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` more that the schedule runs ahead (why: below),
-# and the current one. If `n > p`, these are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is
-# `L(1 + (p − 1)/(pm))` layers' worth. (With `n = p` there are no more than `pm`, which is `L` layers' worth.) The paper's factor,
-# this formula and a count over a real list of actions give the same number for all four models. (2104.04473 gives idle time
-# as a share of the working time; here it is a share of the whole step.)
+# Count the chunk passes that rank 0 has in flight: `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` more that the schedule
+# runs ahead, and the current one. If `n > p`, these are `pm + p − 1` passes of `L/(pm)` layers:
+#
+# $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' worth.}$$
+#
+# (With `n = p` there are only `pm` passes, so `L` layers' worth.) The paper has the same factor, and a count over a real list of
+# actions gives it for all four models. (2104.04473 gives idle time as a share of the working time; here it is a share of the
+# whole step.)
 
 # %% jupyter={"source_hidden": true}
 ways = []
@@ -129,13 +132,13 @@ for model in PAPER_MODELS.values():
 agree.add("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
 
 # %% [markdown]
-# Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? The extra forwards hide the sends. If sends took no
-# time, the shorter warm-up would be as fast, and rank 0 would hold `pm` chunks in place of `pm + p − 1`. Exercise 5.2 asks for
-# the longer one, and then compares the two.
+# Why does rank `r` run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as in 1F1B? The extra forwards hide the sends. If
+# sends took no time, the shorter warm-up would be as fast, and rank 0 would hold `pm` chunk passes in place of `pm + p − 1`.
+# Exercise 5.2 asks for the longer one, and then compares the two.
 #
-# In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and
-# full recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. For the models that
-# interleave, the factor `1 + (p − 1)/(pm)` multiplies all of them.
+# Now in bytes, for the layers of the first stage. Equation 5 keeps everything, equation 6 recomputes the attention core. Full
+# recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. If a model interleaves, the
+# factor multiplies all of them.
 
 # %% jupyter={"source_hidden": true}
 first, ways = {"none, eq. 5": {}, "selective, eq. 6": {}, "full": {}, "full, inputs cut": {}}, []
@@ -157,19 +160,19 @@ LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation lea
 
 # %% [markdown]
 # And on GPUs? Two of NVIDIA's tests (chapter 2) run 12 layers on four ranks and log the last one: with one chunk of three
-# layers, and with three chunks of one. Before the first backward the last rank has run `(m − 1)p + 1` chunks:
+# layers, and with three chunks of one. Before its first backward the last rank has run `(m − 1)p + 1` chunk passes:
 
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
 what, by_formula, logged = equalities()[2]
 Fold(
-    f"{chunks} chunks of one layer in flight in place of one of three: {size_text(by_formula)} by formula, {logged - by_formula:,} B less than A100s logged",
+    f"{chunks} passes of one layer in flight in place of one of three: {size_text(by_formula)} more by formula, {logged - by_formula:,} B less than A100s logged",
     f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged",
 )
 
 # %% [markdown]
-# The difference has a cause too: six blocks of 512 B, the smallest that the allocator gives. Eight outputs were sent and freed
-# (figure 9 below), and each leaves one number in a block; two such blocks of the loss are not there yet.
+# The difference is six blocks of 512 B, the smallest that the allocator gives. Eight outputs were sent and freed (figure 9
+# below), and each leaves one number in a block; two such blocks of the loss are not there yet.
 #
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
 # 5.2`.
@@ -177,10 +180,10 @@ Fold(
 # %% [markdown]
 # ## Measured: four processes, one step
 #
-# `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime: four processes, real sends
-# and receives: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs`. Every
-# microbatch in flight has its own ledger. What a rank holds after each action is the sum of its
-# ledgers, with each storage counted once.
+# `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime, with four processes that really
+# send and receive: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs`. Every
+# microbatch in flight has its own ledger. What a rank holds after each action is the sum of its ledgers, with each storage
+# counted once.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
@@ -195,14 +198,14 @@ agree.add("actions in the order of the schedule", [(r["order_as_drawn"], True) f
 LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResult, one) for one in measured]))
 
 # %% [markdown]
-# The curves are measured; the time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 does not
-# hold a quarter of rank 0's bytes: it also holds the logits, in 32 bits. The paper's section 4.3 counts these ends: besides its layers,
-# rank 0 holds the embedding's dropout mask for each microbatch in flight, and the last rank holds the final layer norm's
-# input, the output layer's input and the logits, for one microbatch.
+# The curves are measured. The time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 holds more
+# than a quarter of rank 0's bytes, because it also holds the logits, in 32 bits. The paper's section 4.3 counts both ends. Rank 0
+# holds the embedding's dropout mask for each microbatch in flight. The last rank holds the final layer norm's input, the output
+# layer's input and the logits, for one microbatch.
 #
-# GPT-3's layers are too large for a laptop, but one rank can be emulated: real code, on tensors without storage. The model
-# is cut as in the paper, with `p·m` layers, so that each chunk is one layer. The rank runs its own actions up to the moment
-# at which it holds most bytes; a pass through the first chunk also keeps the embedding's mask.
+# GPT-3's layers are too large for a laptop, but you can emulate one rank: real code, on tensors without storage. The model
+# is cut as in the paper, but has only `p·m` layers, one in each chunk. The rank runs its own actions up to the moment at which
+# it holds most bytes. A pass through the first chunk also keeps the embedding's mask.
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -230,10 +233,9 @@ for rank in (0, p - 1):
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
 #
-# Once a rank has sent its output, the next rank has the data. The sender no longer needs the bytes: backward through the last
-# operation does not read its output. But the runtime needs the output's *graph*, so plain code keeps the tensor alive, bytes
-# included. Appendix B frees those: `2sbh/t` bytes for each microbatch in flight (with `t = 1` if sequence parallelism is
-# off).
+# Once a rank has sent its output, it no longer needs the bytes: backward through the last operation does not read its output.
+# But the runtime needs the output's *graph*, so plain code keeps the tensor alive, bytes included. Appendix B frees those:
+# $2sbh/t$ bytes for each microbatch in flight ($2sbh$ if sequence parallelism is off).
 
 # %%
 MT = PAPER_MODELS["530B"]
@@ -243,8 +245,8 @@ Panel(
 )
 
 # %% [markdown]
-# (This model's layers do not divide into two chunks a rank.) The embedding's dropout masks make the kink at rank 0.
-# How many masks are there?
+# The kink at rank 0 is the embedding's dropout masks. How many are there? (This model's layers can't be cut into two chunks a
+# rank.)
 
 # %% jupyter={"source_hidden": true}
 for m in (1, 3):
@@ -254,12 +256,11 @@ for m in (1, 3):
     agree.add(f"m = {m}: outputs on rank 0, 2sbh/t each", [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))])
 
 # %% [markdown]
-# The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the
-# first chunk before any backward has come back to it, so rank 0 holds `2p`. The paper's `r = p` outputs on rank 0 are also
-# right only without interleaving, and table 3 interleaves this model.
+# The paper counts `p` masks, which is right for 1F1B. If stages are interleaved, `p` more forwards enter the first chunk before
+# any backward comes back to it, so rank 0 holds `2p`. The paper counts `p` outputs on rank 0, too; here it has `pm + p − 1`.
 #
-# Now the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it; the
-# lab counts outputs separately, at the moment when the rank holds most.
+# Now look at the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it.
+# The lab counts outputs separately, at the moment when the rank holds most.
 
 # %% jupyter={"source_hidden": true}
 names = {r["pipeline_rank"]: f"rank {r['pipeline_rank']}" for r in measured}
@@ -268,8 +269,8 @@ left = {names[r["pipeline_rank"]]: r["output_bytes"] for r in measured}
 LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"measured": left, "if none were freed": plain}, "outputs held at the fullest moment", beside=True))
 
 # %% [markdown]
-# One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing on; it holds
-# its logits, which are larger than an output. Run the lab without the option, and all outputs stay.
+# One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing. It holds its
+# logits, which are larger than an output.
 #
 # **Now write it:** [exercise 5.3](../labs/lab5_pipeline.py), `free_output`: `python my/labs/lab5_pipeline.py --only
 # 5.3`.
@@ -278,9 +279,8 @@ LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"meas
 #
 # With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
 # keep everything for as many microbatches as fit, and recompute only the others. After the backward of a microbatch that
-# kept everything its place is free, and the next forward takes it: a moving window. The figure uses the sizes of the
-# paper's figure 10; you choose the memory. At the slider's lowest value all ranks but the last
-# recompute every microbatch.
+# kept everything its place is free, and the next forward takes it: a moving window. The figure has the sizes of the
+# paper's figure 10, and you choose the memory. At its lowest, all ranks but the last recompute every microbatch.
 
 # %%
 FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
@@ -290,9 +290,9 @@ Panel(
 )
 
 # %% [markdown]
-# What would fit on the paper's 80 GiB devices, by formula: everything that parameters, gradients and Adam (18 bytes per
-# parameter) leave free. A real device has less, because workspaces, buffers and fragmentation take some, so read this as an
-# upper bound. With `m` chunks a rank, each microbatch counts once for each chunk that it passes.
+# What would fit on the paper's 80 GiB devices? The bars give activations everything that parameters, gradients and Adam (18
+# bytes per parameter) leave free. A real device has less, because workspaces, buffers and fragmentation take some, so this is
+# an upper bound. With `m` chunks a rank, each microbatch counts once for each chunk that it passes.
 
 # %% jupyter={"source_hidden": true}
 again = {}
@@ -318,8 +318,8 @@ LiveFigure(bar_chart("Last ranks keep everything; rank 0 can't", {"recomputed": 
 # %% [markdown]
 # ## What a rank sends
 #
-# Why use tensor and pipeline parallelism together? Look at what the first and the last rank of GPT-3 send in one iteration, with the layout of table
-# 3:
+# Why use tensor and pipeline parallelism together? Look at what the first and the last rank of GPT-3 send in one iteration,
+# with the layout of table 3:
 
 # %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
@@ -331,8 +331,7 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 LiveFigure(bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True))
 
 # %% [markdown]
-# Stages send each other little. The ranks that share a layer send each other a lot. That is why tensor parallelism stays
-# within a machine, on its fast links, and pipeline stages go on different machines.
+# That is why tensor parallelism stays within a machine, on its fast links, and pipeline stages go on different machines.
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -340,8 +339,9 @@ agree
 # %% [markdown]
 # ## Work it out
 #
-# You train GPT-3 with $p$ = 16 and 64 microbatches. How much of a step is idle under 1F1B, and how many layers' worth do
-# ranks 0 and 15 hold? What do three chunks a rank change?
+# You train GPT-3 (96 layers) with $p$ = 16 and 64 microbatches. How much of a step is idle under 1F1B, and how many layers'
+# worth do ranks 0 and 15 hold? What changes with three chunks a
+# rank?
 
 # %% jupyter={"source_hidden": true}
 p, n, m = 16, 64, 3
@@ -375,11 +375,10 @@ worked(
 # last chunk).
 # </details>
 #
-# <details><summary><b>4.</b> Interleaving with <code>m = 1</code> by the factor <code>1 + (p − 1)/(pm)</code> would give almost
-# twice equation 5. Why does 1F1B not hold that much?</summary>
+# <details><summary><b>4.</b> With <code>m = 1</code> the factor <code>1 + (p − 1)/(pm)</code> is almost two. Why does 1F1B not
+# hold twice equation 5?</summary>
 #
-# The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`; the second half hides the sends.
-# The factor counts that longer warm-up, and 1F1B doesn't run it.
+# The factor counts the interleaved schedule's longer warm-up, `2(p − r − 1)` forwards. 1F1B runs `p − r − 1` ahead.
 # </details>
 #
 # ## What people get wrong here
@@ -390,7 +389,7 @@ worked(
 # - **"All ranks need the same memory."** With 1F1B the layers of rank `r` need `(p − r)/p` of what rank 0's need;
 #   interleaved in three chunks, the last rank's still need about half. And the last rank adds the logits.
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
-# - **Sizing memory by the average over ranks.** The fullest rank decides whether training starts.
+# - **"On average it fits."** The fullest rank decides whether training starts.
 #
 # ## The lab
 #
@@ -405,8 +404,8 @@ worked(
 #
 # ## Now fit your model
 #
-# How deep should its pipeline be? Plan it with few stages, then with more, all else equal but the replicas (DP), which take the
-# GPUs that are left. Compare the fullest rank's bill and the bubble:
+# How many stages should your pipeline have? Plan 4, then 16, with all else equal but the replicas (DP), which take the GPUs
+# that are left. Compare the fullest rank's bill and the idle time (*bubble*):
 #
 # ```
 # python -m actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4

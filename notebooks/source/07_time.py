@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# Bytes were exact. How many seconds do the methods cost and gain, and why don't seconds follow FLOPs?
+# You can predict bytes exactly. Seconds are another matter. What do the methods cost in time, and why isn't it what the FLOPs say?
 
 # %%
 import torch
@@ -25,11 +25,11 @@ baseline, full = paper.TABLE4["baseline, no recompute"], paper.TABLE4["full reco
 agree = Agreement()
 
 question = Prediction(
-    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In FLOPs forward is a third "
-    "of forward and backward together, so it adds 33%. How many percent did it add to the layer's time?",
+    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs forward once more. Forward has a third of a layer's "
+    "FLOPs, so this adds 33% of them. How many percent did it add to the layer's time?",
     100 * (full.combined_ms / baseline.combined_ms - 1),
     "%",
-    f"{full.combined_ms} ms in place of {baseline.combined_ms}. Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms: not twice as long, so forward is more than a third of the whole.",
+    f"{full.combined_ms} ms in place of {baseline.combined_ms}. Backward takes {baseline.backward_ms} ms, less than twice forward's {baseline.forward_ms}, so forward is more than a third of the whole.",
     GuessLine(baseline.combined_ms / 100, baseline.combined_ms),
 )
 ALL = "every way that the paper times"
@@ -43,21 +43,21 @@ Reveal(
 # **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
 #
 # **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
+#
 # A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
 # what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
-# included, divided by the same peak.
+# included, over the same.
 
 # %% [markdown]
 # ## FLOPs of an iteration
 #
 # A product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs. In the forward pass the linears take nearly all of them. Backward needs
-# two products for each one in forward: one for the input's gradient, one for the weight's (or the other operand's). Three
-# times the forward pass is equation 7,
+# two products for each one in forward: one for the input's gradient, one for the weight's (or the other operand's). So the
+# whole is three times the forward pass, equation 7:
 #
-# $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right),$$
+# $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right)$$
 #
-# the work that the model needs, whatever the hardware runs. Recomputation does not add to it, so running more FLOPs cannot
-# raise MFU.
+# That is what the model needs. Recomputation does not add to it, so running more FLOPs cannot raise MFU.
 
 # %% jupyter={"source_hidden": true}
 GPT3 = PAPER_MODELS["175B"]
@@ -68,8 +68,8 @@ linears = sum(flops for name, flops in products.items() if name not in ("QKᵀ",
 LiveFigure(bar_chart(f"{linears:.0%} of GPT-3's FLOPs are in its linears", {"": {name: 100 * flops / whole for name, flops in products.items()}}, "share of the forward pass", "%"))
 
 # %% [markdown]
-# torch counts every product while a model runs forward and backward on the `meta` device. Here it is the 22B model, cut to 4
-# layers to save time:
+# Let torch count every product while a model runs forward and backward on the `meta` device. To save time this is the 22B model
+# with 4 layers:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -105,12 +105,11 @@ more = {name: 100 * (predicted / needed - 1) for name, (_, predicted) in list(wa
 LiveFigure(bar_chart("What recomputation adds to the model's FLOPs, counted by torch", {"": {name: float(share) for name, share in more.items()}}, "FLOPs over equation 7", "%"))
 
 # %% [markdown]
-# (With 4 layers the logits are a large share of the FLOPs, so each bar is shorter than for the whole model. Equation 8 of the paper
-# adds the attention core's forward three times, where the text adds it once: chapter 5.)
+# (With 4 layers the logits are a large share of the FLOPs, so each bar is shorter than for the whole model.)
 #
 # ## Table 4: one layer, in milliseconds
 #
-# The paper's overheads in time, beside the FLOPs that each variant adds:
+# These are the paper's overheads in time, beside the FLOPs that each variant adds:
 
 # %% jupyter={"source_hidden": true}
 again = {"full recompute": "paper-full", "selective": "paper-selective", "selective + sequence parallel": "paper-selective"}
@@ -126,20 +125,20 @@ agree.add("overheads in table 4, as printed and from the printed times, rounded"
 LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
 
 # %% [markdown]
-# **Why the overhead of full recomputation is above a third.** By FLOPs, backward should be twice forward. The baseline's
-# ratio, under the bars, is lower. In backward the all-reduce overlaps the weight gradient's product and costs little time.
-# Forward's all-reduce overlaps nothing. A second forward adds all-reduces of its own, and nothing hides them.
+# **Why does full recomputation cost more than a third?** By FLOPs, backward should take twice as long as forward. The ratio
+# under the bars is lower. In backward the all-reduce overlaps the weight gradient's product and costs little time. In forward
+# it overlaps nothing. A second forward adds all-reduces that nothing hides.
 #
-# **Why selective recomputation costs more than its FLOPs.** The bars show the FLOPs that the paper's text counts; the time
-# is nearly four times that, with sequence parallelism or without. (Each is compared with the same layer that recomputes
-# nothing; the paper's table compares all rows with the first.) The roofline below shows why.
+# **Why does selective recomputation cost more than its FLOPs?** The time is nearly four times what the FLOPs say, with
+# sequence parallelism or without. The roofline below shows why. (Each bar compares with the same layer that recomputes
+# nothing; the paper's table compares all rows with the first.)
 #
 # ## On this machine
 #
-# Times differ from machine to machine, so this notebook does not store them: run the next cell to see yours. Two processes
-# run the five layers of table 4 in turn, so that a slow moment slows all of them, and then the paper's own forms
-# (*literal*), which recompute more than backward needs. Each column is its own median, so forward + backward need not
-# equal their combined time. Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
+# Run the next cell to see times of your machine; they differ, so this notebook does not store them. Two processes run the five
+# layers of table 4 in turn, so that a slow moment slows all of them. Then they run the paper's own forms (*literal*), which
+# recompute more than backward needs. Each column is its own median, so forward + backward need not equal their combined time.
+# Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
@@ -150,17 +149,15 @@ agree.add("layers that were timed: bytes by formula and held", [(line["predicted
 Varies(speed_facts(measured))
 
 # %% [markdown]
-# On a GPU, `python labs/measure_gpu.py` measures the paper's layer at its real size and writes the results to
-# `labs/results`. It emulates one rank of eight: kernels and memory are real and exchanges send nothing, so these are the
-# costs of computation alone.
-#
-# For more rounds, other shapes, a picture and a trace, see `torchrun --nproc-per-node 2 labs/measure_speed.py --help`. On a
-# GPU `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank of the paper's own layer.
+# Have you got a GPU? `python labs/measure_gpu.py` measures the paper's layer at its real size and writes the results to
+# `labs/results`. It emulates one rank of eight: kernels and memory are real and exchanges send nothing, so you see the cost
+# of computation alone. `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` times the variants of one layer;
+# `--help` lists its shapes, its picture and its trace.
 #
 # ## Table 5: whole iterations
 #
-# MFU is equation 7 divided by time, number of devices and the A100's peak rate; HFU uses the FLOPs that ran instead. Table 5
-# leaves out one column: the MFU *with* full recomputation, from the other printed time. It shows the gain directly:
+# MFU is equation 7 divided by time, number of devices and the A100's peak rate. Table 5 of the paper has it for both methods
+# together. From the time that it prints for full recomputation you can compute the MFU that it leaves out:
 
 # %%
 LiveFigure(utilisation_bars())
@@ -168,7 +165,7 @@ LiveFigure(utilisation_bars())
 # %% [markdown]
 # ## What it buys
 #
-# The same times as days of training. Choose the number of tokens.
+# The same times, as days of training. Choose the number of tokens.
 
 # %%
 Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
@@ -176,13 +173,14 @@ Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
 # %% [markdown]
 # ## The roofline: why the core is cheap to run again
 #
-# An operation computes FLOPs and moves bytes between memory and the chip. At best the two overlap completely, so its least
+# An operation computes FLOPs and moves bytes between memory and the chip. At best the two overlap completely. Then its least
 # time is the longer of
 #
 # $$\frac{\text{FLOPs}}{\text{peak rate}} \quad\text{and}\quad \frac{\text{bytes}}{\text{bandwidth}}.$$
 #
-# FLOPs per byte decide which: below the ridge, at peak rate over bandwidth, an operation waits for memory. Each operation
-# here reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar for its numbers.
+# FLOPs per byte decide which. The two are equal at the *ridge*, peak rate over bandwidth; below it an operation waits for
+# memory. Each operation here reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar for its
+# numbers.
 
 # %%
 SMALLEST = PAPER_MODELS["22B"].shape
@@ -195,10 +193,10 @@ Panel(
 
 # %% [markdown]
 # The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
-# short side each, the `h/a` elements of a head, so they stay below the ridge; softmax and dropout do a
-# few FLOPs for each score they read and write. So the core has few FLOPs and much memory traffic.
+# short side each, the `h/a` elements of a head, so they stay below the ridge. Softmax and dropout do a few FLOPs for each score
+# they read and write. So the core has few FLOPs and much memory traffic.
 #
-# Now compare prices: the least time to run again, per GiB freed.
+# Now compare prices: the least time to run again, for each GiB freed.
 
 # %% jupyter={"source_hidden": true}
 shape, cut = SMALLEST, Parallel(8, True)
@@ -221,9 +219,9 @@ for name, (group, size) in freed.items():
 LiveFigure(bar_chart("The attention core is cheap to run again, and so is what has no product", prices, "time for each GiB that is freed, 22B layer, t = 8", "ms", beside=True))
 
 # %% [markdown]
-# By FLOPs the core looks almost free. By the roofline it takes nine times as long, and is still an order of magnitude
-# cheaper per byte than everything outside the core. Layer norms and GeLU are as cheap: drop them next, if that is not
-# enough. How close is the core's time to table 4?
+# By FLOPs the core looks almost free. By the roofline it takes nine times as long, and is still ten times cheaper per byte than
+# everything outside the core together. Layer norms and GeLU are as cheap as the core: drop them next, if that is not enough. How close
+# is the core's time to table 4?
 
 # %% jupyter={"source_hidden": true}
 selective = paper.TABLE4["selective"]
@@ -243,25 +241,25 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# The roofline explains most of the milliseconds that FLOPs do not. It also shows what a fused attention kernel gains: the
-# scores never go to memory, so the core moves only Q, K, V and its output, and the core's bars shrink to the products' own
-# time. The roofline is a lower bound: real kernels, launches and exchanges take more, and the two lower pairs show how much.
+# The roofline is a lower bound. Real kernels, launches and exchanges take more; the two lower pairs show how much. It also
+# shows what a fused attention kernel gains: the scores never go to memory, so the core moves only Q, K, V and its output, and
+# takes no longer than its products.
 
 # %% jupyter={"source_hidden": true}
 agree
 
 # %% [markdown]
-# You have now met nearly every number of the paper. Most hold. The fold lists where the paper disagrees with its own formulas, with what
-# we compute instead.
+# You have now met nearly every number of the paper. Most are right. The fold lists those that disagree with the paper's own
+# formulas, and what you get instead. None of them changes its conclusions; most strengthen them.
 
 # %% jupyter={"source_hidden": true}
-in_the_paper("")
+in_the_paper()
 
 # %% [markdown]
 # ## Work it out
 #
-# How many days do 1,024 A100s need to train the 175B model on 300 billion tokens at 50% MFU? An A100 does 312 TFLOP/s.
-# First estimate it with 6 FLOPs a parameter and token, then with equation 7.
+# How many days do 1,024 A100s need to train the 175B model on 300 billion tokens at 50% MFU? An A100 does 312 TFLOP/s. First
+# estimate it with 6 FLOPs for each parameter and token, then with equation 7 ($s$ = 2,048, $h$ = 12,288, $L$ = 96, $v$ = 51,200).
 
 # %% jupyter={"source_hidden": true}
 gpt3, gpus, tokens, share = PAPER_MODELS["175B"], 1024, 300 * 10**9, 0.5
@@ -285,8 +283,8 @@ worked(
 #
 # <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>
 #
-# On every rank, layer norms and dropouts run on `s/t` tokens instead of all `s`. In the roofline's terms, the operations
-# that wait for memory move fewer bytes. The last figure shows what that should save, and table 4 what it did.
+# On every rank, layer norms and dropouts run on `s/t` tokens instead of all `s`, so operations that wait for memory move fewer
+# bytes. The last figure shows what that should save, and what it saved in table 4.
 # </details>
 #
 # <details><summary><b>3.</b> You double <code>t</code>. Which points of the roofline move left, and why?</summary>
@@ -303,14 +301,13 @@ worked(
 # - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for memory.
 # - **MFU computed with the hardware's FLOPs.** Counting the recomputation makes a slower run look better utilised.
 # - **Utilisation against the sparse peak.** The A100's rate for dense 16-bit products is half of the number with sparsity.
-# - **Comparing times from different runs.** Clocks, heat and other jobs shift times by more than the effect; run the
+# - **Comparing times from different runs.** Clocks, heat and other jobs shift times by more than the effect. Run the
 #   candidates in turn.
 #
 # ## The lab
 #
-# [Lab 6](../labs/lab6_train.py) combines all of it: `python my/labs/lab6_train.py` trains
-# a small GPT in every mode and compares memory and speed. To measure: `labs/measure_speed.py` for table 4 on your own
-# device, `labs/measure_paper.py` for every table and figure of the paper at once.
+# [Lab 6](../labs/lab6_train.py) combines chapters 2 to 6: you train a small GPT in every mode and compare memory and speed:
+# `python my/labs/lab6_train.py`. `labs/measure_paper.py` measures every table and figure of the paper at once.
 #
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:
@@ -318,7 +315,7 @@ worked(
 #
 # ## Now fit your model
 #
-# Where do the seconds of its step go? A plan has a line for each: products, what runs again, exchanges, the bubble.
+# Where do the seconds of a step go? A plan has a line for each: products, what runs again, exchanges, the bubble.
 #
 # ```
 # python -m actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100

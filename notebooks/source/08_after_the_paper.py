@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 8 · After the paper
 #
-# Selective recomputation is on, and the memory hardly falls. Why? And what does today's layer have to keep?
+# You switch on selective recomputation, and the memory hardly falls. Why? And what does today's layer have to keep?
 
 # %%
 import torch
@@ -29,7 +29,7 @@ all_kept = total(llama_rows(LLAMA))
 share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / all_kept
 question = Prediction(
     f"A layer of Llama 3 8B, 8,192 tokens. A flash kernel never stores the scores, so selective recomputation of the core frees {100 - share_left('selective'):.1f}%. "
-    "How many percent of the layer's activation bytes go if everything that needs no matrix product is recomputed?",
+    "How many percent of the layer's bytes go if you recompute all that needs no matrix product?",
     100 - share_left("elementwise"),
     "%",
     "The outputs of both norms and of the gated product: 4sbh + 2sbf. No product runs again.",
@@ -57,12 +57,12 @@ Reveal(
 # %% [markdown]
 # ## The layer changed
 #
-# Since 2022 models dropped layer norm's mean and biases (RMSNorm), rotate Q and K by position (RoPE), let several query heads
-# share a key and value head (grouped queries), gate the MLP (SwiGLU), and train without dropout. And attention runs in one
-# kernel that never writes the scores. So `5as²b` and the dropout masks are gone. What is
-# left? Ask each operation what its gradient reads, as chapter 2 does:
+# Models changed after 2022. Layer norm lost its mean and biases (RMSNorm). Q and K are rotated by position (RoPE). Several
+# query heads share a key and value head (grouped queries). The MLP has a gate (SwiGLU). There is no dropout. And attention
+# runs in one kernel that never writes the scores. So `5as²b` and the dropout masks are gone. What is left? Ask what each
+# gradient reads, as in chapter 2:
 #
-# - **RMSNorm** reads its input and one number a token: `2sbh + 4sb`.
+# - **RMSNorm** reads its input and one number per token: `2sbh + 4sb`.
 # - **A product** reads its input: `2sbh` for Q, K, V together, and for gate and up together; `2sbh` for the projection; `2sbf`
 #   for the down product.
 # - **A rotation** is linear: its gradient is the rotation backwards. It reads only the tables.
@@ -70,7 +70,8 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
 #
-# Together this is the *floor*: nothing recomputed, nothing kept twice. One layer of Llama 3 8B; hover for bytes and for who reads them:
+# Together this is the **least** that the layer must keep if it recomputes nothing. Here is one layer of Llama 3 8B. Point at a
+# bar for its bytes and for what reads it:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(llama_bars(LLAMA))
@@ -78,7 +79,7 @@ LiveFigure(llama_bars(LLAMA))
 # %% [markdown]
 # ## Measured
 #
-# The layer in `src/actmem/layers/llama.py` keeps exactly these, and a ledger of real autograd says so:
+# The layer in `src/actmem/layers/llama.py` keeps exactly these. Count them:
 
 # %%
 from actmem.measure.parts import measure_layer
@@ -86,8 +87,8 @@ from actmem.measure.parts import measure_layer
 agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
 
 # %% [markdown]
-# At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
-# divided by `t`. With `t > k` K and V are divided by `k` only:
+# Then do it at a real model's size, on an emulated rank with tensor and sequence parallelism. With `t <= k` everything is
+# divided by `t`. With `t > k`, K and V are divided by `k` only:
 
 # %%
 from actmem.measure import emulated_rank
@@ -104,13 +105,13 @@ for t in (2, 8, 16):
 # %% [markdown]
 # ## More ranks than key heads
 #
-# A head is never cut: its queries need whole keys. So with `t > k` neighbouring ranks, `t/k` of them, hold the same key and
-# value head, and the same rows of the K and V weights. Rank `r` reads head `r·k // t`.
+# A head is never cut: its queries need whole keys. So with `t > k`, `t/k` neighbouring ranks hold the same key and value head,
+# and the same rows of the K and V weights. Rank `r` reads head `r·k // t`.
 #
 # And the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
-# `x` needs nothing new: f (or g) sums it over all `t` ranks anyway. But the weight that makes the head is a replica on `t/k`
-# ranks, and each has only its own part of the gradient. Those ranks must add theirs up after backward, as all ranks do with
-# the norms' weights under sequence parallelism. If you forget it, you train `t/k` different copies of one head.
+# `x` needs nothing new: $f$ (or $g$) sums it over all `t` ranks anyway. But the weight that makes the head is a replica on
+# `t/k` ranks, and each has only its own part of the gradient. Those ranks must add up their parts after backward, as all
+# ranks do with the norms' weights in chapter 4. If you forget it, you train `t/k` different copies of one head.
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
@@ -119,7 +120,7 @@ for t in (2, 8, 16):
 # ## What everyone keeps instead
 #
 # Most models build the same RMSNorm and the same gate from torch's operators. Autograd then keeps what each operator reads.
-# In 16 bits, with the norm computed in float32:
+# Measure both forms in 16 bits, with the norm computed in float32:
 
 # %%
 from actmem.measure import record
@@ -177,8 +178,8 @@ LiveFigure(bar_chart(f"Plain operators keep {more:.0f} sbh more in Llama 3 8B, b
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
 # my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
-# Compare Hugging Face's blocks with ours. `python labs/measure_peers.py --today` builds them and counts; every formula holds
-# to the byte. At the size of Llama 3 8B, in 16 bits:
+# Now compare Hugging Face's layers with the course's, at the size of Llama 3 8B, in 16 bits. (The bars are formulas;
+# `python labs/measure_peers.py --today` builds the layers and counts, and every formula holds to the byte.)
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(others_bars(LLAMA))
@@ -189,8 +190,8 @@ LiveFigure(others_bars(LLAMA))
 # %% [markdown]
 # ## What needs no product
 #
-# A norm's output is cheap to compute from its input, and so is `silu(gate) · up` from gate and up: no matrix product runs
-# again. The mode `elementwise` drops both, a third of the layer:
+# A norm's output is cheap to compute from its input, and so is `silu(gate) · up` from gate and up. The mode `elementwise` drops
+# both, and reruns no matrix product:
 
 # %% jupyter={"source_hidden": true}
 forward = sum(llama_products(LLAMA).values())
@@ -208,8 +209,8 @@ LiveFigure(bar_chart("Elementwise frees a third of a Llama layer without rerunni
 # --only 7.4`.
 #
 # The same works for the paper's own layer. There `elementwise` also drops the attention core and reruns QKᵀ, as selective
-# recomputation does. Of the `34sbh/t` that selective leaves, the two norm outputs, the GeLU's output and the two dropout
-# masks go, which leaves `20sbh/t`, for no product more. Masks are drawn again from a seed.
+# recomputation does. Of the `34sbh/t` that selective leaves, it drops the two norm outputs, the GeLU's output and the two
+# dropout masks, which are drawn again from a seed. That leaves `20sbh/t`, and no further product reruns.
 
 # %% jupyter={"source_hidden": true}
 gpt3 = model_shape("175B")
@@ -220,16 +221,17 @@ for name, model in PAPER_MODELS.items():
 # %% [markdown]
 # ## The frontier: recompute, offload or compress
 #
-# A layer is a table of terms, and backward reads each of them once. Until then you can do one of four things with each:
-# **keep** it, **recompute** it from other terms, **offload** it to the host's memory, or **compress** it to eight bits.
-# Recomputing costs products. Offloading costs nothing as long as the copy hides behind the layer's own work: out while
-# forward runs, back while backward does. Compressing costs accuracy: gradients are then those of a slightly different
-# backward pass.
+# A layer is a table of terms. What can you do with each until backward reads it? There are four ways:
 #
-# The figure tries them all for one layer of GPT-3 on an A100. Each line is a Pareto front. The axis counts the
-# time of products and of copies that nothing hides, no other operation: by chapter 7's roofline norms, GeLU and masks take
-# some time too, and the core more than its product. Make the link faster or slower: 25 GB/s is PCIe 4.0, and a faster link
-# lets you offload more for free.
+# - **keep** it;
+# - **recompute** it from other terms, which may cost a product;
+# - **offload** it to the host's memory, which costs no time as long as the copy is hidden behind the layer's own work;
+# - **compress** it to eight bits, which costs accuracy: the gradients change a little.
+#
+# The figure tries them all for one layer of GPT-3 on an A100. Each line is a Pareto front: no other choice keeps less for
+# the same time. The axis counts the time of products and of copies that nothing hides, and no other operation. (By chapter 7's
+# roofline norms, GeLU and masks take some time too, and the core more than its product.) Make the link faster or slower:
+# 25 GB/s is PCIe 4.0.
 
 # %%
 Panel(
@@ -239,9 +241,8 @@ Panel(
 )
 
 # %% [markdown]
-# Every point is code that runs. Give a layer a set of terms to recompute, or an action for each term (`src/actmem/drop.py`,
-# `src/actmem/store.py`). An offloaded tensor leaves the device, and comes back while backward still works on the one before
-# it:
+# You can run every point. Give a layer a set of terms to recompute, or an action for each term (`src/actmem/drop.py`,
+# `src/actmem/store.py`). An offloaded tensor comes back while backward still works on the operation before it:
 
 # %%
 from actmem.layers.transformer import TransformerLayer
@@ -298,11 +299,11 @@ worked(
 # %% [markdown]
 # ## Check your understanding
 #
-# **1.** A Llama layer with `k = a` (no grouped queries): which terms grow, and does the floor still have no `s²`?
+# **1.** A Llama layer with `k = a` (no grouped queries): which terms grow, and is there an `s²`?
 #
 # <details><summary>Answer</summary>
 #
-# K and V: `4sbh` in place of `4sbkd`. Nothing with `s²`: the kernel stores no scores, however many heads there are.
+# K and V: `4sbh` in place of `4sbkd`. No `s²`: the kernel stores no scores, however many heads there are.
 #
 # </details>
 #
@@ -310,8 +311,7 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# The layer keeps less to begin with, so the same FLOPs free fewer bytes; and what was cheap to free, the scores, is gone
-# already.
+# The layer keeps less to begin with, so the same FLOPs free fewer bytes. What was cheap to free, the scores, is gone already.
 #
 # </details>
 #
@@ -319,8 +319,8 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# In the paper's layer Q, K and V are three views of one product's result: the storage stays while one of them stays. The Llama
-# layer rotates Q and K into tensors of their own.
+# In the paper's layer Q, K and V are three views of one product's result, and the storage stays as long as one of them does. The
+# Llama layer rotates Q and K into tensors of their own.
 #
 # </details>
 
@@ -341,13 +341,11 @@ worked(
 #
 # ## Now fit your model
 #
-# Where attention stores no scores, which recomputation is left? Plan one layout of one of today's models with each:
+# Where attention stores no scores, which recomputation is left? Plan one layout of one of today's models with either:
 #
 # ```
 # python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise
 # python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
 # ```
 #
-# Experts, latent attention and context parallelism have a chapter of their own, [14](14_experts.ipynb): read it when you meet one.
-#
-# Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.
+# Experts, latent attention and context parallelism come in [chapter 14](14_experts.ipynb). Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.

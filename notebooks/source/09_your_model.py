@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 9 · Your model
 #
-# So far you counted models that this course wrote. Now take one that it did not write. What does it keep, which of
-# that is waste, and what fills memory at the worst moment of a step?
+# So far you counted layers that this course wrote. Now take one that it did not write. What does it keep, how much of that is
+# waste, and what fills memory at the worst moment of a step?
 
 # %%
 import json
@@ -44,9 +44,9 @@ qwen = LLAMA_MODELS["qwen3-32b"]
 agree = Agreement()
 
 question = Prediction(
-    "Chapter 8's Llama keeps 17 times its input. A layer of Qwen3 32B norms Q and K, its heads together are 1.6 times as wide as the layer, "
-    "and its MLP five times. Fully recomputed it keeps its input alone, as the figure shows. With nothing run again and nothing kept twice, "
-    "how many times its own input must it keep for backward?",
+    "Chapter 8's Llama layer keeps at least 17 times its input. A layer of Qwen3 32B also norms Q and K, its heads together are 1.6 times as wide "
+    "as the layer, and its MLP five times. Fully recomputed it keeps its input alone, as the figure shows. With nothing recomputed, "
+    "how many times its input must it keep?",
     answer=total(llama_rows(qwen)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size),
     unit="times",
     because="No tensor of s² is left, and still the layer keeps many times what goes in: most of it in the MLP.",
@@ -73,8 +73,8 @@ Reveal(
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. This is the form of Hugging Face's Llama, with the biases, the rotary positions and the cache
-# left out. (The copies are those of its eager attention, which stores the scores as well; its `sdpa` makes none: chapter 8.)
+# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, but for biases, rotary positions and the cache. (It
+# copies keys and values in eager attention, which stores the scores as well. Its `sdpa` makes no copies.)
 
 # %%
 class Norm(nn.Module):
@@ -148,22 +148,22 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # %% [markdown]
 # ## Record it
 #
-# The figure at the top is a floor. What does this form of the layer keep? Put `actmem.record` around any forward pass. It lists
-# each tensor that autograd stores, with the module and the operation that saved it.
+# The figure at the top is the least that a layer must keep. What does this one keep? Put `actmem.record` around a forward pass.
+# It lists each tensor that autograd stores, with the module and the operation that saved it.
 
 # %%
 model, x = layer()
 with actmem.record(model) as ledger:
     y = model(x)
 
-floor = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
+least = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
 ledger
 
 # %% [markdown]
 # ## The formula, fitted automatically
 #
-# Run the layer at a dozen tiny sizes without common factors, and fit each row's bytes to one product of powers. The fit is
-# exact, because every count is. If a row has no such formula, the solver refuses it by name.
+# Run the layer at a dozen tiny sizes without common factors, and fit each row's bytes to a product of powers of the letters.
+# The fit is exact, because every count is. If a row has no such formula, the solver says which.
 
 # %%
 def count(sizes):
@@ -178,8 +178,8 @@ found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # h is a multiple of 2a
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
-# Compare it with chapter 2's layer, which keeps $34sbh + 5as^2b$ with $f = 4h$, dropout and biases. Each letter says where to look:
-# the MLP is all of the $sbf$, and the term without $h$ and $f$ holds what each token needs once: statistics and the
+# Compare it with chapter 2's layer, which keeps $34sbh + 5as^2b$ with $f = 4h$, dropout and biases. Each letter says where to
+# look. The $sbf$ are all in the MLP. The term without $h$ and $f$ has a few numbers for each token: statistics, and the
 # log-sum-exp of each head.
 #
 # ## What could be dropped
@@ -196,14 +196,14 @@ Fold(
 # %% [markdown]
 # ## The fix
 #
-# Three changes, none of which repeats a matrix product. They save $4sbh$ bytes more than the list says: the normalised `x`,
-# which each norm kept in 16 bits for its weight's gradient.
+# Change three things. None of them reruns a matrix product:
 #
-# - **Norm.** A function that keeps `x` in 16 bits and one float32 number a token, and computes the rest again in backward.
+# - **Norm.** Use a function that keeps `x` in 16 bits and one float32 number per token, and recomputes the rest in backward.
 # - **Attention.** `enable_gqa=True` lets the kernel read each key head for several query heads.
-# - **MLP.** A function that keeps `gate` and `up`, and makes `silu(gate)` again.
+# - **MLP.** Use a function that keeps `gate` and `up`, and recomputes `silu(gate)`.
 #
-# `actmem.layers.llama_parts` has these functions. In lab 7 you write them.
+# `actmem.layers.llama_parts` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
+# normalised `x`, which each norm kept in 16 bits for its weight's gradient.
 
 # %%
 class LeanNorm(Norm):
@@ -226,17 +226,18 @@ lean_model, _ = layer(**lean)
 with actmem.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
 
-agree.add("the lean layer, and the floor by formula", [(floor, lean_ledger.total_bytes)])
+agree.add("the lean layer, and the least by formula", [(least, lean_ledger.total_bytes)])
 beyond = ledger.total_bytes - lean_ledger.total_bytes - sum(finding.bytes for finding in known)
 agree.add("4sbh bytes saved beyond the list", [(4 * s * b * h, beyond)])
 left = [finding.waste for finding in findings(lean_ledger.tensors)]
 LiveFigure(bar_chart(
-    f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the floor, and no waste left" if not left else f"left: {left}",
+    f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: no waste is left" if not left else f"left: {left}",
     {"kept": {"as it came": ledger.total_bytes, "with three changes": lean_ledger.total_bytes}}, "kept by the layer",
 ))
 
 # %% [markdown]
-# Never trust a smaller number before you have compared the gradients. In float64 the two layers agree to rounding.
+# Compare the gradients before you trust a smaller number. In float64 the two layers agree to rounding (*predicted = measured*,
+# near the end).
 
 # %% jupyter={"source_hidden": true}
 def gradients(**parts):
@@ -258,10 +259,10 @@ agree.add("gradients of the two layers in float64: relative difference below 1e-
 # %% [markdown]
 # ## The diff
 #
-# The command line does all of this for a model in a file, without a notebook. Name a function that returns the model and
-# its inputs: `python -m actmem record my_model.py:factory --json before.json`. Add `--fake` for sizes that no machine here could
-# hold, `--html page.html` for a page with a treemap. Then `python -m actmem diff before.json after.json` names what came, went and
-# stayed.
+# The command line does all of this without a notebook. Name a function that returns the model and its inputs:
+# `python -m actmem record my_model.py:factory --json before.json`. Add `--fake` for sizes that your machine can't hold,
+# `--html page.html` for a page with a treemap. Then `python -m actmem diff before.json after.json` says what came, went and
+# stayed:
 
 # %% jupyter={"source_hidden": true}
 with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
@@ -275,8 +276,9 @@ Fold("; ".join(line.partition(", still")[0].partition(": still")[0] for line in 
 # %% [markdown]
 # ## The peak
 #
-# You run out at the peak, the most that is alive at any moment, not after forward. `actmem.step` runs one training step,
-# notes each storage's birth and death, and bills the highest point. The lines add up to it, to the byte.
+# You run out of memory at the *peak*, the moment when most is alive, and that needn't be the end of forward. `actmem.step` runs
+# one training step, notes when each storage is made and freed, and lists what is alive at the peak. The lines add up to it, to
+# the byte.
 
 # %%
 optimizer = torch.optim.AdamW(model.parameters())
@@ -287,9 +289,10 @@ assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
 LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}", {"alive": bill.by_kind()}, "at the peak of one step"))
 
 # %% [markdown]
-# Can the peak be predicted too? Run the layer at tiny sizes again. A *tape* lists what each operation of forward and backward
-# allocates and frees, each size solved as a formula. Put in any sizes, and read off the peak. Here it equals the
-# real peak of the paper's layer (chapters 2 to 5) in every mode. **Predict:** which modes lower the peak of this one layer?
+# Can you predict the peak, too? Run a layer at tiny sizes again. A *tape* lists what each operation of forward and backward
+# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak. Try it on the paper's layer
+# (chapters 2 to 5), where the tape's peak equals the real one in every mode. **Guess first:** which modes lower the peak of one
+# layer?
 
 # %% jupyter={"source_hidden": true}
 paper = ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
@@ -319,12 +322,12 @@ for mode in RECOMPUTE_MODES:
 LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]
-# `selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end, as the paper does. Full
-# recomputation makes everything again before the layer's backward begins, so the peak of a single layer does not fall; it is
-# even a little higher. It pays off with many layers. The selective modes and `elementwise` recompute the core only after the
-# MLP's tensors are gone.
+# (`selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end.) Full recomputation
+# computes everything again before the layer's backward begins, so the peak of a single layer does not fall. It helps when
+# there are many layers. The selective modes and `elementwise` recompute the core only after the MLP's tensors are gone.
 #
-# The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
+# Now back to the Llama layer. At its small size weights and optimizer states outweigh activations. From which sequence length on are
+# activations the larger part?
 
 # %%
 parts = {"activations": {}, "the rest": {}}
@@ -343,8 +346,8 @@ LiveFigure(bar_chart(f"From {half} on activations are half of the peak or more",
 # %% [markdown]
 # ## Yours
 #
-# Put your own model here: any module, and any arguments. If it has more parameters than your machine has memory, run the cell's
-# contents under `with fake_tensors():` from `actmem.torch_private`, or use the command with `--fake`.
+# Put your own model here: any module, and any arguments. If your machine has too little memory for it, use the command with
+# `--fake`, or run the cell's contents under `with fake_tensors():` from `actmem.torch_private`.
 
 # %%
 your_model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
@@ -361,16 +364,16 @@ agree
 # ## Work it out
 #
 # The layer as written above keeps $8sbf + 24sbh$ bytes, and a little for each token. How many GiB is that for the 32
-# layers of Llama 3 8B at 8,192 tokens, and how many above the floor, chapter 8's 17 inputs a layer?
+# layers of Llama 3 8B ($h$ = 4,096, $f$ = 14,336) at 8,192 tokens? How many more is it than the least, chapter 8's 17 inputs a layer?
 
 # %% jupyter={"source_hidden": true}
 llama = LLAMA_MODELS["llama3-8b"]
 sb, layers = llama.seq_length * llama.micro_batch_size, llama.num_layers
 once = 2 * sb * llama.hidden_size
-written, floor = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
+written, least = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
 worked(
-    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The floor is {floor / once:.0f} times.",
-    f"{layers} layers: {readable_size(layers * written)} in place of {readable_size(layers * floor)}. {readable_size(layers * (written - floor))} go to tensors that could be recomputed without a product, or need no copy.",
+    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The least is {least / once:.0f} times.",
+    f"{layers} layers: {readable_size(layers * written)} in place of {readable_size(layers * least)}. {readable_size(layers * (written - least))} go to tensors that could be recomputed without a product, or need no copy.",
 )
 
 # %% [markdown]
@@ -378,19 +381,19 @@ worked(
 #
 # <details><summary><b>1.</b> A tensor is alive but autograd did not save it. Who can hold it?</summary>
 #
-# An attribute of `ctx`, a hook's closure, a cache of a selective checkpoint, a module's attribute. Hooks see none of these.
-# The ledger lists such tensors separately, and names the holder if it can find it.
+# An attribute of `ctx` or of a module, a hook's closure, a selective checkpoint's cache. Hooks see none of these. The ledger
+# lists such tensors separately, and names what holds them if it can find out.
 # </details>
 #
 # <details><summary><b>2.</b> Recomputing the attention core saved little in your model. Why?</summary>
 #
-# With a flash kernel there is no core to drop: no tensor of $s^2$ is kept. Look at the diff: what stayed are the linears'
-# inputs and what the flash kernel reads, and no recomputation of the core touches these.
+# With a flash kernel there is no core to drop: no tensor of $s^2$ is kept. What stays are the linears' inputs and what the
+# kernel reads, and recomputing the core frees none of these.
 # </details>
 #
 # <details><summary><b>3.</b> The peak lies in the optimizer's step. Does recomputing activations help?</summary>
 #
-# No. By then the activations are gone. The bill names what is there: weights, gradients, states, and what the update makes.
+# No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
 # </details>
 #
 # **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/measure/ledger.py`, `src/actmem/measure/origins.py`,
@@ -398,5 +401,5 @@ worked(
 #
 # ## Now fit your model
 #
-# You know what one layer of it keeps. How many GPUs does the whole model need, and how is it split? Next, [chapter
+# You know what one layer of your model keeps. How many GPUs does the whole model need, and how do you split it? Next, [chapter
 # 10](10_plan_a_model.ipynb) finds the layouts that fit, and checks the fullest GPU's bill.

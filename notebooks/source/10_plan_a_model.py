@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 10 · Plan a model
 #
-# Here is a model, and here are the GPUs. What do you set, and how do you know that it fits?
+# You have a model and a number of GPUs. Which layout do you choose, and how do you know that it fits?
 
 # %%
 from textwrap import fill
@@ -35,13 +35,13 @@ fewest, _, _ = plan_of_request(model, Cluster(16, 80 * GIBIBYTE), 512)
 parts = fewest.by_part()
 states = sum(parts[part] for part in ("weights", "gradients", "optimizer states"))
 question = Prediction(
-    "Llama 3 70B, sequences of 8,192 tokens, 512 of them a step; the bars are the fastest plans on 64 and on 256 GPUs of 80 GiB. Now you have 16. "
+    "Llama 3 70B, sequences of 8,192 tokens, 512 of them in a step. The bars are the fastest plans on 64 and on 256 GPUs of 80 GiB. Now you have 16. "
     f"It has {model.num_parameters / 1e9:.1f} billion parameters, each with {sum(state.bytes_per_parameter for state in ADAM['float32 gradients'])} bytes of states. "
     "How many GiB per GPU do weights, gradients and optimizer states take?",
     states / GIBIBYTE,
     "GiB",
-    f"The parameters with all their states, over 16 GPUs. {size_text(80 * GIBIBYTE - states)} are left for "
-    f"activations and all else, so the fastest plan that fits recomputes every layer.",
+    f"All states, divided by 16. {size_text(80 * GIBIBYTE - states)} are left for activations and all else, so the fastest plan that fits "
+    "recomputes every layer.",
     GuessLine(),
 )
 Reveal(
@@ -54,15 +54,10 @@ Reveal(
 )
 
 # %% [markdown]
-# **In this chapter** you plan a training job: you find the layouts that fit, read the fullest GPU's bill line by line, and run
-# that GPU on this machine, emulated, to check the bill. About 30 minutes.
+# **In this chapter** you plan a training job. You find the layouts that fit, read the fullest GPU's bill line by line, and
+# emulate that GPU on your machine to check the bill. About 30 minutes.
 #
 # **What you need:** chapters 3 to 8.
-#
-# | letter | meaning | in code |
-# |---|---|---|
-# | $s$, $b$ | tokens in a sequence, sequences in a microbatch | `seq_length`, `micro_batch_size` |
-# | $t$, $p$, $m$ | tensor-parallel ranks, pipeline stages, chunks on each stage | `tensor_parallel_size`, … |
 #
 # **Data-parallel** ranks each train on their own microbatches. **ZeRO** divides among them what they would all hold: optimizer
 # states (stage 1), gradients too (2), weights too (3, which PyTorch calls FSDP). **Context-parallel** ranks share one sequence.
@@ -78,13 +73,14 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# Bytes are counted. Seconds are counts too (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates; the one share
-# that is assumed, how much of the peak rate matrix products reach, is the same for every plan. The six bars are closer together than
-# our times are right (see below), so choose among the first plans by memory and simplicity. *none* recomputes nothing; *2
-# microbatches whole* recomputes in all microbatches in flight but two. `python -m actmem plan --help` lists what you can fix.
+# The names: `b 1` is one sequence in a microbatch. *none* recomputes nothing; *2 microbatches whole* keeps everything for two
+# of the microbatches in flight, and recomputes the others. The seconds come from counts (FLOPs, bytes moved, bytes sent, the
+# bubble), divided by stated rates. One share is assumed: how much of the peak rate matrix products reach. It is the same for
+# every plan. The six bars are closer together than these times are right (see below), so choose among the first plans by memory
+# and simplicity. `python -m actmem plan --help` lists what you can fix.
 #
-# Move the model and the memory: how many GPUs does it take until activations are the largest part? (*Transient* is what
-# backward holds only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
+# Change the model and the memory. From how many GPUs on are activations the largest part? (*Transient* is what backward holds
+# only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
 
 # %%
 Panel(
@@ -108,16 +104,16 @@ shown["left for CUDA, NCCL and the allocator"] = cluster.memory_bytes - bill.byt
 LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}", {"": shown}, "lines of the bill"))
 
 # %% [markdown]
-# The last line is an allowance, not a prediction: the planner leaves 4 GiB for CUDA's context, NCCL's buffers and what
-# the allocator reserves beyond what it hands out. `python -m actmem plan` prints these three; chapter 13 is about the allocator.
+# The last line is an allowance, not a prediction: at least 4 GiB for CUDA's context, NCCL's buffers and what the allocator
+# reserves beyond what it hands out. `python -m actmem plan` prints these three; chapter 13 is about the allocator.
 #
 # **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
 # leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
 #
 # ## Is the bill right?
 #
-# Every line of the bill can be counted. The cell runs the fullest rank of a plan on fake tensors, which have no storage: the real layers,
-# every forward that would be in flight, one step of Adam. Three plans of a small model; `plan … --verify` does it for large
+# Count every line of it. The cell runs the fullest rank of a plan on fake tensors, which have no storage: the real layers, every
+# forward that would be in flight, one step of Adam. Here are three plans of a small model; `plan … --verify` does it for large
 # ones.
 
 # %%
@@ -129,9 +125,9 @@ for pipeline in (1, 2, 4):
     agree.add(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in checked.matches])
 
 # %% [markdown]
-# And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's own CI (chapter
-# 2), whose runs are simulated here, tensor by tensor, with a model of torch's allocator. No
-# constant is fitted to the logs; but we had seen nanotron's when we wrote its formula.
+# And what did real GPUs hold? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's tests (chapter
+# 2). Here NVIDIA's are simulated tensor by tensor, with a model of torch's allocator. No constant is fitted to the logs, but we
+# had seen nanotron's when we wrote its formula.
 
 # %%
 runs = measure_runs()
@@ -141,11 +137,11 @@ LiveFigure(runs_figure(runs + played))
 # %% [markdown]
 # ## What public calculators print
 #
-# Most people ask a calculator. Here are four (the ultrascale playbook's, EleutherAI's cookbook, Megatron-LM's own and
-# llm-analysis), restated from what their code computes, each with the settings that suit it
-# best, for one layer of the 22B model on one of eight ranks. We count what an emulated rank keeps, without the statistics and
-# states that the paper leaves out too. Open the line to see how far each is off, in bytes. For a Llama, two of the runs above differ only in their
-# microbatch, so their peaks say what one more sequence takes on a GPU. That is in the fold too.
+# Most people ask a calculator. Here are four: the ultrascale playbook's, EleutherAI's cookbook, Megatron-LM's own and
+# llm-analysis. Each is restated from its code, and gets the settings that suit it best, for one layer of the 22B model on one of
+# eight ranks. What an emulated rank keeps is counted, without the small terms that the paper leaves out too. And for a Llama,
+# two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU. Open the line
+# to see how far off each calculator is:
 
 # %%
 printed = measure_calculators()
@@ -163,9 +159,9 @@ Fold(
 )
 
 # %% [markdown]
-# `labs/measure_runs.py --calculators` says where each goes wrong: llm-analysis, with no row right, leaves out
-# the mask of the MLP's dropout in all of them. Most errors have one cause: each formula fits the code
-# it was written for, and is used on another, which gathers its inputs, keeps its logits twice in float32 and has a gated MLP.
+# `labs/measure_runs.py --calculators` says where each goes wrong. llm-analysis, for example, leaves out the mask of the MLP's
+# dropout in all rows. Most errors have one cause: each formula fits the code it was written for, and is used on another, which
+# gathers its inputs, keeps its logits twice in float32 and has a gated MLP.
 #
 # ## How long does a step take?
 
@@ -182,12 +178,12 @@ Fold(
 )
 
 # %% [markdown]
-# The paper's own runs are predicted well. Llama 3's come out too slow: they interleaved chunks of 126 layers, the
-# end ones a layer short, which the planner can't, so it runs plain 1F1B. An eager 8B is predicted twice as fast as it ran, because its many small operations aren't counted. A time model that is
-# right for one code is wrong for another.
+# The paper's own runs are predicted well. Llama 3's come out too slow: they interleaved 126 layers with one fewer at either
+# end, which the planner can't, so it plans 1F1B. An eager 8B is predicted twice as fast as it ran, because its many small
+# operations aren't counted. A time model that is right for one code is wrong for another.
 #
 # Others published their layouts. How good are they? The planner ranks all plans that the same code could run. Each bar is a
-# plan that isn't first: how much longer a step takes than by the fastest, and which place that is:
+# published plan that isn't first: how much longer its step takes than the fastest, and its place:
 
 # %%
 choices = choice_results()
@@ -208,13 +204,13 @@ Fold(
 )
 
 # %% [markdown]
-# The fold has the reason for each that is far behind. The rest are behind by less than the largest error of the paper's runs, so the
-# order among them isn't known. *s hidden*, in the list, are
-# the seconds of exchanges that must run beside computing. Of two plans that take as long, take the one that hides less.
+# The fold says why each is far behind. The rest are behind by less than the largest error of the paper's runs, so nobody knows
+# the order among them. *s hidden*, in the list, are seconds of exchanges that must run while the GPU computes. If two plans take
+# as long, take the one that hides less.
 #
 # ## What if
 #
-# What happens with half the GPUs, or with twice the sequence? And why were the nearest layouts refused?
+# What happens with half the GPUs, or with sequences twice as long? And why were the nearest layouts refused?
 
 # %%
 for gpus, length in ((32, model.seq_length), (64, 2 * model.seq_length)):
@@ -229,27 +225,26 @@ for refused in found.nearest[:3]:
 #
 # ## It doesn't fit: what do you do first?
 #
-# Here is a plain plan that is far too large. Each bar adds one change to those above it, the one that frees a GiB for the least
-# time *then*, and says how much longer a step takes than at the start. Stop at the first bar that ends before the line:
+# Here is a plan that is far too large. Each bar adds one change to those above it: the one that frees a GiB for the least time
+# at that point. It also says how much longer a step takes than at the start. Stop at the first bar that ends before the line:
 
 # %%
 LiveFigure(first_aid("llama3-70b", 80))
 
 # %% [markdown]
-# So ask, in this order:
+# So for this plan you ask, in this order:
 #
 # 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and saves time.
 # 2. **Are the bytes activations?** Recompute the elementwise operations (`elementwise`). If your attention stores its scores, recompute
 #    the core first, or better: use a kernel that doesn't store them.
 # 3. **Is there more than one sequence in a microbatch?** Take one, unless the GPU then waits for small products.
 # 4. **Do you have replicas?** Turn half of them into pipeline stages, or put two ranks on each sequence (context parallelism).
-# 5. **Still too much?** Recompute everything, if the bytes are activations; divide gradients (ZeRO-2) and weights (ZeRO-3), if they
-#    are states. From the start in the figure this is dear, because steps 4 have spent all replicas (DP 1). With replicas left
-#    ZeRO-2 comes earlier: the fastest plan of all, at the top, has it.
+# 5. **Still too much?** Recompute everything, if the bytes are activations. Divide gradients (ZeRO-2) and weights (ZeRO-3), if
+#    they are states. Both cost much here only because step 4 has used up the replicas (DP 1), so nothing is left to divide
+#    among. If you keep replicas, ask for ZeRO-2 first: the fastest plan at the top of this chapter has it.
 # 6. **Nothing helps?** Run the planner: if nothing fits, its last lines say how much memory or how many GPUs would do.
 #
-# Prices change after every step, and with every model: in the figure at the top of chapter 13 with the length of the sequence, too. So
-# plan again after each change.
+# Prices change after every step, with every model, and with the length of the sequence. So plan again after each change.
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -258,19 +253,20 @@ agree
 # ## Your own model
 #
 # `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
-# Megatron-LM and torchtitan. For Hugging Face it says that Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
+# Megatron-LM and torchtitan. Hugging Face's Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
 #
-# All of this was our Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes *your*
-# model, or a `config.json` of Hugging Face: it runs it at tiny sizes, with one, two and three layers, and says what the real one
-# takes, the largest microbatch that fits, and which blocks to run again if it doesn't fit, with the code to paste:
+# All of this was the course's Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes
+# *your* model, or a `config.json` of Hugging Face. It runs the model at tiny sizes, with one, two and three layers. Then it says
+# what the real one takes, the largest microbatch that fits, and which blocks to recompute if it doesn't fit, with the code to
+# paste:
 #
 # `python -m actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp`
 
 # %% [markdown]
 # ## Work it out
 #
-# A model of 13 billion parameters, 8 GPUs of 80 GiB, data parallelism alone. A parameter takes 2 bytes as a weight, 4 as
-# a gradient and 12 as optimizer states. Which ZeRO stage do you need, if activations and all else take 20 GiB a GPU?
+# You train a model of 13 billion parameters on 8 GPUs of 80 GiB, with data parallelism alone. A parameter takes 2 bytes as a
+# weight, 4 as a gradient and 12 as optimizer states. Activations and all else take 20 GiB per GPU. Which ZeRO stage do you need?
 
 # %% jupyter={"source_hidden": true}
 weight, gradient, *rest = (state.bytes_per_parameter for state in next(iter(ADAM.values())))
@@ -286,8 +282,9 @@ worked(
 #
 # <details><summary><b>1.</b> When does the planner choose full recomputation?</summary>
 #
-# When memory is short, as on 16 GPUs in the figure at the top. It costs about a quarter more FLOPs. Elementwise recomputation frees a
-# third of a 70B layer, where full recomputation frees nearly all, but for no matrix product, and ZeRO or another stage frees states, which are larger than activations in many layouts.
+# When memory is short, as on 16 GPUs in the figure at the top. It costs about a quarter more FLOPs and frees nearly all of a
+# layer. Otherwise something else is cheaper: elementwise recomputation frees a third of a 70B layer for no matrix product, and
+# ZeRO or another pipeline stage frees states, which are often larger than activations.
 # </details>
 #
 # <details><summary><b>2.</b> A plan fits with 0.2 GiB to spare beyond the allowance. Would you run it?</summary>
@@ -296,14 +293,14 @@ worked(
 # and the allocator's share changes from run to run. Take the next plan if it costs a percent, or watch the first steps.
 # </details>
 #
-# **Lab 8**: with all three exercises passed, your first plan runs on an emulated rank, and its bill is compared with what was
+# **Lab 8**: once all three exercises pass, your first plan runs on an emulated rank, and you see its bill beside what was
 # counted: `python my/labs/lab8_plan.py`.
 #
 # ## What people get wrong here
 #
 # - **"It fits on average."** One GPU that runs out ends the job: plan for the fullest rank, first or last.
-# - **A factor for overhead.** 1.2 times everything hides what is known behind what isn't.
-# - **Optimizing memory to the last byte.** Unused memory trains nothing. Spend it on less recomputation.
+# - **A factor for overhead.** 1.2 times everything: then you can't tell which part of the prediction was wrong.
+# - **Saving memory that you have.** If a plan leaves memory free, recompute less.
 #
 # **Sources.** 2205.05198 sections 4 to 6 and appendices B and C · Rajbhandari et al., *ZeRO*, 1910.02054 · *The Llama 3 Herd of Models*,
 # 2407.21783, table 4 · huggingface/nanotron and its published logs · calculators: nanotron/ultrascale-playbook, EleutherAI/cookbook,
@@ -311,5 +308,5 @@ worked(
 #
 # ## Now fit your model
 #
-# The bill above is the first stage's. The last stage holds logits and the loss as well, and these don't shrink with
-# recomputation. [Chapter 11](11_the_ends.ipynb) takes them apart.
+# The bill above is the first stage's. The last stage holds logits and the loss as well, and recomputing layers doesn't shrink
+# these. [Chapter 11](11_the_ends.ipynb) takes them apart.

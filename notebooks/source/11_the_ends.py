@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 11 · The ends
 #
-# The layers are recomputed, the weights are sharded, and training runs out of memory at the last line: the loss. Why, and
-# what must the two ends of the model keep?
+# You recompute the layers, you shard the weights, and training runs out of memory at the last line: the loss. Why, and what
+# must the two ends of the model keep?
 
 # %%
 import torch
@@ -64,11 +64,11 @@ Reveal(
 #
 # $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (p - \mathrm{onehot}_y)\, d\ell$$
 #
-# Ask chapter 2's question: which tensors does $dz$ read? Only $p$, or $z$ and one number per token, from which $p$ can be
-# recomputed. So **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$
-# if these have 16 bits, $4v$ after the `logits.float()` of most libraries.
+# Ask chapter 2's question: which tensors does $dz$ read? Only $p$; or $z$ and one number per token, to recompute $p$. So
+# **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$ bytes if
+# these have 16 bits, $4v$ after the `logits.float()` of most libraries.
 #
-# But the peak comes in backward. Alive then, for each token:
+# But the peak comes in backward. This is alive then, for each token:
 #
 # | what | bytes in 16 bits |
 # |---|---|
@@ -78,8 +78,9 @@ Reveal(
 # | the output layer's input, and its gradient if an earlier run left one | $2h + 2h$ |
 # | the target, a 64-bit number | $8$ |
 #
-# Together **$6v + 4h + 8$ bytes per token** ($2h$ less in the figure at the top, where no earlier run left a gradient), and $12v$ instead of $6v$ with float32 logits. Liger's benchmark has logged this
-# peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake tensors:
+# Together **$6v + 4h + 8$ bytes per token**, and $12v$ instead of $6v$ with float32 logits. (In the figure at the top it is $2h$
+# less, because no earlier run left a gradient.) Liger's benchmark has logged this peak on an A100, at the sizes of Llama 3 8B.
+# Here the same step runs on fake tensors:
 
 # %% jupyter={"source_hidden": true}
 slope = next(one for one in kernel_slopes() if "entropy" in one.kernel)
@@ -92,9 +93,10 @@ print(f"one more token at the peak: {slope.by_formula:,} bytes by formula, {slop
 # %% [markdown]
 # ## A chunk at a time
 #
-# A token's loss reads the logits of that token and of no other. So take $c$ tokens: compute their logits, sum the exponentials, keep
-# $\log\sum e^z$, one number per token, and drop the logits. Backward makes them again. That is recomputation, and a good trade: one
-# product more, $2sbhv$ FLOPs, frees $v$ numbers per token. It keeps the output layer's input, $2sbh$, and no logit:
+# A token's loss reads the logits of that token and of no other. So take $c$ tokens. Compute their logits, sum the exponentials,
+# keep $\log\sum e^z$, one number per token, and drop the logits. Backward computes them again. That is recomputation, and a good
+# trade: one more product, $2sbhv$ FLOPs, frees $v$ numbers per token. What stays is the output layer's input, $2sbh$, and no
+# logits:
 
 # %%
 torch.manual_seed(0)
@@ -122,12 +124,16 @@ apart = [int((one - other).abs().gt(1e-9 * other.abs().max()).sum()) for one, ot
 agree.add("losses, gradients of x and of the weight in chunks, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# What is alive at the peak? The input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$; and
-# of one chunk either its logits in float32 and in 16 bits, $6cv$, or their gradient and a part of the weight's, $2cv + 2vh$.
+# What is alive at the peak?
+#
+# - the input and its gradient, $4sbh$;
+# - the weight's gradient, a float32 sum over the chunks, $4vh$;
+# - of one chunk either its logits in float32 and in 16 bits, $6cv$, or their gradient and a part of the weight's, $2cv + 2vh$.
+#
 # So $c$ needn't be small: below $h/2$ tokens the weight's part is the larger.
 #
-# (*In place* means that the softmax, $4v$ in float32, overwrites its own input; the 16-bit logits, $2v$, stay.) A step on fake tensors counts each of the four
-# ways of the figure at the top, at the size of the model:
+# A step on fake tensors counts the four ways of the figure at the top, at the size of the model. (*In place* means that the
+# softmax, $4v$ in float32, overwrites its own input; the 16-bit logits, $2v$, stay.)
 
 # %%
 def peak(loss, s=8192, chunk=1024, returned=False):
@@ -156,9 +162,9 @@ for c in (256, 4096):
 agree.add("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
 
 # %% [markdown]
-# Chunking changes results only by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
-# now chunk by chunk. Liger goes further: its forward knows that $d\ell$ will be the same for all tokens, so it runs this part
-# of backward at once, and keeps both gradients instead of $x$. No product is run again, and $2vh$ more bytes live from forward to backward.
+# Chunking changes results only by rounding: the weight's gradient is a sum over all tokens, now chunk by chunk. Liger goes
+# further. Its forward knows that $d\ell$ will be the same for all tokens, so it runs this part of backward at once, and keeps
+# both gradients instead of $x$. It reruns no product, and keeps $2vh$ more bytes from forward to backward.
 #
 # **Now write it:** [exercise 9.2](../labs/lab9_the_ends.py), `linear_cross_entropy`: `python my/labs/lab9_the_ends.py --only
 # 9.2`.
@@ -166,13 +172,13 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 # %% [markdown]
 # ## The last stage
 #
-# Tensor parallelism gives each of $t$ ranks $v/t$ tokens of the vocabulary: chapter 3 and exercise 2.8. For each token a rank needs three numbers
-# from the others: the largest logit, the sum of the exponentials, the target's logit. With chunks only
-# $\log\sum e^z$ over a rank's own part and the target's logit are left, and one exchange after the last chunk is enough. Backward
-# sums the gradient of $x$ over the ranks; that of the weight is each rank's own.
+# Tensor parallelism gives each of $t$ ranks $v/t$ tokens of the vocabulary (chapter 3, exercise 2.8). For each token a rank needs
+# three numbers from the others: the largest logit, the sum of the exponentials, the target's logit. If you work in chunks, it
+# needs only $\log\sum e^z$ over a rank's own part and the target's logit, and one exchange after the last chunk is enough.
+# Backward sums the gradient of $x$ over the ranks; that of the weight is each rank's own.
 #
-# A pipeline has another reason to share it. The output layer is on the last stage, and it is work: for Llama 3 8B as
-# much as almost two layers. In a pipeline all others wait for the slowest stage:
+# A pipeline has another reason to share the vocabulary. The output layer is on the last stage, and it takes time: for Llama 3
+# 8B almost as much as two layers. All other stages wait for the slowest:
 
 # %%
 Panel(
@@ -184,9 +190,9 @@ Panel(
 
 # %% [markdown]
 # *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is broadcast
-# to all of them, they exchange the few numbers above, and each stage makes its part of the gradient. Compute, weight states (18 bytes per
-# parameter) and logits are balanced. The function is the same as for tensor parallelism: its
-# group is the pipeline.
+# to all of them, they exchange the few numbers above, and each stage computes its part of the gradient. So compute, weight states
+# (18 bytes per parameter) and logits are balanced. The function is the same as for tensor parallelism, with the pipeline as its
+# group.
 #
 # **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`: `python my/labs/lab9_the_ends.py
 # --only 9.3`.
@@ -195,8 +201,8 @@ Panel(
 # ## Reinforcement learning
 #
 # Reinforcement learning needs no cross-entropy. Its loss reads $\log p_y$ of the tokens that were generated, and often the
-# entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps what each of them reads: two
-# tensors of $v$ float32 numbers per token, $8v$ bytes:
+# entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps two tensors of $v$ numbers per token,
+# $8v$ bytes:
 
 # %%
 class LogProbs(nn.Module):
@@ -223,13 +229,13 @@ apart = [int((one - other).abs().gt(1e-12).sum()) for one, other in zip(formulas
 agree.add("gradients of log-probabilities and entropies, numbers that differ from the formulas", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# Both are functions of the logits. Write down their gradients, and nothing else is read:
+# But what do the gradients read? Only the logits, and a number or two per token:
 #
 # $$\frac{\partial \log p_y}{\partial z} = \mathrm{onehot}_y - p, \qquad \frac{\partial H}{\partial z} = -p\,(\log p + H)$$
 #
-# (`predicted = measured` below compares both with autograd's.) So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a
-# chunk of tokens at a time: $2v$ bytes, and no float32
-# copy of all. If you start from $x$ instead of the logits, the same chunks keep $2h$.
+# (*Predicted = measured* below compares both with autograd's.) So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a
+# chunk of tokens at a time: $2v$ bytes per token, and no float32 copy of all. If you start from $x$ instead of the logits, the
+# same chunks keep $2h$.
 #
 # **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`: `python my/labs/lab9_the_ends.py --only
 # 9.4`.
@@ -239,8 +245,8 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 #
 # The embedding looks up rows, so it keeps nothing but the ids. Its gradient is another matter. At most $sb$ of $v$ rows have
 # one, yet torch's backward makes all $v$: $2vh$ bytes of mostly zeros, in every microbatch, only to add them to the sum of the
-# microbatches before. If the output layer shares the weight, its gradient is dense, $v$ rows, and goes to the same
-# place. So add the $sb$ rows straight to that sum, in float32. One trap: a token that comes twice must be added twice.
+# microbatches before. So add the $sb$ rows straight to that sum, in float32. (If the output layer shares the weight, its dense
+# gradient goes to the same sum.) One trap: a token that comes twice must be added twice.
 #
 # **Now write it:** [exercise 9.5](../labs/lab9_the_ends.py), `embedding`: `python my/labs/lab9_the_ends.py --only 9.5`.
 
@@ -257,8 +263,9 @@ agree.add("rows of it that are not zero: the ids that came", [(len(ids.unique())
 # %% [markdown]
 # ## Work it out
 #
-# A model with a vocabulary of $v$ = 262,144, $h$ = 2,560 and 34 layers, one sequence of 32,768 tokens, one GPU of 80 GiB that has 30 GiB
-# left after weights and states, chunks of 1,024 tokens. All layers are recomputed. Which of the four ways to compute the loss fits? Work it out before you open it:
+# A model has a vocabulary of $v$ = 262,144, $h$ = 2,560 and 34 layers. It reads one sequence of 32,768 tokens, all layers are
+# recomputed, and the GPU has 30 GiB left after weights and states. Which of the four ways to compute the loss fits? (Chunks have
+# 1,024 tokens. The softmax in place takes $6v$ bytes per token, as with 16-bit logits.)
 
 # %% jupyter={"source_hidden": true}
 s, width, words, layers = 32768, 2560, 262144, 34
@@ -271,7 +278,7 @@ lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the w
 worked(*lines)
 
 # %% [markdown]
-# What this chapter compared, bytes and counts. The fold has each line:
+# All comparisons of this chapter, in one line; open it for the list:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -281,8 +288,8 @@ agree
 #
 # <details><summary><b>1.</b> Does a smaller chunk always lower the peak?</summary>
 #
-# By less and less. With $c < h/2$ the weight's gradient decides: its float32 sum, $4vh$, and one chunk's part, $2vh$. Of the
-# chunk only $2cv$ is left to save, and small products are slow.
+# It does, but by less and less. With $c < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's
+# part, $2vh$. Of the chunk only $2cv$ is left to save, and small products are slow.
 # </details>
 #
 # <details><summary><b>2.</b> Tensor parallelism divides the logits among the ranks. Is that enough at 131,072 tokens?</summary>
@@ -293,13 +300,13 @@ agree
 #
 # <details><summary><b>3.</b> Why does a pipeline's last stage hold logits of one microbatch only?</summary>
 #
-# Under 1F1B its backward comes right after its forward. It has one microbatch in flight, the first stage has $p$: chapter 6.
+# Under 1F1B its backward comes right after its forward, so it has one microbatch in flight (chapter 6).
 # </details>
 #
 # ## What people get wrong here
 #
 # - **"The loss is one number."** It is. But forward keeps $\log p$, as large as the logits, and backward makes two more of that size.
-# - **"Full recomputation solves long sequences."** It leaves $2sbh$ a layer, and the loss as it was.
+# - **"Full recomputation solves long sequences."** It leaves $2sbh$ per layer, and all of the loss.
 # - **Returning the logits.** A model that returns them holds $2v$ bytes per token more, through all of backward.
 #
 # **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989, and its `benchmark/data` · *Cut Your Losses*, 2411.09009 ·
@@ -308,6 +315,8 @@ agree
 #
 # ## Now fit your model
 #
-# Which way does your code compute the loss? Count it: `python -m actmem record` on your own model shows what its loss keeps, and the bill
-# of a step what lives at the peak. **Lab 9** writes the functions of this chapter: `python my/labs/lab9_the_ends.py`.
-# [Chapter 12](12_adapters.ipynb) freezes the weights, and asks what is kept then.
+# Which way does your code compute the loss? `python -m actmem record` on your own model shows what its loss keeps, and
+# `actmem.step` what is alive at the peak. In **lab 9** you write the functions of this chapter:
+# `python my/labs/lab9_the_ends.py`.
+#
+# Next, [chapter 12](12_adapters.ipynb): you freeze the weights. What is kept then?

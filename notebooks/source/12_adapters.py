@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12 · Adapters
 #
-# LoRA trains half a percent of the weights. The optimizer's states are gone, and still training runs out of memory. What do
-# all those frozen layers keep?
+# LoRA trains half a percent of the weights. Nearly all optimizer states are gone, and still training runs out of memory. What
+# do all those frozen layers keep?
 
 # %%
 import warnings
@@ -68,11 +68,12 @@ Reveal(
 # %% [markdown]
 # ## A frozen weight
 #
-# A tensor need be kept only if a gradient reads it. A linear $y = Wx$ has two gradients:
+# A tensor need be kept only if a gradient reads it. Write a linear as $y = Wx$, with a column for each token. It has two gradients:
 #
 # $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
 #
-# Only $dW$ reads $x$. With $W$ frozen, nothing reads $x$. $dx$ reads the weight, which is there anyway. So a frozen linear keeps **nothing**:
+# Only $dW$ reads $x$. If you freeze $W$, nothing reads $x$. $dx$ reads the weight, which is there anyway. So a frozen linear
+# keeps **nothing** (this and all else that the chapter compares is in *predicted = measured*, near the end):
 
 # %%
 torch.manual_seed(0)
@@ -99,15 +100,16 @@ agree.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(train
 agree.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))])
 
 # %% [markdown]
-# QLoRA stores frozen weights in 4 or 8 bits, and widens them for each product. Now plain operators keep *the weight*:
-# `F.linear(x, codes * scale)` holds what it widened until backward, $2oh$ bytes a linear, in all a 16-bit copy of the
-# model. So drop it after forward, and widen it again in backward.
+# QLoRA stores frozen weights in 4 bits, others in 8, and widens them for each product. Now plain operators keep *the weight*:
+# `F.linear(x, codes * scale)` holds what it widened until backward, $2oh$ bytes for a linear with $o$ outputs, in all a 16-bit
+# copy of the model. So drop it after forward, and widen it again in backward.
 #
 # **Now write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`: `python my/labs/lab10_keep_less.py --only 10.1`.
 #
 # bitsandbytes has such a function, and for a year it put $x$ into `ctx`, though nothing read it
 # ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270), July 2024: "the bug that caused a
-# lot of memory issues with QLoRA"). Here it is. A saved-tensor hook can't see an attribute of `ctx`; a ledger of what is alive can:
+# lot of memory issues with QLoRA"). The class below does the same. A saved-tensor hook can't see an attribute of `ctx`; a ledger
+# of what is alive can:
 
 # %%
 class KeepsX(Function):
@@ -135,8 +137,8 @@ agree.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledge
 agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 
 # %% [markdown]
-# `Linear8bitLt` of version 0.50.2 still does it: on a CPU our ledger counted $2sbh$ for it, and nothing for `Linear4bit`. On a
-# GPU we read its code and did not run it: there, too, it holds its input.
+# `Linear8bitLt` of version 0.50.2 still does it: on a CPU the ledger counted $2sbh$ for it, and nothing for `Linear4bit`. By its
+# code it holds its input on a GPU, too, but nobody ran that here.
 #
 # ## An adapter
 #
@@ -144,8 +146,8 @@ agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 #
 # $$y = Wx + \tfrac{\alpha}{r} B(Ax), \qquad dB = \tfrac{\alpha}{r}\, dy\, (Ax)^\top, \qquad dA = \tfrac{\alpha}{r}\, B^\top dy\, x^\top$$
 #
-# $dB$ reads $Ax$: $2sbr$ bytes. And $dA$ reads $x$: the $2sbh$ that freezing had saved are back. An adapter's weights are
-# narrow, but its input is as wide as ever. So a linear with an adapter keeps **$2sbh + 2sbr$**.
+# $dB$ reads $Ax$: $2sbr$ bytes. And $dA$ reads $x$: the $2sbh$ that freezing had saved are back. The adapter is narrow, but its
+# input is as wide as ever. So a linear with an adapter keeps **$2sbh + 2sbr$**.
 #
 # **Now write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
 #
@@ -181,27 +183,29 @@ def in_each_form(predict, make, x):
 agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s * b, (h, o), r, *form), lambda form: Adapted(h, o, r, *form), x))
 
 # %% [markdown]
-# The rule holds in all six forms of the figure. Three things make an adapter keep more:
+# Three things make an adapter keep more:
 #
 # - **float32.** $A$ reads a float32 copy of $x$: $4sbh$. Under autocast the product casts it back, and keeps that copy: $2sbh$.
 # - **Dropout.** Its gradient reads a mask: $sbh$ more on a GPU. (A CPU's mask is as wide as $x$.)
-# - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its own mask.
+# - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its
+#   own mask.
 #
-# peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Set *adapters compute in* to float32 in the figure at the top:
-# now LoRA keeps far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by 20% and 24% on two models
-# ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
+# peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Set *adapters compute in* to float32 in the figure at
+# the top: now LoRA keeps far more than full training. When AgileRL left the copies out, its peak on an A100 fell by 20% and 24%
+# on two models ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
 #
-# Freeze a whole layer. What must it keep, so that a gradient can pass through to the adapters below? Ask what $dx$ reads:
+# Freeze a whole layer of Llama ($a$ heads, $k$ key heads, $d$ elements in each). What must it keep, so that a gradient can pass
+# through to the adapters below? Ask what $dx$ reads:
 #
-# - two **RMSNorms** read their input and a number a token: $4sbh + 8sb$
+# - two **RMSNorms** read their input and a number per token: $4sbh + 8sb$
 # - **attention** reads Q, K, V, its output and the log-sum-exp: $4sbh + 4sbkd + 4asb$
 # - **SwiGLU** reads gate and up: $4sbf$
 # - seven **linears** read their weights: nothing
 #
-# That is what chapter 8's `elementwise` recomputation leaves, term by term. In Llama 3 8B it is two thirds of the layer. Adapters bring the last
-# third back.
+# That is what chapter 8's `elementwise` recomputation leaves, term by term: two thirds of a layer of Llama 3 8B. Adapters on all
+# linears bring the last third back.
 
 # %% jupyter={"source_hidden": true}
 TINY = LlamaShape(24, 1, 64, 4, 2, 160)
@@ -240,12 +244,12 @@ for where, places in PLACES.items():
 # ## Where gradients begin
 #
 # Backward goes down to the first tensor that trains, and no further. Layers below the first adapter keep **nothing**. And if the
-# embedding is frozen, the first layer's input needs no gradient: its first norm keeps nothing either, $2sbh + 4sb$ less.
+# embedding is frozen, the first layer's input needs no gradient, so its first norm keeps nothing either: $2sbh + 4sb$ less.
 #
 # Here is a trap. Reentrant checkpointing runs a layer without autograd, and its output gets a gradient only if one of
 # its *inputs* needs one. Weights don't count. Behind a frozen embedding no input does, so **no adapter trains**. torch
 # only warns. It happened to many ([FastChat#581](https://github.com/lm-sys/FastChat/issues/581), 2023;
-# [open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). There are two cures:
+# [open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). Try two cures:
 
 # %%
 def adapter_gradients(run, needs_gradient=False):
@@ -276,16 +280,16 @@ agree.add("gradients with either cure and without checkpointing, bit-identical",
 print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
 
 # %% [markdown]
-# `use_reentrant=False` is the better cure. With `model.enable_input_require_grads()` backward computes the gradient of the
+# Take `use_reentrant=False`. The other, `model.enable_input_require_grads()`, makes backward compute the gradient of the
 # embedding's output too, which nothing uses.
 #
 # ## Under sequence parallelism
 #
 # A column-parallel linear gathers $x$ from all ranks (chapter 4). With the weight frozen nothing needs the gathered $x$, except
-# $A$'s gradient. So autograd keeps the *gathered* $x$, $2sbh$ on every rank, which section 4.2.2 of the paper avoids. The same cure works: put $A$
-# into the function that keeps the shard, and gathers again in backward. Megatron-Bridge got it in 2026
-# ([Megatron-Bridge#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581)). For an adapter there is a cheaper one: multiply
-# by $A$ *before* the gather. Then backward reads the shard alone, and what is gathered is $Ax$, which is narrow:
+# $A$'s gradient. So autograd keeps the *gathered* $x$, $2sbh$ on every rank. Chapter 4's cure works here, too: put $A$ into the
+# function that keeps the shard, and gathers again in backward. (Megatron-Bridge got it in 2026,
+# [#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581).) For an adapter there is a cheaper one: multiply by $A$
+# *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of $Ax$, which is narrow:
 
 # %%
 def beside(form, x, tp, weight, a, b):
@@ -323,13 +327,13 @@ for form, expected in predicted.items():
 LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", "MiB", beside=True))
 
 # %% [markdown]
-# In each form a rank finds a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
+# In each form a rank computes a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
 #
 # ## What LoRA does save
 #
-# States. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2. QLoRA
-# stores the linears in 4 bits and the scales in 8, together 0.516 bytes a weight (2305.14314; not measured here). What is left *is*
-# activations, so what you know about recomputing them matters more now, not less. Llama 3 8B, without the loss:
+# It saves states. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2.
+# QLoRA stores the linears in 4 bits and the scales in 8, together 0.516 bytes per weight (2305.14314; not measured here). What is
+# left *is* activations, so recomputing them matters more now, not less. This is Llama 3 8B, without the loss:
 
 # %% jupyter={"source_hidden": true}
 layers, states = LLAMA.num_layers, sum(state.bytes_per_parameter for state in ADAM["float32 gradients"]) - 2
@@ -351,8 +355,9 @@ LiveFigure(bar_chart(title, {part: dict(zip(bars, sizes)) for part, sizes in par
 # %% [markdown]
 # ## Work it out
 #
-# QLoRA of the same model on one GPU of 80 GiB, with one sequence of 32,768 tokens, and the loss of 16-bit logits: $6v + 4h + 8$ bytes a
-# token (chapter 11). Does it fit? Does a smaller rank help?
+# You train the same model by QLoRA on one GPU of 80 GiB, with one sequence of 32,768 tokens, four times those of the figure. The
+# loss of 16-bit logits takes $6v + 4h + 8$ bytes per token (chapter 11; $v$ = 128,256, $h$ = 4,096). Does it fit? Does a smaller
+# rank help?
 
 # %% jupyter={"source_hidden": true}
 loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)
@@ -364,7 +369,7 @@ worked(
 )
 
 # %% [markdown]
-# What this chapter compared, bytes and counts. The fold has each line:
+# All comparisons of this chapter, in one line; open it for the list:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -374,7 +379,7 @@ agree
 #
 # <details><summary><b>1.</b> Does a smaller rank save activations?</summary>
 #
-# Hardly. The rank is only in $2sbr$. Move the slider in the figure at the top: from 256 to 4 almost nothing happens.
+# Hardly. The rank is only in $2sbr$. Move it in the figure at the top from 256 to 4: almost nothing happens.
 # </details>
 #
 # <details><summary><b>2.</b> You train only $B$, and freeze $A$ as well. What does the linear keep?</summary>
@@ -384,7 +389,8 @@ agree
 #
 # ## What people get wrong here
 #
-# - **"Half a percent trains, so half a percent is kept."** Bytes are kept for whoever reads them, and an adapter reads its whole input.
+# - **"Half a percent trains, so half a percent is kept."** A tensor is kept if a gradient reads it, and $A$'s gradient reads all of
+#   $x$.
 # - **"4-bit weights shrink activations."** $x$ has 16 bits, whatever the weight has.
 # - **"Frozen layers are free."** Below the first adapter they are. Above it a gradient passes through norms, attention and SwiGLU.
 #
@@ -394,5 +400,7 @@ agree
 # ## Now fit your model
 #
 # `python -m actmem record` on your own model with its adapters shows each copy and mask, and which operation saved it. `python -m
-# actmem plan my_model.py:make` (`--help` says what `make` must be) bills its frozen weights without states. **Lab 10** writes the functions of this chapter: `python my/labs/lab10_keep_less.py`.
-# [Chapter 13](13_long_sequences.ipynb) makes the sequence long.
+# actmem plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
+# of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
+#
+# Next, [chapter 13](13_long_sequences.ipynb): a million tokens.

@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 13 · Long sequences
 #
-# Everything that this course counts grows with the tokens. What must go, in which order, so that a sequence of a million
-# tokens fits?
+# All activations grow with the tokens. What must go, and in which order, so that a sequence of a million tokens fits?
 
 # %%
 from itertools import product
@@ -43,7 +42,7 @@ question = Prediction(
     "it. At 1,048,576 tokens, how much does one GPU hold with the first four?",
     answer=long_steps(LLAMA.with_sizes(seq_length=2**20))[3].bytes / 2**30,
     unit="GiB",
-    because="Of the 32 layers' inputs, three tensors of that size stay on the GPU, and nothing grows with the layers: it is one layer at work that counts.",
+    because="Of the 32 layers' inputs, three tensors of that size stay on the GPU. The rest is one layer at work: nothing grows with the number of layers.",
     line=GuessLine(2**30),
 )
 Reveal(
@@ -58,27 +57,28 @@ Reveal(
 
 # %% [markdown]
 # *35 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
-# ends](11_the_ends.ipynb). **You will** run an MLP in tiles, put checkpoints on the host, keep a state a chunk, and see what
-# eight bits save and why an allocator reserves more than it gives.
+# ends](11_the_ends.ipynb). **You will** run an MLP in tiles, put checkpoints on the host, keep one recurrent state per chunk, and
+# see what eight bits save and why an allocator reserves more than it gives.
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ heads of size $d$, $c$ ranks or
 # tokens of a chunk.
 #
 # ## One bottleneck after the other
 #
-# If all layers are recomputed, each keeps its input, and there are two candidates for the peak: the loss, and the backward pass of a layer's
-# MLP, when its attention has run again. The figure takes the fuller one. Recomputing leaves the loss on top, so chapter 11's chunks come next. Then the layers'
-# inputs and one layer at work are left. Each step below removes what is largest *then*; in another order it would help little.
-# A benchmark in accelerate shows it: with checkpoints on the host a short sequence's peak didn't move
+# If all layers are recomputed, each keeps its input. Then the peak is in the loss, or in the backward pass of a layer's MLP, when
+# its attention has run again; the figure takes the fuller one. First that is the loss, so chapter 11's chunks come next. Then the
+# layers' inputs and one layer at work are left. Each step below removes what is largest *at that point*; in another order it
+# would help little. In a benchmark of accelerate, for example, checkpoints on the host didn't change a short sequence's peak
 # ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
-# Bytes grow with $s$, the work of attention with $s^2$. So the prices of chunks and tiles, as shares of a step, *fall*: move the
-# slider. That of running the layers again rises towards a third, because attention runs again too.
+# What do the steps cost? Bytes grow with $s$, the work of attention with $s^2$. So chunks and tiles cost a smaller share of a step
+# the longer the sequence is. Rerunning the layers costs more, up to a third, because attention reruns too. Move `s` and point at
+# the bars.
 #
 # ## The MLP in tiles
 #
-# An MLP reads one token at a time, like the loss. So run it on some tokens, drop what it made, and make it again in
-# backward. Here the checkpoint function of chapter 5 does it:
+# An MLP, like the loss, computes each token alone. So run it on some tokens, drop what it made, and recompute it in backward.
+# Chapter 5's checkpoint function does it:
 
 # %%
 def in_tiles(mlp, x, tile):
@@ -125,17 +125,17 @@ apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, o
 agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes a
-# token. In tiles $10f$ is there for one tile only, and the whole sequence takes $10h$, not $6h$, since $x$'s gradient exists
-# twice when its tiles are joined: a quarter for Llama 3 8B. The price is three more products for each
-# tile. Autograd adds the tiles' weight gradients up in 16 bits, and each sum rounds; a function of your own can do it in float32.
+# An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes
+# per token. In tiles $10f$ is there for one tile only. For the whole sequence $10h$ are left, not $6h$, because $x$'s gradient
+# exists twice when its tiles are joined. For Llama 3 8B that is a quarter. The price is three more products for each tile. And
+# autograd adds up the tiles' weight gradients in 16 bits, where each sum rounds; a function of your own can do it in float32.
 #
 # **Now write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
 #
 # ## Checkpoints on the host
 #
-# Recomputed layers keep $2sbhL$, each its input, which backward reads in the opposite order. So an input may leave the device
-# when its layer has run, and come back while backward works on the layer after it. Chapter 8's actions say it, term by term:
+# Recomputed layers keep $2sbhL$, each its input, and backward reads these in reverse order. So an input may leave the device when
+# its layer has run, and come back while backward works on the layer after it. Say so with chapter 8's actions, term by term:
 
 # %%
 terms = llama_layer_terms(LLAMA)
@@ -186,20 +186,19 @@ agree.add("gradients with inputs on the host, bit-identical", [(True, torch.equa
 
 # %% [markdown]
 # The device holds three tensors of $2sbh$: the input in use, the next one on its way, and the last layer's output, later its
-# gradient. The host holds $2sbhL$. transformers can do it since September 2026, and on an H100 this freed just
-# $2sbhL$: 128 MiB for 8 layers of $h$ = 1,024 and 8,192 tokens
-# ([#48444](https://github.com/huggingface/transformers/pull/48444)). The price is the link: the copy must not take longer than a
-# layer. One layer copies $2sbh$ bytes and its FLOPs grow with $s^2$, so it hides better the longer the sequence is.
+# gradient. The host holds $2sbhL$. transformers has this since September 2026, and on an H100 it freed just $2sbhL$: 128 MiB for 8
+# layers of $h$ = 1,024 and 8,192 tokens ([#48444](https://github.com/huggingface/transformers/pull/48444)). The copy costs no time
+# if it takes no longer than a layer. It grows with $s$, a layer's FLOPs with $s^2$, so it is hidden once the sequence is long enough.
 #
 # **Now write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`: `python my/labs/lab10_keep_less.py --only
 # 10.4`.
 #
 # ## More GPUs for one sequence
 #
-# At a million tokens most of what is left belongs to one layer: attention's half. It can't run in tiles as the MLP does, since a query reads all keys before
-# it. Context parallelism (chapter 14) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs too. Under
-# **gather** the ranks exchange K and V, under **Ulysses** tokens for heads. **Ring** attention sends K and V around instead of
-# gathering them: the same bytes are kept and sent, but no rank ever has K and V whole.
+# At a million tokens most of what is left is one layer's attention. It can't run in tiles as the MLP does, because a query reads
+# all keys before it. Context parallelism (chapter 14) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs
+# too. There are three ways. With **gather** the ranks exchange K and V. **Ulysses** exchanges tokens for heads. **Ring** attention
+# sends K and V around instead of gathering them: it keeps and sends the same bytes, but no rank ever has K and V whole.
 
 # %% jupyter={"source_hidden": true}
 million = LLAMA.with_sizes(seq_length=2**20)
@@ -218,15 +217,16 @@ for kind in ("gather", "ulysses"):
 # %% [markdown]
 # ## A state instead of keys
 #
-# Gated DeltaNet, Mamba and other recurrent layers keep no keys. They carry a state, a matrix $d \times d$ a head. In the simplest form:
+# Gated DeltaNet, Mamba and other recurrent layers have no keys to keep. They carry a state $S$, a $d \times d$ matrix for each
+# head. In the simplest form:
 #
 # $$S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top q_t$$
 #
-# Generating text needs $S$ alone. But training? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps a state *a token*:
-# $4shd$ bytes in float32, where flash attention keeps some $8sh$. With $d$ = 128 that is 64 times as much. For
-# a loop with several such tensors a token a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at 4,096
-# ([mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870)). The cure is this chapter's: keep the state once in $c$ tokens, and
-# make the others again, all at once as two products:
+# To generate text you need only the last $S$. But to train? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps one
+# state *per token*: $4shd$ bytes in float32, where flash attention keeps some $8sh$. With $d$ = 128 that is 64 times as much. (For
+# a loop with several such tensors, a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at 4,096:
+# [mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870).) So do as with the MLP: keep the state once in $c$ tokens, and
+# recompute the others, all at once as two products:
 
 # %%
 class Chunked(Function):
@@ -291,26 +291,27 @@ apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in o
 agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$, a quarter more than attention, but
-# its work grows with $s$, not with $s^2$. Kernels go further: Mamba's recomputes all states in backward, and keeps none of them (not measured here).
+# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$, a quarter more than
+# attention, but its work grows with $s$, not with $s^2$. Mamba's kernel recomputes all states in backward, and keeps none of them
+# (not measured here).
 #
 # ## Eight bits, honestly
 #
 # FP8 makes products faster. Many expect half the memory as well, and measure more than before
 # ([TransformerEngine#257](https://github.com/NVIDIA/TransformerEngine/issues/257),
 # [#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)), or no less
-# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Ask what a linear keeps. Its three products read
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Why? Ask what a linear keeps. It has three products:
 #
-# $$y = x W^\top, \qquad dx = dy\, W, \qquad dW = dy^\top x$$
+# $$y = Wx, \qquad dx = W^\top dy, \qquad dW = dy\, x^\top$$
 #
-# $W$ and $x$ once along their rows and once along their columns. Hopper's FP8 products take one orientation only, and block
-# scales go along one axis. So each tensor is needed in 8 bits *twice*:
+# They read $W$ and $x$ once along their rows and once along their columns. Hopper's FP8 products take one orientation only, and
+# block scales go along one axis. So each tensor is needed in 8 bits *twice*:
 #
-# - **$x$ in both orientations** takes $2 \cdot sbh$ bytes: what 16 bits take. Nothing is saved. Transformer Engine keeps only the one
-#   that $dW$ reads: its maintainers say so in #1764; not measured here.
-# - **$W$ in both**, beside the 16-bit weight that the optimizer updates: 2 bytes a parameter *more*.
-# - **A 16-bit copy lives anyway**, if somebody else reads it: flash attention's backward reads its output, which is the
-#   projection's input. There 8 bits come on top.
+# - **$x$ in both orientations** takes $2 \cdot sbh$ bytes, as much as in 16 bits. Transformer Engine keeps only the one that $dW$
+#   reads: its maintainers say so in #1764; not measured here.
+# - **$W$ in both**, beside the 16-bit weight that the optimizer updates: 2 bytes per parameter *more*.
+# - **The 16-bit tensor may be kept anyway**, if another gradient reads it. Flash attention's backward reads its output, which is
+#   the projection's input, so there the 8 bits come on top.
 
 # %%
 def narrow(x):
@@ -380,19 +381,19 @@ Panel(
 )
 
 # %% [markdown]
-# A layer saves $h + f$ bytes a token, and takes 2 bytes a weight: with short microbatches FP8 takes more. If all layers are
-# recomputed it costs memory: one layer at a time saves, but all hold copies of their weights.
+# A layer saves $h + f$ bytes per token, and takes 2 bytes per weight. So with short microbatches FP8 takes more. It also takes
+# more if all layers are recomputed: one layer at a time saves, but all hold copies of their weights.
 #
-# DeepSeek-V3 (2412.19437, section 3.3; not measured here) removes these copies one by one: each input is kept in one orientation, with a scale for
-# each 128 elements, and transposed in backward; the projection's input has 12 bits, and attention's backward reads the same;
-# SwiGLU's inputs have 8 bits, and its output is made again.
+# DeepSeek-V3 (2412.19437, section 3.3; not measured here) removes these copies one by one. Each input is kept in one orientation,
+# with a scale for each 128 elements, and transposed in backward. The projection's input has 12 bits, and attention's backward
+# reads the same. SwiGLU's inputs have 8 bits, and its output is recomputed.
 #
 # ## Why is reserved above allocated?
 #
-# A formula counts tensors, the GPU counts what its allocator *reserved*. torch takes **segments** from the GPU and cuts them
-# into **blocks** of multiples of 512 bytes. Small tensors share segments of 2 MiB, those below 10 MiB segments of 20 MiB, and a larger
-# one gets a segment of its own size. A freed block stays reserved, for the next tensor that fits. Longer batches don't
-# fit:
+# A formula counts tensors; the GPU shows what its allocator *reserved*. torch takes **segments** from the GPU and cuts them
+# into **blocks** of multiples of 512 bytes. Small tensors share segments of 2 MiB, those below 10 MiB segments of 20 MiB, and a
+# larger one gets a segment of its own size. A freed block stays reserved, for the next tensor that fits. If each batch is longer
+# than the one before, its tensors never fit. Play it:
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -402,16 +403,18 @@ Panel(
 )
 
 # %% [markdown]
-# Boxes are blocks, with their MiB; empty ones are free. **Expandable segments** map pages of 2 or 20 MiB one after another to one
-# range of addresses. Adjacent free blocks merge, and a longer batch needs only what is missing. Here are eight batches on the tape of
-# a real layer (chapter 9), 32 times:
+# Boxes are blocks, with their MiB; empty ones are free. Now switch to **expandable segments**. They map pages of 2 or 20 MiB one
+# after another to one range of addresses. Adjacent free blocks merge, and a longer batch needs only what is missing. Here are
+# eight batches on the tape of a real layer (chapter 9), 32 times:
 
 # %% jupyter={"source_hidden": true}
 Panel(reserved_lines, order=choice("batches", list(BATCH_ORDERS), "shortest first"))
 
 # %% [markdown]
-# So run the longest batch first, or pad, or set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. Does it hold for real runs?
-# SimuMax logged both numbers for 15 layouts of Llama 3 on B200s. The same allocator, fed by our prediction of each tensor:
+# So run the longest batch first, or pad, or set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+#
+# Can you predict what a real run reserves? SimuMax logged both numbers for 15 layouts of Llama 3 on B200s. Here the same allocator
+# gets a prediction of each tensor:
 
 # %% jupyter={"source_hidden": true}
 logged = b200_reserved()
@@ -422,15 +425,19 @@ print(f"{len(logged)} layouts: reserved, predicted within {100 * ours_off:.1f}%;
 print(f"of what is reserved above allocated we predict {100 * min(shares):.0f}% to {100 * max(shares):.0f}%, by layout")
 
 # %% [markdown]
-# The difference we can't see from outside: a stream of its own, as NCCL has, has blocks of its own, and ranks of one layout differ. For
-# QLoRA of Llama 3 8B torchtune's users saw 16.39 GiB fall to 10.83 with expandable segments
-# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). They don't say how long their batches were, so
-# we quote it and predict nothing.
+# So the total is predicted well, and the gap between the two numbers badly. Part of it can't be seen from outside: each stream,
+# such as NCCL's, has blocks of its own, and ranks of one layout differ.
+#
+# What do expandable segments save in practice? For QLoRA of Llama 3 8B, torchtune's users saw 16.39 GiB fall to 10.83
+# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). (They don't say how long their batches were, so this
+# is quoted, not predicted.)
 #
 # ## Work it out
 #
-# LoRA of Llama 3 8B with 16-bit weights, on one GPU of 80 GiB with a host of 256 GiB: which of the steps in the figure does a sequence
-# of 262,144 tokens need? Is the copy hidden behind compute, at 50 GB/s and $4 \cdot 10^{14}$ FLOPs a second? And how many GPUs does a million tokens take?
+# You train Llama 3 8B by LoRA, with 8 billion 16-bit weights, on one GPU of 80 GiB with a host of 256 GiB. Which steps of the figure
+# does a sequence of 262,144 tokens need? Is the copy hidden behind compute, at 50 GB/s and $4 \cdot 10^{14}$ FLOPs a second? And
+# how many GPUs does a million tokens take? (Read the sizes off the figure at the top. A layer's forward takes 2 FLOPs per token
+# for each of its 218 million weights, and $4sh$ per token for attention; $h$ = 4,096.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.llama_terms import llama_products
@@ -447,7 +454,7 @@ worked(
 )
 
 # %% [markdown]
-# What this chapter compared, bytes and counts. The fold has each line:
+# All comparisons of this chapter, in one line; open it for the list:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -457,27 +464,28 @@ agree
 #
 # <details><summary><b>1.</b> Why tiles of the MLP, if the whole layer is recomputed anyway?</summary>
 #
-# Recomputing drops what a layer keeps *between* forward and backward. When its turn comes, the second run makes all of it again, and
-# at that moment the MLP of one layer is whole: $6h + 10f$ bytes a token.
+# Recomputing drops what a layer keeps *between* forward and backward. When the layer's turn comes, the second run makes all of it
+# again, and at that moment the MLP of one layer is whole: $6h + 10f$ bytes per token.
 # </details>
 #
 # <details><summary><b>2.</b> Why not offload everything, rather than recompute?</summary>
 #
-# The host is too small. A layer keeps 17 times its input: at 262,144 tokens that is 1,089 GiB for 32 layers. The link isn't the
-# reason: at the rates above the copy takes less time than the layer, from about 41,000 tokens on (with attention's FLOPs not
+# The host is too small. A layer keeps 17 times its input: at 262,144 tokens that is 1,089 GiB for 32 layers. The link is fast
+# enough: at the rates above the copy takes less time than the layer, from about 41,000 tokens on (with attention's FLOPs not
 # halved for the causal mask).
 # </details>
 #
 # <details><summary><b>3.</b> <code>nvidia-smi</code> shows 23 GiB, your formula 17. Who is wrong?</summary>
 #
-# Neither. Compare the formula with `torch.cuda.max_memory_allocated()`; the rest is cached (and fragmented
-# if the lengths of batches change), or belongs to CUDA's context and NCCL.
+# Neither. Compare the formula with `torch.cuda.max_memory_allocated()`. The rest is cached by the allocator (and fragmented if the
+# lengths of batches change), or belongs to CUDA's context and NCCL.
 # </details>
 #
 # ## What people get wrong here
 #
-# - **"FP8 halves activations."** It can halve what linears read. Norms, attention and SwiGLU keep their 16 bits, and the weights' copies come on top.
-# - **"Recurrent layers keep one state."** When they generate. In training they keep one a token, if nobody chunks them.
+# - **"FP8 halves activations."** It can halve what linears read. Norms, attention and SwiGLU keep their 16 bits, and the weights'
+#   copies come on top.
+# - **"Recurrent layers keep one state."** When they generate. In training they keep one per token, unless you chunk them.
 # - **"A smaller batch frees memory."** Reserved memory stays reserved, until the allocator runs out.
 #
 # **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Mini-sequence Transformer*, 2407.15892 · *Ulysses*, 2309.14509 · *Ring
@@ -489,6 +497,7 @@ agree
 #
 # ## Now fit your model
 #
-# `python -m actmem record` on your own model at a long sequence names what is largest *now*; take the step that removes it, and record
-# again. Exercises 10.3 and 10.4 of **Lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`. Next,
-# [chapter 14](14_experts.ipynb): experts, latents, and a context that several ranks share.
+# Run `python -m actmem record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
+# record again. Exercises 10.3 and 10.4 of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
+#
+# Next, [chapter 14](14_experts.ipynb): experts, latents, and a context that several ranks share.

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 14 · Experts, latents, long contexts
 #
-# Today's largest models choose experts, squeeze keys and values through a latent, and cut the sequence. What does each keep?
+# Today's largest models send each token to a few experts, make keys and values from a narrow latent, and cut the sequence. What
+# does each of these keep?
 
 # %%
 from actmem.config import Parallel
@@ -29,10 +30,10 @@ EXPERTS = llama_shape("qwen3-30b-a3b")
 one_sided = llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), "one-sided", 0))
 question = Prediction(
     f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every token goes to {EXPERTS.experts_per_token} of them. "
-    "The figure shows a rank if routing is balanced. Now every token wants the same experts, all on one rank. How much does this rank keep?",
+    "The figure shows a rank if routing is balanced. Now every token goes to the same experts, all on one rank. How much does this rank keep?",
     total(one_sided) / 2**20,
     "MiB",
-    "It gets 8 times as many pairs, so what is kept for each pair grows 8 times. What it keeps for its own tokens, such as the router's input and all of attention, doesn't.",
+    "It gets 8 times as many pairs of a token and an expert, and keeps 8 times as much for them. What it keeps for its own tokens, such as all of attention, doesn't grow.",
     GuessLine(2**20),
 )
 BOTH = "even, and one-sided"
@@ -57,28 +58,28 @@ Reveal(
 # %% [markdown]
 # ## Experts
 #
-# Many models have many MLPs in a layer, and send each token to a few of them: to `κ` of `E` **experts**. A router scores the
-# experts. The tokens are sorted by expert and dispatched, and what the experts return is weighted and summed.
+# A layer with **experts** has `E` MLPs in place of one, and sends each token to `κ` of them. A router scores the experts. The
+# tokens are sorted by expert and dispatched. What the experts return is weighted and summed.
 #
-# What does backward read? Take one pair of a token and an expert, and ask:
+# Take one pair of a token and an expert. Does backward read
 #
-# - **gate, up, and the down product's input**: yes, as in one MLP. `6f` bytes a pair, `6sbκf` in all.
-# - **the dispatched token**: yes, for the weight gradients of gate and up. Plain code keeps it. Ours doesn't: backward dispatches it
-#   again, one more all-to-all, as sequence parallelism gathers again.
-# - **the expert's output**: no. The down product is linear, so the weight may multiply before it.
-# - **the routing indices**: yes, a few bytes a pair.
+# - **gate, up, and the down product's input**? Yes, as in one MLP: `6f` bytes per pair, `6sbκf` in all.
+# - **the dispatched token**? Yes, for the weight gradients of gate and up. Plain code keeps it. The course's layer doesn't: backward
+#   dispatches it again, with one more all-to-all, as sequence parallelism gathers again.
+# - **the expert's output**? No. The down product is linear, so the router's weight may multiply before it.
+# - **the routing indices**? Yes, a few bytes per pair.
 #
-# One more change, in Qwen3: it normalises the query and the key of each head before it rotates them. So the layer keeps Q and K
-# once more, before the norm. The *floor*, in the figure, is what backward must read if nothing is recomputed.
+# Qwen3 has one more change: it normalises the query and the key of each head before it rotates them. So the layer keeps Q and K
+# once more, before the norm.
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(llama_bars(EXPERTS))
 
 # %% [markdown]
-# The ranks of a layer share the experts, whole ones. Each rank routes its own tokens, and an all-to-all brings every pair to its
-# expert's rank. So a rank holds what the routers send to it. An even router sends `sbκ/t` pairs. In the worst case every
-# token wants the same `κ` experts; if they lie on one rank, it gets all `sbκ` pairs. Every rank must have room for that, or drop tokens. Here
-# a rank is emulated in both cases, and each term is counted:
+# The ranks of a layer share the experts; none is cut. Each rank routes its own tokens, and an all-to-all brings every pair to its
+# expert's rank. So a rank holds what the routers send to it. If they send evenly, that is `sbκ/t` pairs. In the worst case every
+# token goes to the same `κ` experts on one rank, which gets all `sbκ` pairs. Every rank must have room for that, or drop tokens.
+# Emulate a rank in both cases, and count each term:
 
 # %%
 for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
@@ -90,11 +91,10 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
 # %% [markdown]
 # ## Latent attention
 #
-# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent a token, and the queries from another. At
-# inference only the latent is cached, beside one small key with positions that all heads share. Does training save as
-# much? No: a flash kernel reads whole keys and values, so backward reads them too, for every head, and the latents come
-# on top. Which of them to keep is again a set of terms. `recompute={"K", "V"}` keeps the latent and makes keys and
-# values again: one product, so it is no part of `elementwise`.
+# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent per token, and the queries from another. At
+# inference only the latent is cached, beside one small key with positions that all heads share. Does training save as much? No.
+# A flash kernel's backward reads whole keys and values, for every head, and the latents come on top. But you can choose:
+# `recompute={"K", "V"}` keeps the latent and recomputes keys and values from it, with one product.
 
 # %% jupyter={"source_hidden": true}
 LATENT = llama_shape("deepseek-v3")
@@ -117,18 +117,18 @@ LiveFigure(bar_chart(
 # ## Context parallelism
 #
 # Tensor parallelism stops dividing K and V at `k` heads, and sequence parallelism divides only what lies between the blocks.
-# So for long sequences `c` more ranks cut the sequence from end to end, through attention too. Each keeps `1/c` of everything,
-# K and V included, for any `k`. But its queries still need all the keys before them. There are two ways to get them:
+# So for long sequences, cut the sequence over `c` ranks from end to end, through attention too. Each keeps `1/c` of everything,
+# K and V included, for any `k`. But its queries still need all the keys before them. Here are two ways to get them:
 #
-# - **Gather** K and V along the sequence, as Llama 3 does, keep only the shard, and gather again in backward: it is `g`. *Plain*
-#   keeps what it gathered: K and V whole on every rank. Rank `i` holds chunks `i` and `2c − 1 − i` of `2c`, one that sees few
-#   keys and one that sees many, so that all ranks have the same work.
+# - **Gather** K and V along the sequence, as Llama 3 does, keep only the shard, and gather again in backward: chapter 4's $g$.
+#   (*Plain*, in the figure, keeps what it gathered: K and V whole on every rank.) Rank `i` holds chunks `i` and `2c − 1 − i` of
+#   `2c`, one that sees few keys and one that sees many, so that all ranks have the same work.
 # - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
-#   heads, the projection by tokens: one copy more, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
+#   heads, the projection by tokens: one more copy, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
 #
-# None of this divides a weight. Llama 3 70B, on 8 ranks and on 16 (`k = 8`). After each layout stands what a rank sends in one layer
-# to the others of its `t`, and to those of its `c`. Tensor parallelism sends every token's vector, so `c`, with fewer tokens on each
-# rank, sends far less:
+# None of this divides a weight. The bars are Llama 3 70B (`k = 8`), on 8 ranks and on 16. After each layout is what a rank sends in
+# one layer: to the others of its `t`, plus to those of its `c`. Tensor parallelism sends every token's vector, so with `c`, and
+# fewer tokens on each rank, it sends far less:
 
 # %% jupyter={"source_hidden": true}
 shape = llama_shape("llama3-70b")
@@ -149,8 +149,8 @@ agree
 # %% [markdown]
 # ## Work it out
 #
-# Mixtral 8x7B has 8 experts of width 14,336, and each token takes 2. At 8,192 tokens on 8 ranks, one expert on each: how
-# much do the experts of a layer keep on a rank if routing is balanced, and how much at worst? Use `6f` bytes a pair.
+# Mixtral 8x7B has 8 experts of width 14,336, and each token takes 2. You train it with 8,192 tokens on 8 ranks, one expert on
+# each. How much do the experts of a layer keep on a rank if routing is balanced, and how much at worst? Use `6f` bytes per pair.
 
 # %% jupyter={"source_hidden": true}
 MIXTRAL = llama_shape("mixtral-8x7b")
@@ -172,7 +172,7 @@ worked(
 #
 # <details><summary><b>2.</b> DeepSeek caches a narrow latent at inference. Why doesn't training keep just that?</summary>
 #
-# Backward of attention reads whole keys and values. You can make them again from the latent, but that runs a product.
+# Backward of attention reads whole keys and values. You can recompute them from the latent, but that runs a product.
 # </details>
 #
 # <details><summary><b>3.</b> <code>t</code> = 16 and 8 key heads, or <code>t</code> = 8 and <code>c</code> = 2: which keeps less?</summary>
@@ -182,8 +182,8 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"Sparse models keep less."** Less than a dense MLP with as many parameters (width `Ef`), yes. But a token passes through `κ` experts, and
-#   each keeps `6f` bytes for it: as much as a dense MLP of width `κf`.
+# - **"Sparse models keep less."** Less than a dense MLP with as many parameters (width `Ef`), yes. But a token goes through `κ`
+#   experts, and each keeps `6f` bytes for it: as much as a dense MLP of width `κf`.
 # - **"The router is even on average, so plan for the average."** The fullest rank decides, in the worst microbatch.
 # - **"Context parallelism divides the weights too."** It divides activations only; ZeRO divides weights.
 #
@@ -198,11 +198,12 @@ worked(
 #
 # ## Now fit your model
 #
-# Plan one with experts for the worst case, on 8 ranks a layer, and look at the bill of its fullest rank:
+# Plan a model with experts for the worst case, and look at the bill of its fullest rank:
 #
 # ```
 # python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
 # ```
 #
-# This is the last chapter. You can now derive what a layer keeps, count it, and plan for it: do all three for a model of your
-# own, with the command at the end of [10 Plan a model](10_plan_a_model.ipynb).
+# This is the last chapter. You started with four bars that didn't fit on a GPU. Now you can say which tensors are in them, which
+# you can divide, drop or move, and what that costs. Do it for a model of your own, with the command at the end of [10 Plan a
+# model](10_plan_a_model.ipynb).

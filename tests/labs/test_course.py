@@ -56,23 +56,26 @@ def test_every_lab_file_names_its_chapter_and_at_each_exercise_its_section():
 
 def test_chapters_send_to_each_exercise_once_its_idea_and_all_that_it_needs_are_there():
     for lab in ALL_LABS:
-        # Lab 6 puts together what five chapters teach, and chapter 7 sends to it at its end; lab 10's chapters are to come.
-        if lab.name in ("lab6_train", "lab10_keep_less"):
+        if lab.name == "lab6_train":  # it puts together what five chapters teach, and chapter 7 sends to it at its end
             continue
-        source = (LABS.parent / "notebooks" / "source" / f"{lab.chapter}.py").read_text(encoding="utf-8")
-        chapter = re.sub("\n# ?", " ", source)
         call = rf"\*\*Now write it:\*\* \[exercises? [^]]*\]\(\.\./labs/{lab.name}\.py\), .*? --only ([\d.,]+)`"
-        sent = [(place.start(), number) for place in re.finditer(call, chapter) for number in place[1].split(",")]
+        sent, chapters = [], {}
+        for name in dict.fromkeys(map(lab.chapter_of, lab.exercises)):
+            source = (LABS.parent / "notebooks" / "source" / f"{name}.py").read_text(encoding="utf-8")
+            chapters[name] = chapter = re.sub("\n# ?", " ", source)
+            for place in re.finditer(call, chapter):
+                sent += [((name, place.start()), number) for number in place[1].split(",")]
         assert sorted(number for _, number in sent) == [exercise.number for exercise in lab.exercises]
         places = {number: place for place, number in sent}
         by_function = {exercise.function: places[exercise.number] for exercise in lab.exercises}
         functions = solutions_of(lab.name)
-        questions = re.search(" ## (Questions|Check yourself|Check your understanding) ", chapter).start()
         for exercise in lab.exercises:
-            place = places[exercise.number]
-            assert chapter.index(f" ## {exercise.section} ") < place < questions
+            name, place = places[exercise.number]
+            chapter = chapters[name]
+            questions = re.search(" ## (Questions|Check yourself|Check your understanding) ", chapter).start()
+            assert name == lab.chapter_of(exercise) and chapter.index(f" ## {exercise.section} ") < place < questions
             needed = names_used_by(functions[exercise.function], functions) & by_function.keys()
-            assert all(by_function[name] <= place for name in needed), (exercise.number, needed)
+            assert all(by_function[name] <= places[exercise.number] for name in needed), (exercise.number, needed)
 
 
 def test_json_says_what_judged(tmp_path):

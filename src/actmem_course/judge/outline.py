@@ -91,7 +91,7 @@ class Lab:
 ALL_LABS = (
     Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
         Exercise("1.1", "layer_bytes", "One rule"),
-        Exercise("1.2", "rank_bytes", "The sum"),
+        Exercise("1.2", "rank_bytes", "Table 2: six ways to train a layer", chapter="05_recomputation"),
         Exercise("1.3", "gated_mlp_bytes", "On your own module"),
         Exercise("1.4", "crossover_seq_length", "Where attention takes over"),
     ), one_process=True),
@@ -112,7 +112,7 @@ ALL_LABS = (
         Exercise("3.4", "layer", "The ranks, before and after", takes_group=True),
         Exercise("3.5", "shard_keeping_linear", "What plain autograd keeps", takes_group=True),
         Exercise("3.6", "sum_partial_gradients", "Partial gradients", takes_group=True),
-        Exercise("3.7", "dropout_generators", "Between the blocks, tokens are independent", takes_group=True),
+        Exercise("3.7", "dropout_generators", "The ranks, before and after", takes_group=True),
     )),
     Lab("lab4_recompute", "Lab 4: recomputation", "05_recomputation", (
         Exercise("4.1", "checkpoint", "How a checkpoint function works, in four steps"),

@@ -38,7 +38,7 @@ class Disagreement:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.where}: printed {self.printed}; ours {', '.join(map(str, self.ours))}. {self.why}"
+        return f"{self.where}\n  paper: {self.printed}\n  ours: {', '.join(map(str, self.ours))}\n  {self.why}"
 
 
 def disagreements() -> list[Disagreement]:

@@ -289,7 +289,7 @@ WHY_APART = {
     "logits, 16 bits": "the loss reads them",
     "logits, float32": "the softmax",
     "norm statistics": "float32 there, 16 bits in torch's CPU kernel",
-    "batch": "theirs has a causal mask, s²b; our mask is a buffer, made once",
+    "batch": "theirs has a causal mask, s²b, positions, 8sb, and a loss mask, 4sb; ours 32-bit ids for the lookup, 4sb",
     "loss": "other small tensors within the cross entropy",
     "generator states": "recomputation keeps them; CUDA's are on the host",
     "transient": "a gradient or a copy inside one operation",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 from html import escape
-from textwrap import fill
 
 from actmem.rows import Row, by_term
 from actmem_course.others.disagreements import disagreements
@@ -84,11 +83,8 @@ def _number(value: int | Fraction) -> str:
     return f"{int(value):,}" if value == int(value) else f"{float(value):,}"
 
 
-def in_the_paper(*where: str) -> Fold:
-    """Where the paper disagrees with its own formulas, in the sections and tables whose names begin with ``where``."""
-    found = [place for place in disagreements() if place.where.startswith(where)]
-    places = f"{len(found)} places" if len(found) > 1 else "one place"
-    return Fold(
-        f"Where the paper disagrees with its own formulas, {places}: {'; '.join(place.where for place in found)}",
-        "\n\n".join(fill(str(place), 96) for place in found),
-    )
+def in_the_paper() -> Fold:
+    """Where the paper disagrees with its own formulas, a paragraph for each place."""
+    found = disagreements()
+    line = f"Where the paper disagrees with its own formulas: {len(found)} places"
+    return Fold(line, "\n\n".join(map(str, found)), prose=True)

@@ -36,7 +36,7 @@ def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
 
     x: [s, b, h]; codes: int8 [o, h]; scale: [o, 1] in the dtype of x.  Returns [s, b, o]; only x gets a gradient.
-    Keeps nothing beside codes and scale, which the model holds anyway.  torch's operators keep the widened
+    Keeps nothing but codes and scale, which the model holds anyway.  torch's operators keep the widened
     weight, 2oh bytes in 16 bits, and would keep x, 2sbh, for a weight that trains.  2205.05198 section 4.1
     counts the inputs of linears that train.
     """
@@ -59,11 +59,11 @@ class _FrozenLinear(Function):
 def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
 
-    x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x), computed
-    with in the dtype of x.  Returns [s, b, o]; x, a and b get gradients of their own dtypes.  Keeps x and F.linear(x, a)
-    in the dtype of x, 2sbh + 2sbr bytes in 16 bits, beside weight, a and b.  Makes nothing of the size of weight,
-    neither weight + alpha/r · b @ a nor a gradient for it, and multiplies by weight once in forward and once in
-    backward.  2205.05198 section 4.1 counts 2sbh for a linear.
+    x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x).  Returns
+    [s, b, o].  All products are in the dtype of x; x, a and b get gradients of their own dtypes.  Keeps x and
+    F.linear(x, a) in the dtype of x, 2sbh + 2sbr bytes in 16 bits, beside weight, a and b.  Makes nothing of the size
+    of weight, neither weight + alpha/r · b @ a nor a gradient for it, and multiplies by weight once in forward and
+    once in backward.  2205.05198 section 4.1 counts 2sbh for a linear.
     """
     return _LoraLinear.apply(x, weight, a, b, alpha)
 
@@ -93,9 +93,8 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
 
     x: [s, b, h]; up: [f, h]; down: [h, f]; tile need not divide s.  Returns [s, b, h]; gradients as mlp gives them,
     those of up and down added up in the dtype of wide(up).  Keeps x, 2sbh bytes in 16 bits, where mlp keeps
-    2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] live at once, beside three of each of
-    x, up and down; and 8 products of s·b·h·f are made, where mlp makes 6.  What 2205.05198 section 5 does to
-    the core attention, done to the MLP.
+    2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of
+    x, up and down.  8 products of s·b·h·f run, where mlp runs 6.  2205.05198 section 5 does this to the core attention.
     """
     return _TiledMlp.apply(x, up, down, tile)
 
@@ -127,12 +126,12 @@ class _TiledMlp(Function):
 def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     """function(x), run again in backward from an x that was on the host in between.
 
-    function takes a tensor and returns one; it draws no random numbers, and trains weights of its own, which get
-    their gradients too, also where x needs none.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
-    without arguments: call it, and a copy is back on the device.  One copy out in forward, and one back in
-    backward; the copy on the host goes with the graph.  Keeps nothing on the device, and x's bytes on the host.
-    Gradients are those of function(x) to the bit.  With it, a stack of L layers keeps none of the 2sbhL bytes
-    that 2205.05198 section 5 counts for full recomputation.
+    function takes a tensor and returns one.  It draws no random numbers.  It has weights of its own, which get their
+    gradients even if x needs none.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
+    without arguments: call it, and a copy is back on the device.  Copy once out in forward, and once back in backward;
+    the copy on the host is freed with the graph.  Keeps nothing on the device, and x's bytes on the host.  Gradients
+    are bit-identical to those of function(x).  With it, a stack of L layers keeps none of the 2sbhL bytes that
+    2205.05198 section 5 counts for full recomputation.
     """
     # An x that needs no gradient would start no graph, and function's weights would get none.
     return _OffloadingCheckpoint.apply(function, host, x if x.requires_grad else x.detach().requires_grad_())

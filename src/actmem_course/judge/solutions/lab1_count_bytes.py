@@ -6,7 +6,7 @@ Write the functions below in your own copy of this file, which make labs puts in
 command above judges them: what you predict is compared with what a real layer keeps.  For a hint,
 add --hint 1.1.
 
-All activations have 16 bits, dropout masks 1 byte an element.  Results are whole numbers.
+All activations have 16 bits, dropout masks 1 byte per element.  Results are whole numbers.
 """
 
 import torch.nn.functional as F

@@ -6,7 +6,7 @@ Write the functions below in your own copy of this file, which make labs puts in
 command above judges them by the bill of the fullest rank: what doesn't fit is shown line by line.
 For a hint, add --hint 8.1.
 
-Weights have 2 bytes a parameter.  Gradients are added up in float32, and Adam keeps a float32 copy
+Weights have 2 bytes per parameter.  Gradients are added up in float32, and Adam keeps a float32 copy
 of the weights and two float32 averages.  Results are whole numbers.
 """
 

@@ -51,6 +51,9 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 #
 # Run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or all of them with *Run → Run All Cells*. Until you run a cell, you
 # see its stored output, and a figure is a picture. Sliders move with the mouse or the arrow keys.
+#
+# A cell that only compares a prediction with a count shows nothing. Near the end of each chapter the line *predicted =
+# measured* says how many agree; open it for the list.
 
 # %% [markdown]
 # ## Map of the course

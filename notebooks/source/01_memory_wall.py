@@ -149,8 +149,8 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too. Every term is
-# compared to the byte; the line *predicted = measured* near the end says how many agree.
+# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too, and every term is
+# compared to the byte.
 #
 # ## Measured: one layer of the fullest GPU
 #
@@ -220,7 +220,7 @@ Panel(
 # costs.
 # </details>
 #
-# All comparisons of this chapter, in one line; open it for the list:
+# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 agree

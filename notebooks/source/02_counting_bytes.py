@@ -287,8 +287,7 @@ Fold(
 # ### A second opinion
 #
 # `record` sees a tensor when autograd saves it. Could one escape it? `census` doesn't look at saved tensors at all. It notes
-# every storage that appears during forward, drops every reference but the graph, and adds up what is still alive. Both agree
-# (*predicted = measured*, near the end):
+# every storage that appears during forward, drops every reference but the graph, and adds up what is still alive:
 
 # %%
 agree.add("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])

@@ -198,8 +198,8 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 #
 # ## Measured: one rank of many
 #
-# Take everything that the layer above kept, and compare it with the formula, term by term. (We add the statistics of the
-# layer norms, which the paper leaves out.) The line *predicted = measured* below has the result:
+# Take everything that the layer above kept, and compare it with the formula, term by term. (The statistics of the layer norms,
+# which the paper leaves out, are counted too.)
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))

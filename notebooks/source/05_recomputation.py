@@ -187,8 +187,7 @@ agree.add("gradients of q, k and v, bit by bit", [(int((x != y).sum()), 0) for x
 in_words(kept(RunAgainSameDraws.apply))
 
 # %% [markdown]
-# One more tensor is kept: the generator's state, whose size does not depend on the region. Now the gradients are bit-identical
-# (*predicted = measured* near the end lists them).
+# One more tensor is kept: the generator's state, whose size does not depend on the region. Now the gradients are bit-identical.
 #
 # **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The core's last
 # operation is a product with V, and nothing inside the core keeps its output. So the second run can stop just before it.

@@ -236,8 +236,7 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# Compare the gradients before you trust a smaller number. In float64 the two layers agree to rounding (*predicted = measured*,
-# near the end).
+# Compare the gradients before you trust a smaller number. In float64 the two layers agree to rounding.
 
 # %% jupyter={"source_hidden": true}
 def gradients(**parts):

@@ -233,7 +233,7 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 #
 # $$\frac{\partial \log p_y}{\partial z} = \mathrm{onehot}_y - p, \qquad \frac{\partial H}{\partial z} = -p\,(\log p + H)$$
 #
-# (*Predicted = measured* below compares both with autograd's.) So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a
+# So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a
 # chunk of tokens at a time: $2v$ bytes per token, and no float32 copy of all. If you start from $x$ instead of the logits, the
 # same chunks keep $2h$.
 #
@@ -278,7 +278,7 @@ lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the w
 worked(*lines)
 
 # %% [markdown]
-# All comparisons of this chapter, in one line; open it for the list:
+# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 agree

@@ -73,7 +73,7 @@ Reveal(
 # $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
 #
 # Only $dW$ reads $x$. If you freeze $W$, nothing reads $x$. $dx$ reads the weight, which is there anyway. So a frozen linear
-# keeps **nothing** (this and all else that the chapter compares is in *predicted = measured*, near the end):
+# keeps **nothing**:
 
 # %%
 torch.manual_seed(0)
@@ -369,7 +369,7 @@ worked(
 )
 
 # %% [markdown]
-# All comparisons of this chapter, in one line; open it for the list:
+# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 agree

@@ -454,7 +454,7 @@ worked(
 )
 
 # %% [markdown]
-# All comparisons of this chapter, in one line; open it for the list:
+# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 agree

@@ -102,7 +102,7 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter has one meaning, the paper's.
 #
 # Formulas count **bytes**. Between two layers a microbatch is a tensor of shape $[s, b, h]$: in 16 bits, $2sbh$ bytes. A
-# dropout mask with as many elements takes $sbh$, one byte for each.
+# dropout mask with as many elements takes $sbh$, one byte for each. A GiB is $2^{30}$ bytes; an "80 GB" card has 80 of them.
 
 # %% [markdown]
 # ## What this machine has
@@ -145,9 +145,8 @@ print(f"formula {eq1(TINY):,} bytes, extra {extra:,} bytes, measured {ledger.tot
 print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 
 # %% [markdown]
-# That zero is the point of this course. Chapters 3 to 5 show what divides these bytes and what drops them. At the end of
-# chapter 5 you measure all six ways of the paper's table 2 on real processes, with the same zero. To see that table now, in a
-# terminal:
+# That zero is the point of this course. Chapters 3 to 5 show what divides these bytes and what drops them. In chapter 5
+# you measure all six ways of the paper's table 2 on real processes, with the same zero. To see that table now, in a terminal:
 #
 # ```
 # make measure
@@ -172,12 +171,6 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # More: $34sbh$ doubles and $5as^2b$ grows fourfold. [Chapter 2](02_counting_bytes.ipynb) begins with this.
 # </details>
-#
-# ## What people get wrong here
-#
-# * **"Activations are the outputs of operations."** They are what backward reads, and that is mostly inputs: chapter 2.
-# * **"34 + 5as/h is a number of elements."** It is bytes already, for 16-bit numbers.
-# * **GB and GiB.** An "80 GB" card has 80 GiB. This course writes GiB where it divides by $2^{30}$, and bytes where it can.
 #
 # **Source.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), equation 1.
 #

@@ -275,10 +275,7 @@ worked(
 # ## What people get wrong here
 #
 # * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** In the first figure that is the smaller part of each bar.
-# * **"Pipeline stages divide activation memory."** They divide the layers and multiply the microbatches in flight; the
-#   product stays $L$.
 # * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.
-# * **"34 + 5as/h is a number of elements."** It is bytes already; multiplied by 2, it counts everything twice.
 # * **"FlashAttention changes nothing here."** It does: fused attention never stores the core's three tensors, so the
 #   $5as^2b$ is gone before any recomputation. Until chapter 7 you count the layer of the paper, which predates its wide use.
 #

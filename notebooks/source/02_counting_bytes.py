@@ -430,8 +430,6 @@ agree
 # - **Counting outputs.** Backward keeps what gradients read, mostly inputs. Adding up outputs counts residuals and dropout
 #   outputs that nothing keeps, and misses the masks.
 # - **Counting a storage twice.** Q, K and V share one input. A view is not a copy.
-# - **Calling $34sbhL$ "full checkpointing".** That is *selective* recomputation. Full recomputation keeps $2sbh$ per layer,
-#   its input.
 #
 # ## The lab
 #

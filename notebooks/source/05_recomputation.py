@@ -487,7 +487,7 @@ worked(
 # holds the same storages, and a storage counts once. So the inputs of this region cost nothing.
 # </details>
 #
-# <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> a layer. Is that also what a GPU needs at its peak?</summary>
+# <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> per layer. Is that also what a GPU needs at its peak?</summary>
 #
 # No. While backward works on a layer, everything that this layer keeps is in memory again: `34sbh + 5as²b` for one layer,
 # on top of `2sbh` for each of the other `L − 1`. The same holds for selective recomputation: one layer's `5as²b` comes back

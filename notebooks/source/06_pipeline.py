@@ -389,7 +389,6 @@ worked(
 # - **"All ranks need the same memory."** With 1F1B the layers of rank `r` need `(p − r)/p` of what rank 0's need;
 #   interleaved in three chunks, the last rank's still need about half. And the last rank adds the logits.
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
-# - **"On average it fits."** The fullest rank decides whether training starts.
 #
 # ## The lab
 #

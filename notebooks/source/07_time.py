@@ -171,7 +171,7 @@ LiveFigure(utilisation_bars())
 Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
 
 # %% [markdown]
-# ## The roofline: why the core is cheap to run again
+# ## The roofline: why the core is cheap to recompute
 #
 # An operation computes FLOPs and moves bytes between memory and the chip. At best the two overlap completely. Then its least
 # time is the longer of
@@ -196,7 +196,7 @@ Panel(
 # short side each, the `h/a` elements of a head, so they stay below the ridge. Softmax and dropout do a few FLOPs for each score
 # they read and write. So the core has few FLOPs and much memory traffic.
 #
-# Now compare prices: the least time to run again, for each GiB freed.
+# Now compare prices: the least time to recompute, for each GiB freed.
 
 # %% jupyter={"source_hidden": true}
 shape, cut = SMALLEST, Parallel(8, True)

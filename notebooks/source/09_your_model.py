@@ -43,13 +43,13 @@ from actmem_course.show.widgets import Panel, Prediction, Reveal
 qwen = LLAMA_MODELS["qwen3-32b"]
 agree = Agreement()
 
+times = lambda mode: total(llama_rows(qwen, recompute=mode)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size)
 question = Prediction(
-    "Chapter 8's Llama layer keeps at least 17 times its input. A layer of Qwen3 32B also norms Q and K, its heads together are 1.6 times as wide "
-    "as the layer, and its MLP five times. Fully recomputed it keeps its input alone, as the figure shows. With nothing recomputed, "
-    "how many times its input must it keep?",
-    answer=total(llama_rows(qwen)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size),
+    "A layer of Qwen3 32B has heads that are together 1.6 times as wide as the layer, and an MLP five times as wide. If all that needs no product is "
+    f"recomputed, it keeps {times('elementwise'):.1f} times its input, as the figure shows. With nothing recomputed, how many times its input must it keep?",
+    answer=times("none"),
     unit="times",
-    because="No tensor of s² is left, and still the layer keeps many times what goes in: most of it in the MLP.",
+    because="On top come the outputs of both norms, Q and K after norms of their own, and the down product's input, as wide as the MLP.",
     line=GuessLine(),
 )
 Reveal(
@@ -57,7 +57,7 @@ Reveal(
     Panel(
         lambda s, recompute: llama_bars(qwen.with_sizes(seq_length=s), recompute),
         s=slider("s", "tokens", 1024, 32768, 1024, start=qwen.seq_length),
-        recompute=choice("recomputed", ["full", "elementwise", "none"], "full"),
+        recompute=choice("recomputed", ["full", "elementwise", "none"], "elementwise"),
     ),
     recompute="none",
 )
@@ -390,7 +390,7 @@ worked(
 # kernel reads, and recomputing the core frees none of these.
 # </details>
 #
-# <details><summary><b>3.</b> The peak lies in the optimizer's step. Does recomputing activations help?</summary>
+# <details><summary><b>3.</b> The peak is in the optimizer's step. Does recomputing activations help?</summary>
 #
 # No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
 # </details>

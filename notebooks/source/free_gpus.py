@@ -1,8 +1,8 @@
 # %% [markdown]
 # # On a free GPU
 #
-# Kaggle lends two T4 (*Settings → Accelerator*), Colab one. Open this notebook there, put the address of the repository
-# where you found it into the next cell, and run all cells. On your own machine the first cell has nothing to do.
+# Kaggle lends you two T4 (*Settings → Accelerator*), Colab one. Open this notebook there, put the repository's address into the
+# next cell, and run all cells. On your own machine the first cell does nothing.
 
 # %%
 REPOSITORY = ""  # such as https://…/actmem.git
@@ -17,8 +17,8 @@ if importlib.util.find_spec("actmem_course") is None:
     sys.path.insert(0, "actmem/src")  # this kernel started before the installation
 
 # %% [markdown]
-# What is here: each rank needs a GPU of its own. With one GPU, one process plays one rank of two: its kernels and its memory
-# are real, and its exchanges send nothing. Without any, two ranks run on the CPU.
+# Which GPUs are there? Each rank needs a GPU of its own. With one GPU, one process emulates one rank of two: its kernels and
+# its memory are real, and its exchanges send nothing. Without a GPU, two ranks run on the CPU.
 
 # %%
 import torch
@@ -39,7 +39,7 @@ else:
 Varies({"device": device_name(device), "GPUs": gpus, "torch": torch.__version__, "dtype": dtype, "ranks": ranks or "one, emulated"})
 
 # %% [markdown]
-# **Table 2 of the paper**: what one layer keeps for its backward pass, by formula and as autograd holds it there.
+# **Table 2 of the paper**: what one layer keeps for its backward pass, by formula and counted.
 
 # %%
 rows = results("measure_table2.py", "--dtype", dtype, *where, processes=ranks)
@@ -49,8 +49,8 @@ print(f"{sum(exact)} of {len(names)} rows of table 2 agree with what autograd ke
 Varies({row["configuration"]: size_text(row["measured_bytes"]) for row in rows})
 
 # %% [markdown]
-# **Table 4**: what recomputation costs in time. Where a GPU has room for it, this is a layer of the paper's 22B model; else it
-# is a tiny one, whose times are mostly those of starting kernels.
+# **Table 4**: what recomputation costs in time. If the GPU has room for it, this is a layer of the paper's 22B model. If not, it
+# is a tiny one, which spends most of its time starting kernels.
 
 # %%
 times = results("measure_speed.py", "--rounds", 8, *where, processes=ranks)
@@ -58,7 +58,7 @@ print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in times)} o
 Varies(speed_facts(times))
 
 # %% [markdown]
-# With a rented H100 or more, `python labs/measure_gpu.py` measures all there is in under nine minutes and writes it to
+# If you rent an H100 or more, `python labs/measure_gpu.py` measures everything in under nine minutes and writes it to
 # `labs/results`: please send that file.
 #
 # The exercises run here too: `!cd actmem && python labs/lab2_tensor_parallel.py`. Then begin with `00_start_here.ipynb`.

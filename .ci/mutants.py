@@ -41,7 +41,7 @@ COPIED = ("src", "tests", "labs", "notebooks/source", "pyproject.toml", "constra
 #: Folders of tests that may be near.  Not those that start labs, notebooks or browsers: too slow for 80 runs.
 NEARBY = ("", "formulas", "measure", "layers", "parallel", "plan", "verify", "tape", "others", "bench", "show", "bench/peers", "bench/reproduce")  # fmt: skip
 #: Tests of the repository, not of the library.
-APART = {"test_ci_tools", "test_imports", "test_project_files", "test_setup", "test_tiers"}  # fmt: skip
+APART = {"test_ci_tools", "test_imports", "test_setup", "test_tiers"}
 #: What a test file costs if its text has one of these words; 1 without any.
 COSTS = {"torch": 2, "pools": 6, "subprocess": 12, "launch": 12, "reproduce": 12, "torch.compile": 20, "memory_peak": 6}
 #: Farther tests than this many imports are not near.

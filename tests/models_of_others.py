@@ -32,13 +32,8 @@ def _language(kind, names, fixed, auto, s, b, **letters):
     if "width" in fixed:
         inside[fixed["width"]] = letters["h"]
     ids = 3 + torch.randint(0, letters["v"] - 3, (b, s))
-    ends = {
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "max_position_embeddings": 512,
-        "num_hidden_layers": 2,
-    }
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    ends |= {"max_position_embeddings": 512, "num_hidden_layers": 2}
     fields = {**ends, **{x: y for x, y in fixed.items() if x != "width"}, **inside}
     return _built(kind, auto, fields, {"input_ids": ids, "labels": ids.clone()})
 
@@ -98,41 +93,23 @@ for table, auto in (
 
 
 def _pictures(kind, fixed, b, i, h):
-    fields = {
-        "image_size": (i, 32),
-        "num_labels": 5,
-        **{name: value(h) if callable(value) else value for name, value in fixed.items()},
-    }
-    return _built(
-        kind,
-        "AutoModelForImageClassification",
-        fields,
-        {"pixel_values": torch.randn(b, 3, i, 32), "labels": torch.arange(b) % 5},
-    )
+    fields = {name: value(h) if callable(value) else value for name, value in fixed.items()}
+    fields = {"image_size": (i, 32), "num_labels": 5, **fields}
+    inputs = {"pixel_values": torch.randn(b, 3, i, 32), "labels": torch.arange(b) % 5}
+    return _built(kind, "AutoModelForImageClassification", fields, inputs)
 
 
-_VIT = {
-    "hidden_size": lambda h: h,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "patch_size": 4,
-}
+_VIT = {"hidden_size": lambda h: h, "num_attention_heads": 4, "intermediate_size": 48}
+_VIT |= {"num_hidden_layers": 2, "patch_size": 4}
 PICTURES: dict[str, tuple[dict[str, Any], str]] = {
     "vit": (_VIT, "i:4"),
     "beit": ({**_VIT, "drop_path_rate": 0.1, "use_relative_position_bias": True}, "i:4"),
     "dinov2": ({**_VIT, "image_size": 32}, ""),
-    "convnext": (
-        {"hidden_sizes": lambda h: [h, h, 2 * h, 2 * h], "depths": [1, 1, 1, 1], "drop_path_rate": 0.1},
-        "i:32",
-    ),
-    "resnet": (
-        {"hidden_sizes": lambda h: [h, 2 * h], "embedding_size": 8, "depths": [1, 1], "layer_type": "basic"},
-        "i:16",
-    ),
+    "convnext": ({"hidden_sizes": lambda h: [h, h, 2 * h, 2 * h], "depths": [1, 1, 1, 1], "drop_path_rate": 0.1}, "i:32"),
+    "resnet": ({"hidden_sizes": lambda h: [h, 2 * h], "embedding_size": 8, "depths": [1, 1], "layer_type": "basic"}, "i:16"),
     "swin": ({"embed_dim": lambda h: h, "depths": [2], "num_heads": [4], "window_size": 4, "patch_size": 4}, "i:16"),
     "efficientnet": ({"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}, "i:32"),
-}
+}  # fmt: skip
 for kind, (fixed, rule) in PICTURES.items():
     one_size = {} if rule else {"i": 32}  # its positions are of squares
     _add(kind, partial(_pictures, kind, fixed, **one_size), f"b,{rule},h:8" if rule else "b,h:8")
@@ -164,9 +141,8 @@ class Of(nn.Module):
 
 
 def encoder(s, b, h, a, f):
-    return nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(h, a, f, batch_first=True), 2, enable_nested_tensor=False
-    ), (torch.randn(b, s, h),)
+    layer = nn.TransformerEncoderLayer(h, a, f, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.randn(b, s, h),)
 
 
 def transformer(s, b, h, a, f):
@@ -199,9 +175,8 @@ def recommender(b, h, v):
         pairs = (x @ x.transpose(1, 2)).flatten(1)
         return F.binary_cross_entropy_with_logits(m["top"](pairs).squeeze(-1), torch.zeros(b))
 
-    return Of(run, words=nn.Embedding(v, h), top=nn.Sequential(nn.Linear(64, h), nn.ReLU(), nn.Linear(h, 1))), (
-        torch.randint(0, v, (b, 8)),
-    )
+    top = nn.Sequential(nn.Linear(64, h), nn.ReLU(), nn.Linear(h, 1))
+    return Of(run, words=nn.Embedding(v, h), top=top), (torch.randint(0, v, (b, 8)),)
 
 
 def linear_attention(s, b, h):
@@ -221,10 +196,8 @@ def contrast(b, h, f):
         x, y = (F.normalize(m["tower"](z), dim=-1) for z in (x, y))
         return F.cross_entropy(x @ y.t() * 10, torch.arange(b))
 
-    return Of(run, tower=nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))), (
-        torch.randn(b, h),
-        torch.randn(b, h),
-    )
+    tower = nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))
+    return Of(run, tower=tower), (torch.randn(b, h), torch.randn(b, h))
 
 
 def lora(s, b, h, f):
@@ -236,12 +209,8 @@ def lora(s, b, h, f):
         return x
 
     frozen = {"up": nn.Linear(h, f).requires_grad_(False), "down": nn.Linear(f, h).requires_grad_(False)}
-    small = {
-        "up_a": nn.Linear(h, 4, False),
-        "up_b": nn.Linear(4, f, False),
-        "down_a": nn.Linear(f, 4, False),
-        "down_b": nn.Linear(4, h, False),
-    }
+    sizes = {"up_a": (h, 4), "up_b": (4, f), "down_a": (f, 4), "down_b": (4, h)}
+    small = {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
     return Of(run, **frozen, **small), (torch.randn(b, s, h),)
 
 

@@ -105,9 +105,8 @@ def _threads(process: int) -> int:
 def _serve(rank: int, size: int, store: str, address: tuple[str, int], pipe) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
-    )
+    place: dict[str, Any] = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
+    dist.init_process_group("gloo", **place, timeout=timedelta(seconds=SECONDS))
     while True:
         function, args = pipe.recv()
         try:

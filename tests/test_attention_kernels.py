@@ -5,9 +5,8 @@ import pytest
 from actmem.attention_kernels import AttentionCall, Gpu, attention_kernel, attention_rows
 
 H100, A100, T4 = Gpu(), Gpu((8, 0)), Gpu((7, 5))
-LLAMA = dict(
-    head_size=128, value_size=128, num_heads=8, num_key_value_heads=2, num_queries=64, num_keys=64, causal=True
-)
+LLAMA = dict(head_size=128, value_size=128, num_heads=8, num_key_value_heads=2)
+LLAMA |= dict(num_queries=64, num_keys=64, causal=True)
 EQUAL = LLAMA | {"num_key_value_heads": 8}
 
 
@@ -46,10 +45,8 @@ def test_which_kernel_runs(gpu, dtype, call, kernel):
 
 
 def test_what_is_kept_besides():
-    kept = {
-        kernel: [row.bytes for row in attention_rows(kernel, 3, 4, 40)]
-        for kernel in ("flash", "cuDNN", "memory-efficient")
-    }
+    kernels = "flash", "cuDNN", "memory-efficient"
+    kept = {kernel: [row.bytes for row in attention_rows(kernel, 3, 4, 40)] for kernel in kernels}
     assert kept == {"flash": [24], "cuDNN": [16], "memory-efficient": [16, 4 * 3 * 4 * 24]}
     assert [row.bytes for row in attention_rows("memory-efficient", 3, 4, 64)] == [16]
     with pytest.raises(ValueError, match="keeps the scores"):

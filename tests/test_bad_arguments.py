@@ -1,4 +1,4 @@
-"""Bad sizes are refused where they enter, in one line that names the argument: dataclasses, and what takes plain numbers."""
+"""Bad sizes are refused where they enter, in one line that names the argument and the rule; what sizes know of themselves."""
 
 import importlib
 import math
@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from actmem.config import LARGEST_SIZE, ConfigError, ModelShape, Parallel, check_vocab_size, shown
+from actmem.config import (
+    LARGEST_SIZE,
+    ConfigError,
+    ModelShape,
+    Parallel,
+    check_layer,
+    check_vocab_size,
+    padded_vocab_size,
+    shown,
+)
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, pipeline_sends
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
@@ -21,16 +32,17 @@ from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import MLP, TransformerLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure.emulate import emulated_rank
-from actmem.models import TINY, model_shape
+from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask
 from actmem.pipeline import check_pipeline
-from actmem.recipes import PAPER_LAYER, Recompute
+from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES, Recompute
 from actmem.rows import Row
 from actmem.store import HostMemory
 from actmem_course.bench.race import take_turns
+from actmem_course.others import paper
 
 S, P, LLAMA = ModelShape(8, 2, 16, 4, num_layers=4, vocab_size=32), Parallel(2, True, 2), LlamaShape(8, 2, 16, 4, 2, 24)
 EXPERTS = LLAMA.with_sizes(num_experts=4, experts_per_token=2)
@@ -162,10 +174,8 @@ def test_nothing_is_measured_or_dropped_with_a_bad_argument(name, record_propert
 def test_no_number_where_ranks_cannot_share_the_layer(where):
     """A rounded-down share would be a wrong number."""
     (good,) = (good for one, good, _ in ENTER if one == where)
-    shape, odd = (
-        S.with_sizes(seq_length=9, vocab_size=27),
-        {"tensor_parallel_size": 3, "parallel": Parallel(3, True, 2)},
-    )
+    shape = S.with_sizes(seq_length=9, vocab_size=27)
+    odd = {"tensor_parallel_size": 3, "parallel": Parallel(3, True, 2)}
     if odd.keys() & good.keys():
         with pytest.raises(ConfigError):
             print(found(where)(**{**good, "shape": shape, **{name: odd[name] for name in odd.keys() & good.keys()}}))
@@ -262,3 +272,76 @@ def test_a_call_that_does_not_fit_stays_a_type_error():
         layer_rows()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="layer_rows.*'size'"):
         layer_rows(S, size=3)  # type: ignore[call-arg]
+
+
+GOOD = dict(seq_length=6, micro_batch_size=2, hidden_size=12, num_attention_heads=3, num_layers=4, vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"seq_length": 2**30, "hidden_size": 3},  # the scores: as²b
+        {"seq_length": 2**28, "micro_batch_size": 2**10, "hidden_size": 2**20, "num_attention_heads": 1},
+        {"hidden_size": 2**30, "num_attention_heads": 1},  # a weight: 4h²
+        {"vocab_size": LARGEST_SIZE, "hidden_size": 2**28 + 1, "num_attention_heads": 1},  # the embedding: vh
+    ],
+)
+def test_tensors_that_no_machine_can_address(sizes):
+    with pytest.raises(ConfigError, match="^model shape: one tensor would have .* elements") as error:
+        ModelShape(**{**GOOD, **sizes})
+    assert "\n" not in str(error.value)
+
+
+def test_letters_and_copies():
+    shape = ModelShape(**GOOD)
+    assert shape.letters() == (3, 2, 12, 6)
+    assert shape.with_sizes(seq_length=7) == ModelShape(**{**GOOD, "seq_length": 7})
+    assert shape.head_size == 4
+    with pytest.raises(ConfigError, match="^hidden_size: 13 must be divisible by num_attention_heads = 3$"):
+        shape.with_sizes(hidden_size=13)
+    with pytest.raises(AttributeError):
+        shape.seq_length = 8  # type: ignore[misc]  # frozen
+
+
+@given(a=st.integers(1, 12), s=st.integers(1, 24), t=st.integers(1, 8), sequence=st.booleans())
+def test_a_layer_is_shared_only_where_every_cut_is_even(a, s, t, sequence):
+    shape = ModelShape(s, 1, 5 * a, a)
+    if a % t:
+        rule = f"num_attention_heads: {a} must be divisible by tensor_parallel_size = {t}"
+    elif sequence and s % t:
+        rule = f"seq_length: {s} must be divisible by tensor_parallel_size = {t}"
+    else:
+        check_layer(shape, Parallel(t, sequence))
+        assert shape.hidden_size % t == 0
+        return
+    with pytest.raises(ConfigError) as error:
+        check_layer(shape, Parallel(t, sequence))
+    assert str(error.value) == rule
+
+
+def test_a_mode_knows_its_region_and_its_end():
+    modes = [Recompute.of(name) for name in RECOMPUTE_MODES]
+    assert [mode.name for mode in modes] == list(RECOMPUTE_MODES)
+    assert [(mode.region, mode.stop_early) for mode in modes] == [
+        ("none", False), ("core", True), ("terms", True), ("layer", True), ("core", False), ("layer", False),
+    ]  # fmt: skip
+    assert all(Recompute.of(mode) is mode for mode in modes)
+    with pytest.raises(AttributeError):
+        modes[0].region = "layer"  # type: ignore[misc]  # frozen
+
+
+def test_the_papers_models():
+    assert model_shape("tiny") is TINY
+    assert {name: model.num_devices for name, model in PAPER_MODELS.items()} == paper.TABLE3_DEVICES
+    for name, model in PAPER_MODELS.items():
+        assert model_shape(name) is model.shape
+        check_layer(model.shape, model.parallel)
+        chunks = model.parallel.pipeline_parallel_size * model.parallel.num_model_chunks
+        assert model.shape.num_layers % chunks == 0
+        assert model.global_batch_size % model.shape.micro_batch_size == 0
+
+
+def test_padded_vocabulary():
+    assert padded_vocab_size(50257, 4) == 50688 and padded_vocab_size(50257, 1) == 50304
+    assert padded_vocab_size(51200, 8) == 51200 and padded_vocab_size(10, 3, multiple=1) == 12
+    assert check_vocab_size(50688, 4) == 12672

@@ -7,7 +7,9 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 
+from tests import rank_pool
 from tests.forked_python import ForkedPython
 from tests.patience import SECONDS
 
@@ -87,3 +89,20 @@ def test_signals_reach_it(name, forked, tmp_path):
     run.communicate()
     while os.path.exists(f"/proc/{pid}"):  # until the server has seen its end
         time.sleep(0.05)
+
+
+def place(added):
+    return dist.get_rank() + added
+
+
+def fails_on_rank_0():
+    if dist.get_rank() == 0:
+        raise ValueError("mine")
+    dist.barrier()
+
+
+def test_a_rank_that_waits_for_one_that_failed_is_ended(pools, monkeypatch):
+    monkeypatch.setattr(rank_pool, "AFTER_A_FAILURE", 1)
+    with pytest.raises(rank_pool.RankFailed, match=r"(?s)ValueError: mine\n\nrank 1 did not answer within 1 s"):
+        pools[2].run(fails_on_rank_0)
+    assert pools[2].run(place, 3) == [3, 4]

@@ -69,10 +69,7 @@ UNDOCUMENTED = {"fwd_cache", "args_recv_info", "StorageWeakRef"}
 #: Solutions and cases are called as what they solve and judge, and labs teach names that the library has.
 SOLUTIONS = [SOURCE / "actmem_course" / "judge" / folder for folder in ("solutions", "cases")]
 #: Names that several files may define, and why.
-SHARED = {
-    "main": "a command's entry point is called that",
-    "FUNCTIONS": "a trace finds a file's autograd functions under this name",
-}
+SHARED = {"main", "FUNCTIONS"}  # a command's entry point; where a trace finds a file's autograd functions
 
 
 def module_of(path):
@@ -152,9 +149,8 @@ def test_every_form_of_import_is_seen(source, module, is_package, expected):
 
 
 def test_imports_inside_functions_are_not_made_on_load():
-    source = (
-        "import json\nclass A:\n    import csv\n    def f(self):\n        import plotly\nasync def g():\n    import re"
-    )
+    source = "import json\nclass A:\n    import csv\n    def f(self):\n        import plotly\n"
+    source += "async def g():\n    import re"
     assert imports_of(ast.parse(source), "actmem_course.x", at_load_only=True) == {"json", "csv"}
 
 
@@ -251,9 +247,8 @@ def private_names_of_torch(tree):
                 found.add(node.attr)
         for name in names:
             root, *rest = name.split(".")
-            private = [
-                part for part in rest if part in UNDOCUMENTED or part.startswith("_") and not part.endswith("__")
-            ]
+            private = [part for part in rest if part.startswith("_") and not part.endswith("__")]
+            private += UNDOCUMENTED.intersection(rest)
             if root in ("torch", "dist", "functional") and private:
                 found.add(name)
     return found

@@ -57,9 +57,8 @@ def test_same_bits_and_only_the_input_kept(stop_early):
         return ledger, weight.grad.clone(), x.grad.clone()
 
     _, *plain = gradients(lambda function, x: function(x))
-    ledger, *again = gradients(
-        lambda function, x: checkpoint(function, x, generators=[generator], stop_early=stop_early)
-    )
+    options = {"generators": [generator], "stop_early": stop_early}
+    ledger, *again = gradients(lambda function, x: checkpoint(function, x, **options))
     assert all(torch.equal(a, b) for a, b in zip(plain, again))
     assert sorted(t.bytes for t in ledger.saved) == [5 * 8 * 4, 5056]
 

@@ -89,9 +89,8 @@ def torch_1f1b(p, n, rank):
     (Its own listing, _get_pipeline_order, begins with microbatch 1 on the last rank.)
     """
     run = []
-    nothing = {
-        name: lambda i: [] for name in ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")
-    }
+    sends = [f"get_{way}_{what}_ops" for way in ("fwd", "bwd") for what in ("recv", "send")]
+    nothing = dict.fromkeys(sends, lambda i: [])
     stage = SimpleNamespace(
         **nothing,
         stage_index=rank,

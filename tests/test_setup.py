@@ -3,8 +3,10 @@
 make runs here in a folder of its own with stand-ins for Python and pip: no network, no waiting.
 """
 
+import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,6 +19,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+import actmem
+from notebooks.site.build import SITE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,9 +74,8 @@ def test_constraints_pin_each_dependency_and_nothing_else(python):
 
 def test_torch_and_what_the_library_and_the_course_need():
     assert {pins(python)["torch"] for python in PYTHONS} == {"2.13.0"}
-    assert dependencies()["torch"].specifier.contains("2.9.0") and not dependencies()["torch"].specifier.contains(
-        "2.8.0"
-    )
+    assert dependencies()["torch"].specifier.contains("2.9.0")
+    assert not dependencies()["torch"].specifier.contains("2.8.0")
     names = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
     assert names == {"torch", "numpy", "rich"}
     course = {canonicalize_name(Requirement(line).name) for line in project()["optional-dependencies"]["course"]}
@@ -127,16 +131,14 @@ class Workshop:
     def python(self, too_old=0, venv_works=True, pip="true", mypy="true", index="true"):
         text = STAND_IN_VENV_PYTHON.format(log=self.log, pip=pip, mypy=mypy, index=index)
         inner = self.script(self.folder / "inner", text)
-        make_venv = (
-            f'mkdir -p .venv/bin && cp "{inner}" .venv/bin/python' if venv_works else "mkdir -p .venv/bin; exit 1"
-        )
+        copied = f'mkdir -p .venv/bin && cp "{inner}" .venv/bin/python'
+        make_venv = copied if venv_works else "mkdir -p .venv/bin; exit 1"
         return self.script(self.folder / "outer", STAND_IN_PYTHON.format(too_old=too_old, venv=make_venv))
 
     def make(self, *arguments):
         # A make that runs these tests hands its own options on; they are not for this make.
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
-        }
+        makes = "MAKEFLAGS", "MFLAGS", "MAKELEVEL"
+        environment = {name: value for name, value in os.environ.items() if name not in makes}
         command = ["make", "--no-print-directory", *arguments]
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
 
@@ -197,10 +199,7 @@ def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        (
-            "course",
-            ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/00_start_here.ipynb"],
-        ),
+        ("course", ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/00_start_here.ipynb"]),
         ("labs", ["-m actmem_course.make_copies labs"]),
         ("lint", ["-m mypy"]),
         ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),
@@ -223,11 +222,8 @@ def test_course_and_labs_make_copies_and_a_new_one_only_when_asked(workshop):
     workshop.make("course", "FRESH=03")
     workshop.make("labs", "FRESH=lab2 lab4")
     copies = [call for call in workshop.calls() if "make_copies" in call]
-    assert [call.partition("make_copies")[2] for call in copies] == [
-        "",
-        " --fresh=03",
-        " labs --fresh=lab2 --fresh=lab4",
-    ]
+    asked = [call.partition("make_copies")[2] for call in copies]
+    assert asked == ["", " --fresh=03", " labs --fresh=lab2 --fresh=lab4"]
     # No popup about news.
     assert 'JUPYTER_CONFIG_PATH="notebooks/jupyter$' in workshop.make("course", "--dry-run").stdout
     settings = json.loads((ROOT / "notebooks/jupyter/labconfig/default_setting_overrides.json").read_text("utf-8"))
@@ -334,3 +330,85 @@ def test_ci_fails_when_make_test_fails_and_pytests_summary_stays_last(tmp_path):
     failed_setup = run_ci(tmp_path / "setup", 'echo "make: *** [Makefile:50: .venv/x] Error 1" >&2; exit 2')
     assert failed_setup.returncode == 2
     assert "Makefile:50" in failed_setup.stdout
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+
+
+def workflow(name):
+    found = yaml.safe_load(read(f".github/workflows/{name}.yml"))
+    found["on"] = found.pop(True)  # YAML 1.1 reads the key as a truth value
+    return found
+
+
+def steps(job):
+    return [step.get("run") or step["uses"] for step in job["steps"]]
+
+
+def test_a_push_runs_ci_and_every_night_what_it_does_not_wait_for():
+    ci, nightly = workflow("ci"), workflow("nightly")
+    assert ci["on"] == {"push": None, "pull_request": None}
+    assert set(nightly["on"]) == {"schedule", "workflow_dispatch"}
+    assert ci["permissions"] == nightly["permissions"] == {"contents": "read"}
+    (job,) = ci["jobs"].values()
+    assert steps(job)[-1] == ".ci/run" and (ROOT / ".ci" / "run").exists()
+    assert job["timeout-minutes"] <= 120
+    targets = [word for job in nightly["jobs"].values() for word in steps(job)[-1].split() if "=" not in word]
+    assert targets == [".ci/run", "test-all", "mutants", "make", "matrix"]
+    assert {"test-all", "mutants", "matrix"} <= TARGETS
+
+
+def test_main_publishes_what_make_site_builds():
+    pages = workflow("pages")
+    assert pages["on"]["push"] == {"branches": ["main"]}
+    build, deploy = pages["jobs"]["build"], pages["jobs"]["deploy"]
+    assert any(step.startswith("make site") for step in steps(build))
+    assert build["steps"][-1]["with"]["path"] == SITE.relative_to(ROOT).as_posix()
+    assert pages["permissions"] == {} and build["permissions"] == {"contents": "read"}
+    assert deploy["permissions"] == {"pages": "write", "id-token": "write"} and deploy["needs"] == "build"
+
+
+def test_the_dev_container_sets_up_with_make():
+    container = json.loads(read(".devcontainer/devcontainer.json"))
+    command, target, *_ = container["postCreateCommand"].split()
+    assert command == "make" and target in TARGETS and container["forwardPorts"] == [8888]
+
+
+def test_hooks_use_the_ruff_of_the_constraints():
+    pinned = re.search(r"^ruff==.*$", read("constraints.txt"), re.MULTILINE)[0]
+    (hooks,) = (repo["hooks"] for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"])
+    ruffs = [hook["additional_dependencies"] for hook in hooks if hook["entry"].startswith("ruff")]
+    assert ruffs == [[pinned]] * 2
+
+
+def test_the_citation_and_the_changes_name_todays_version():
+    assert yaml.safe_load(read("CITATION.cff"))["version"] == actmem.__version__
+    versions = re.findall(r"^## \[(.*?)\]", read("CHANGELOG.md"), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", actmem.__version__]
+
+
+def test_what_contributing_and_the_readme_name_is_there():
+    """Modules behind ``python -m`` are programs; files exist."""
+    contributing, readme = read("CONTRIBUTING.md"), read("README.md")
+    named = re.findall(r"`((?:src|tests|labs|notebooks)/[\w/.]+)`", contributing)
+    named += re.findall(r"\b(?:labs|tests|notebooks)/[\w/]+\.(?:py|ipynb|sbatch)\b", readme)
+    assert len(named) > 40
+    assert [name for name in named if not any(ROOT.glob(name.rstrip("/").replace("NN_name", "[0-9][0-9]_*")))] == []
+    modules = set(re.findall(r"python -m ([\w.]+)", contributing + readme)) - {"http.server", "pip"}
+    assert {"actmem", "actmem_course.make_copies"} <= modules
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        folder = spec.submodule_search_locations
+        program = Path(folder[0]) / "__main__.py" if folder else Path(spec.origin)
+        assert program.name == "__main__.py" or '__name__ == "__main__"' in program.read_text(encoding="utf-8"), name
+
+
+def test_an_installed_package_has_its_files_that_are_no_python():
+    package = ROOT / "src" / "actmem_course"
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.*") if "__pycache__" not in path.parts}
+    (listed,) = re.findall(r"^actmem_course = (\[.*\])$", read("pyproject.toml"), re.MULTILINE)
+    assert {name for name in found if not name.endswith(".py")} == set(json.loads(listed)) != set()

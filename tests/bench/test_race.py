@@ -188,12 +188,9 @@ print(resident() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
 def test_freed_memory_stays():
-    left = {
-        how: int(
-            subprocess.run([sys.executable, "-c", RESIDENT, how], capture_output=True, text=True, check=True).stdout
-        )
-        for how in ("keep", "not")
-    }
+    command = [sys.executable, "-c", RESIDENT]
+    said = {how: subprocess.run([*command, how], capture_output=True, text=True) for how in ("keep", "not")}
+    left = {how: int(done.stdout) for how, done in said.items()}
     assert left["not"] < 30 and left["keep"] > 130
 
 

@@ -21,7 +21,7 @@ from actmem.formulas.activations import (
 from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import LAYER_TERMS, by_term, extra_rows, total
-from tests.formulas.cuts import layer_cuts
+from tests.shapes import layer_cuts
 
 ELEMENT_SIZES = st.sampled_from([2, 4, 8])
 
@@ -119,8 +119,7 @@ def test_rows_add_up_to_the_closed_form_and_that_is_the_printed_one(cut, configu
 
 
 @pytest.mark.parametrize(
-    ("model", "both", "full"),
-    [("22B", 16.1, 7.6), ("175B", 18.5, 8.7), ("530B", 20.2, 9.5), ("1T", 20.2, 9.5)],
+    ("model", "both", "full"), [("22B", 16.1, 7.6), ("175B", 18.5, 8.7), ("530B", 20.2, 9.5), ("1T", 20.2, 9.5)]
 )
 def test_percentages_of_the_tensor_parallel_baseline(model, both, full):
     """Section 6.1 says under 20% and about 10%; these are table 2's own."""

@@ -25,7 +25,7 @@ from actmem.measure.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
-from tests.formulas.cuts import layer_cuts, model_cuts
+from tests.shapes import layer_cuts, model_cuts
 from tests.tiers import covering
 
 SHAPE = ModelShape(8, 3, 24, 4, num_layers=2, vocab_size=20)

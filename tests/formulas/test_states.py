@@ -10,7 +10,7 @@ from actmem.layers.gpt import GPT
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import total
-from tests.formulas.cuts import model_cuts
+from tests.shapes import model_cuts
 
 SHAPE = ModelShape(6, 1, 24, 4, num_layers=8, vocab_size=20)
 

@@ -10,7 +10,7 @@ from tests.forked_python import ForkedPython
 FORKED = (
     "test_copies", "test_course", "test_files", "test_judge_command", "test_measure_communication", "test_measure_gpu",
     "test_measure_paper", "test_measure_parity", "test_measure_peers", "test_measure_pipeline", "test_measure_runs",
-    "test_measure_speed", "test_measure_table2", "test_measure_today", "test_stuck",
+    "test_measure_table2", "test_measure_today", "test_stuck",
 )  # fmt: skip
 
 

@@ -57,12 +57,8 @@ class Started:
         self.mark = uuid.uuid4().hex
         self.looping = Path(folder) / "loops"
         self.harmed, self.seconds = 0.0, 0.0
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            **environment,
-            "ACTMEM_MARK": self.mark,
-            "ACTMEM_LOOPS": str(self.looping),
-        }
+        environment = {"OMP_NUM_THREADS": "1", **environment, "ACTMEM_MARK": self.mark}
+        environment["ACTMEM_LOOPS"] = str(self.looping)
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -1,7 +1,13 @@
 """Our own numbers, with which a learner's are compared, are those that are counted, billed or found by trying all."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
 from actmem.config import Layout, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
@@ -9,14 +15,29 @@ from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import static_rows
 from actmem.rows import total
 from actmem_course.judge.cases import lab1_count_bytes as cases1
+from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL, Scaling
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
 from actmem_course.judge.kept import kept
+from actmem_course.judge.outline import LAB_NAMES, load_lab
 from actmem_course.judge.solutions import lab1_count_bytes as lab1
+from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
+from actmem_course.judge.solutions import lab3_sequence_parallel as lab3
 from actmem_course.judge.solutions.lab5_pipeline import how_many_fit
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes
 from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.workbench import Bench
+from actmem_course.pieces import (
+    Dropouts,
+    LayerWeights,
+    core_attention,
+    gelu,
+    layer,
+    merge_heads,
+    random_weights,
+    split_heads,
+)
+from tests.labs.learners import judged
 
 
 def test_a_rank_keeps_what_is_measured():
@@ -55,3 +76,100 @@ def test_the_states_are_those_of_the_bill(stage):
         parts = static_rows(model, Layout(dp, t, zero_stage=stage), 0)
         billed = {part: total(parts[part]) for part in STATE_PARTS}
         assert rank_state_bytes(parameters, dp, stage) == billed
+
+
+S, B, HEADS = 8, 2, 8
+H = 4 * HEADS
+MLP, ATTENTION = ("up_weight", "up_bias", "down_weight", "down_bias"), ("qkv_weight", "qkv_bias", "projection_weight", "projection_bias")  # fmt: skip
+
+
+def whole_mlp(x, w):
+    return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
+
+
+def whole_attention(x, w):
+    q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), HEADS)
+    return F.linear(merge_heads(core_attention(q, k, v), B), w.projection_weight, w.projection_bias)
+
+
+def sharded_layer(x, w, group, linear):
+    return lab3.layer(x, w, cast(Dropouts, Scaling()), linear, group)
+
+
+#: The uncut function, ours, the weights that it has, and whether tokens are cut.
+CASES: dict[str, Any] = {
+    "mlp": (whole_mlp, lambda x, w, group: lab2.mlp(x, w.up_weight, w.up_bias, w.down_weight, w.down_bias, group), MLP, False),
+    "attention": (
+        whole_attention,
+        lambda x, w, group: lab2.attention(
+            x, w.qkv_weight, w.qkv_bias, w.projection_weight, w.projection_bias, HEADS, group
+        ),
+        ATTENTION,
+        False,
+    ),
+    **{
+        f"layer with {linear.__name__}": (
+            lambda x, w: layer(x, w, cast(Dropouts, Scaling())),
+            partial(sharded_layer, linear=linear),
+            tuple(random_weights(H, HEADS).named()),
+            True,
+        )
+        for linear in (lab3.gathering_linear, lab3.shard_keeping_linear)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_the_ranks_together_are_the_uncut_block(case, t):
+    uncut, ours, names, cut = CASES[case]
+    torch.manual_seed(3)
+    w = random_weights(H, HEADS, seed=4).map(lambda name, x: (x + 0.1 * torch.randn_like(x)).requires_grad_())
+    x, upstream = (torch.randn(S, B, H, dtype=torch.float64) for _ in range(2))
+    whole = x.clone().requires_grad_()
+    y = uncut(whole, w)
+    y.backward(upstream)
+    inputs, above = (tensor.chunk(t) if cut else [tensor] * t for tensor in (x, upstream))
+
+    def run(rank):
+        own = w.map(lambda name, x: x.detach()).part(rank.number, t).map(lambda name, x: x.clone().requires_grad_())
+        leaf = inputs[rank.number].clone().requires_grad_()
+        result = ours(leaf, own, dist.group.WORLD)
+        result.backward(above[rank.number])
+        return result.detach(), leaf.grad, {name: getattr(own, name).grad for name in names}
+
+    results, gradients, of_weights = zip(*VirtualRanks(t).run(run))
+    join = torch.cat if cut else lambda parts: parts[0]
+    torch.testing.assert_close(join(results), y.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(join(gradients), whole.grad, rtol=0, atol=1e-9)
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in w.named().items()}
+    everything = LayerWeights(HEADS, **grads)
+    for rank in range(t):
+        for name in set(names) - (set(PARTIAL) if cut else set()):
+            right = getattr(everything.part(rank, t), name)
+            torch.testing.assert_close(of_weights[rank][name], right, rtol=0, atol=1e-9)
+    for name in PARTIAL if cut else ():
+        total = sum(own[name] for own in of_weights)
+        torch.testing.assert_close(total, getattr(w, name).grad, rtol=0, atol=1e-9)
+
+
+ODD: dict[str, Callable[..., Any]] = {
+    "nothing": lambda *args, **kwargs: None,
+    "a number": lambda *args, **kwargs: 1.5,
+    "a word": lambda *args, **kwargs: "ready",
+    "an empty list": lambda *args, **kwargs: [],
+    "a small tensor": lambda *args, **kwargs: torch.zeros(2),
+    "its first argument": lambda *args, **kwargs: args[0],
+    "no arguments": lambda: None,
+}
+
+
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_odd_answers(lab):
+    for exercise in load_lab(lab).exercises:
+        for odd, answer in ODD.items():
+            verdict = judged(exercise.number, answer, size=2)
+            assert verdict.status in ("wrong", "error"), (odd, verdict)
+            assert len(verdict.diagnosis) > 15, (odd, verdict)
+            assert not verdict.where or verdict.where.startswith("test_compared_numbers.py"), (odd, verdict)
+            assert "actmem" not in verdict.diagnosis, (odd, verdict)

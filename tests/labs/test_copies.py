@@ -12,7 +12,7 @@ from actmem_course import copies, make_copies
 from actmem_course.copies import Copies, file_to_judge, lab_files, move_edits, notebook_files
 from actmem_course.cut import cut, lab_names, lab_source, write_labs
 from actmem_course.launch import LABS
-from tests.labs.stuck import start
+from tests.labs.learners import start
 from tests.patience import SECONDS
 
 ROOT = LABS.parent
@@ -37,9 +37,8 @@ def labs(tmp_path):
 
 
 def edited(path):
-    path.write_text(
-        path.read_text(encoding="utf-8").replace("    raise NotImplementedError\n", EDIT, 1), encoding="utf-8"
-    )
+    source = path.read_text(encoding="utf-8").replace("    raise NotImplementedError\n", EDIT, 1)
+    path.write_text(source, encoding="utf-8")
     return path.read_bytes()
 
 
@@ -165,9 +164,8 @@ def test_a_newcomer_runs_the_lab_in_labs_and_loses_nothing(checkout):
     lab = f"labs/{LAB}.py"
     done = run(checkout, lab, "--only", "4.1")
     assert done.returncode == 1 and "not written yet" in done.stdout
-    assert (
-        f"my/{COPY} is your copy of this lab" in done.stderr and f"a hint: python my/{COPY} --hint 4.1" in done.stdout
-    )
+    assert f"my/{COPY} is your copy of this lab" in done.stderr
+    assert f"a hint: python my/{COPY} --hint 4.1" in done.stdout
     (checkout / "my" / COPY).unlink()
     source = (checkout / lab).read_text(encoding="utf-8")
     work = source.replace("    raise NotImplementedError\n", "    raise ValueError('mine')\n", 1)
@@ -246,10 +244,8 @@ def test_the_cut_leaves_alone_what_somebody_wrote(labs):
     assert all(cut(lab_source(name)) == lab_source(name) for name in lab_names())
     older, answered, broken = (labs / f"{name}.py" for name in lab_names()[:3])
     older.write_text(older.read_text(encoding="utf-8") + "OLDER = 1\n", encoding="utf-8")
-    answered.write_text(
-        answered.read_text(encoding="utf-8").replace("    raise NotImplementedError", "    return x", 1),
-        encoding="utf-8",
-    )
+    solved = answered.read_text(encoding="utf-8").replace("    raise NotImplementedError", "    return x", 1)
+    answered.write_text(solved, encoding="utf-8")
     broken.write_text("x = (", encoding="utf-8")
     before = everything(labs)
     assert write_labs(labs) == [answered, broken]
@@ -267,12 +263,8 @@ def test_pytest_collects_nothing_of_the_learners(tmp_path):
     (tmp_path / "my" / "labs" / "test_mine.py").write_text("x = (", encoding="utf-8")
     (tmp_path / "my" / "chapter.ipynb").write_text("{", encoding="utf-8")
     (tmp_path / "tests" / "test_ours.py").write_text("def test():\n    pass\n", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbval", "-q", "--collect-only", "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "--collect-only", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[0] == "tests/test_ours.py::test", done.stdout
 
 

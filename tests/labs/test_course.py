@@ -15,7 +15,7 @@ from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
 from actmem_course.judge.verdict import PASSED, WRONG, Verdict
 from actmem_course.launch import LABS
-from tests.labs.stuck import learner_file, start
+from tests.labs.learners import learner_file, start
 
 RIGHT = "return 34 * hidden_size // (5 * num_attention_heads) + 1"
 
@@ -80,14 +80,12 @@ def test_chapters_send_to_each_exercise_once_its_idea_and_all_that_it_needs_are_
 
 def test_json_says_what_judged(tmp_path):
     path = tmp_path / "out.json"
-    done = start(
-        learner_file(tmp_path, "lab1_count_bytes"), "--solution", "--json", str(path), XDG_CACHE_HOME=str(tmp_path)
-    )
+    file = learner_file(tmp_path, "lab1_count_bytes")
+    done = start(file, "--solution", "--json", str(path), XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
-    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1) and {"python", "torch", "actmem"} <= found[
-        "versions"
-    ].keys()
+    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1)
+    assert {"python", "torch", "actmem"} <= found["versions"].keys()
     assert [v["status"] for v in found["verdicts"]] == ["passed"] * 4
     assert found["reward"]["measures"][0]["values"]["yours"] == found["reward"]["measures"][0]["values"]["measured"]
 

@@ -12,7 +12,7 @@ import pytest
 from actmem_course import guard, launch
 from actmem_course.rank_store import RanksLost
 from tests.labs.faults import TORCHRUN, Started, listening, planted
-from tests.labs.stuck import learner_file
+from tests.labs.learners import learner_file
 from tests.tiers import at_night
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")]

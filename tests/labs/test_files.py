@@ -75,14 +75,11 @@ def test_what_is_refused(tmp_path, record_property):
     loop.symlink_to(loop)
     cases = [
         (named(json=file, html=tmp_path / "." / "a.json"), r"html: .*a.json is the file of --json already"),
-        (
-            named(json=None, html=tmp_path / "none" / "a.html"),
-            r"html: cannot write .*a.html: No such file or directory",
-        ),
+        (named(json=None, html=tmp_path / "none" / "a.html"), r"html: cannot write .*a.html: No such file or directory"),
         (named(json=file / "b.json", html=None), r"json: cannot write .*b.json: Not a directory"),
         (named(json=tmp_path, html=None), r"json: cannot write .*: Is a directory"),
         (named(json=loop, html=None), r"json: cannot write .*loop: "),
-    ]
+    ]  # fmt: skip
     record_property("inputs", len(cases))
     for args, line in cases:
         with pytest.raises(ConfigError, match=f"^{line}"):

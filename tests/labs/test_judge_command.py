@@ -8,8 +8,7 @@ import pytest
 from actmem_course.judge.outline import load_lab
 from actmem_course.judge.verdict import PASSED, Verdict
 from tests.labs.in_process import judge_exit
-from tests.labs.judged import judged_file
-from tests.labs.stuck import learner_file, start
+from tests.labs.learners import judged_file, learner_file, start
 
 LAB2, LAB3, LAB4 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab4_recompute"
 
@@ -63,14 +62,8 @@ def test_one_more_hint_each_time(monkeypatch, capsys, tmp_path):
 
 
 UNFINISHED = {
-    "a name that is not there": (
-        "return gather_all(x)",
-        r"“return gather_all\(x\)” raises NameError: name 'gather_all' is not defined",
-    ),
-    "a class of the learner's that is not written": (
-        "class G(torch.autograd.Function):\n        pass\n    return G.apply(x)",
-        r"forward",
-    ),
+    "a name that is not there": ("return gather_all(x)", r"“return gather_all\(x\)” raises NameError: name 'gather_all' is not defined"),
+    "a class of the learner's that is not written": ("class G(torch.autograd.Function):\n        pass\n    return G.apply(x)", r"forward"),
     "an exception of the learner's": ("raise ValueError('what now')", r"raises ValueError: what now"),
     "no backward": (
         "class G(torch.autograd.Function):\n        @staticmethod\n        def forward(ctx, x):\n            return torch.cat([x, x])\n"
@@ -78,7 +71,7 @@ UNFINISHED = {
         r"3\.1 g todo lab3_sequence_parallel.py:\d+",
     ),
     "leaving": ("raise SystemExit(3)", r"raises SystemExit: 3"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNFINISHED)

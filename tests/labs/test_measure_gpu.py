@@ -12,9 +12,12 @@ import torch
 from actmem_course import launch
 from actmem_course.bench import hold, measure_gpu
 from actmem_course.bench.measure_gpu import QUICK_LAYERS, Session, claims
+from actmem_course.bench.measure_speed import BASELINE, VARIANTS
 from actmem_course.bench.race import Work, take_turns
+from actmem_course.others.paper import TABLE4
 from actmem_course.ranks import Ranks
 from actmem_course.results import Overhead, SpeedLine, Table2Result
+from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_gpu.py"
 
@@ -66,11 +69,7 @@ def line(name, overhead, **changed):
 
 def test_claims_say_what_does_not_hold():
     wrong = Table2Result("none", "", 1, 0, 8, 0, 9, 1, exact=False, disagreement="")
-    case: dict[str, Any] = {
-        "model": "22B",
-        "seq_length": 2048,
-        "table2": [wrong],
-    }
+    case: dict[str, Any] = {"model": "22B", "seq_length": 2048, "table2": [wrong]}
     case["speed"] = [line("selective + sequence parallel", 0.039), line("full recompute", 0.31)]
     assert [(claim.measured, claim.holds) for claim in claims({"cases": [case]})] == [
         ("2 of 3", False), ("2 of 2", True),
@@ -106,9 +105,7 @@ class StandIn:
 
 def test_cuda_events_and_one_step_ahead(monkeypatch):
     cuda = StandIn(monkeypatch)
-    work = Work(
-        lambda: cuda.log.append("forward"), lambda _: cuda.log.append("backward"), lambda: cuda.log.append("finish")
-    )
+    work = Work(*(lambda *_, what=what: cuda.log.append(what) for what in ("forward", "backward", "finish")))
     samples = take_turns({"a": work}, rounds=1, warm_up=0, device="cuda")
     assert cuda.log == ["wait", "forward", "backward", "finish", "forward", "backward", "wait", "finish"]
     assert [(sample.forward_seconds, sample.backward_seconds) for sample in samples["a"]] == [(1.0, 1.0)]
@@ -132,12 +129,8 @@ def test_machine_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(measure_gpu, "_output", lambda *command: command[0])
     found = measure_gpu.machine("cuda")
-    assert (found["device"], found["memory_bytes"], found["compute_capability"], found["driver"]) == (
-        "A GPU",
-        2**37,
-        "9.0",
-        "nvidia-smi",
-    )
+    wanted = {"device": "A GPU", "memory_bytes": 2**37, "compute_capability": "9.0", "driver": "nvidia-smi"}
+    assert wanted.items() <= found.items()
 
 
 WITHOUT = """
@@ -151,3 +144,36 @@ def test_nothing_of_it_needs_a_notebook_or_plotly():
     """A borrowed GPU often has torch and rich and nothing else."""
     done = subprocess.run([sys.executable, "-c", WITHOUT, launch.LABS / SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+SPEED = "measure_speed.py"
+TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
+
+
+def check_lines(lines):
+    assert [line["name"] for line in lines] == [variant.name for variant in VARIANTS]
+    assert lines[0]["name"] == BASELINE and lines[0]["over"] is None
+    for line in lines:
+        assert line["held_bytes"] == line["predicted_bytes"] > 0 and line["peak_bytes"] > line["held_bytes"]
+        assert line["combined_seconds"] > 0 and line["finite"]
+        assert (line["recompute_seconds"] > 0) == (line["recompute"] != "none")
+        assert line["backward_seconds"] > line["recompute_seconds"]
+
+
+def test_every_row_of_table_4_is_there():
+    assert [variant.name for variant in VARIANTS if not variant.literal] == list(TABLE4)
+    assert {variant.paper_row for variant in VARIANTS} == set(TABLE4)
+
+
+def test_emulated_with_all_files(tmp_path):
+    files = {name: tmp_path / name for name in ("json", "html", "trace")}
+    shown = shown_in_80_columns(SPEED, "--emulate", 2, *TINY, *(f"--{name}={path}" for name, path in files.items()))
+    check_lines(json.loads(files["json"].read_text()))
+    assert "exchanges send nothing here" in " ".join(shown.split()) and "All 8 layers hold" in shown
+    assert "Noise: the baseline against itself" in shown
+    assert "Full recomputation costs" in files["html"].read_text()
+    assert "core attention recompute" in files["trace"].read_text()
+
+
+def test_under_torchrun():
+    check_lines(launch.results(SPEED, *TINY, processes=2))

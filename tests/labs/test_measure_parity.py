@@ -8,22 +8,11 @@ from actmem.models import TINY
 from actmem_course import launch
 from actmem_course.bench.measure_parity import FORMS, measure_parity
 from actmem_course.ranks import Ranks
-from tests.labs.in_process import lab_results
 
 SCRIPT = "measure_parity.py"
-SEEN_IN_PARTS = [
-    "norm1.weight",
-    "norm1.bias",
-    "attention.projection.bias",
-    "norm2.weight",
-    "norm2.bias",
-    "mlp.down.bias",
-]
+SEEN_IN_PARTS = ["norm1.weight", "norm1.bias", "attention.projection.bias"]
+SEEN_IN_PARTS += ["norm2.weight", "norm2.bias", "mlp.down.bias"]
 SMALL = ["--seq-length", 16, "--micro-batch-size", 3, "--hidden-size", 48]
-
-
-def test_on_four_ranks(pools):
-    check_results(lab_results(pools[4], SCRIPT, *SMALL), 4)
 
 
 def test_under_torchrun():
@@ -35,9 +24,8 @@ def check_results(results, processes):
     for r in results:
         assert r["exact"] and r["largest_error"] < 1e-12, r
         sequence = FORMS[r["form"]].get("sequence_parallel", False)
-        predicted = layer_exchanges(
-            TINY, Parallel(processes, sequence), keep_gathered_input="keep_gathered_input" in FORMS[r["form"]]
-        )
+        kept = FORMS[r["form"]].get("keep_gathered_input", False)
+        predicted = layer_exchanges(TINY, Parallel(processes, sequence), keep_gathered_input=kept)
         assert Counter(r["forward"]) + Counter(r["backward"]) == counts(predicted)
         assert r["partial_gradients"] == (SEEN_IN_PARTS if sequence else [])
 

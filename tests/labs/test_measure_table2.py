@@ -8,16 +8,11 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
-from tests.labs.in_process import lab_results, shown_in_80_columns
+from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
 PYTHON = sys.executable  # before conftest.py puts another in its place
 FIELDS = {"configuration", "tensor_parallel_size", "rank", "predicted_bytes", "extra_bytes", "measured_bytes"}
-
-
-@pytest.mark.parametrize(("processes", "dtype"), [(1, "bfloat16"), (2, "float32"), (4, "bfloat16")])
-def test_on_ranks(processes, dtype, pools):
-    check_results(lab_results(pools[processes], SCRIPT, "--dtype", dtype), processes)
 
 
 def test_under_torchrun():

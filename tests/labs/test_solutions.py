@@ -1,16 +1,18 @@
 """Every lab as a learner gets it is unsolved, every solution passes, and the two can't drift apart."""
 
 import ast
+import io
 import subprocess
 
 import pytest
+from rich.console import Console
 
 from actmem_course.cut import SOLUTIONS, lab_source
+from actmem_course.judge import rewards
 from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.judge.outline import LAB_NAMES, load_lab, solutions_of
 from actmem_course.launch import LABS as FOLDER
-from tests.labs.judged import names_in, real_bench
-from tests.labs.stuck import learner_file
+from tests.labs.learners import learner_file, names_in, real_bench
 from tests.tiers import at_night
 
 README = FOLDER.parent / "README.md"
@@ -56,9 +58,8 @@ def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name
         assert ast.dump(node.args) == ast.dump(answer.args)
         assert ast.get_docstring(node) == ast.get_docstring(answer) and "2205.05198" in ast.get_docstring(node)
         assert [type(statement) for statement in node.body] == [ast.Expr, ast.Raise]
-    assert not [
-        node for node in lab.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.startswith("_")
-    ]
+    kept = [node.name for node in lab.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert not [name for name in kept if name.startswith("_")]
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)
@@ -98,3 +99,20 @@ def real_verdicts(name):
 def test_solved_on_real_processes(pools, name):
     for found in pools[2].run(real_verdicts, name):
         assert [outcome for outcome in found if outcome.status != "passed"] == []
+
+
+def reward_of(name):
+    rewards.NUM_STEPS = 2  # in this rank's own process; more steps show nothing new
+    return rewards.reward_of(load_lab(name), real_bench(dict(solutions_of(name))))
+
+
+@pytest.mark.parametrize("name", LAB_NAMES)
+def test_bytes_equal_the_formula(pools, name):
+    alone = load_lab(name).one_process
+    for reward in [reward_of(name)] if alone else pools[2].run(reward_of, name):
+        for measure in reward.measures:
+            assert len(set(measure.values.values())) == 1 and len(measure.values) > 1, measure
+        output = io.StringIO()
+        reward.show(Console(file=output, width=80, highlight=False))
+        text = output.getvalue()
+        assert reward.what in " ".join(text.split()) and "…" not in text

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.labs.stuck import learner_file, start
+from tests.labs.learners import learner_file, start
 from tests.tiers import at_night
 
 pytestmark = pytest.mark.fault
@@ -13,20 +13,14 @@ NAME = "lab3_sequence_parallel"
 RANK_1 = "if dist.get_rank() == 1:\n        "
 #: What is given to rank 1 (rank 0 gathers), and what the verdict says.
 STUCK = {
-    "an endless loop": (
-        RANK_1 + "while True:\n            pass",
-        r"no end after 12 s: rank 1 is at lab3_sequence_parallel.py:\d+, in g",
-    ),
+    "an endless loop": (RANK_1 + "while True:\n            pass", r"no end after 12 s: rank 1 is at lab3_sequence_parallel.py:\d+, in g"),
     "a message that nobody sends": (
         RANK_1 + "dist.recv(x, 0)",
         r"deadlock: rank 0 is waiting in all_gather \(.*\); rank 1 is waiting in receive \(lab3_sequence_parallel.py:\d+\)",
     ),
     "a rank that dies": (RANK_1 + "import ctypes\n        ctypes.CDLL(None)._exit(3)", r"it died: exit code 3"),
-    "a rank that is killed": (
-        RANK_1 + "import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)",
-        r"it died: ended by SIGKILL",
-    ),
-}
+    "a rank that is killed": (RANK_1 + "import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)", r"it died: ended by SIGKILL"),
+}  # fmt: skip
 GATHER = "\n    y = x.new_empty(2 * x.shape[0], *x.shape[1:])\n    dist.all_gather_into_tensor(y, x.contiguous(), group=group)\n    return y"
 
 
@@ -60,7 +54,6 @@ def test_mismatched_collectives_are_named_and_judging_goes_on(tmp_path):
     done = start(file, "--only", "3.1,3.2", "--ranks", "2")
     text = " ".join(done.stdout.split())
     assert done.returncode == 1
-    assert re.search(
-        r"deadlock: rank 0 is waiting in all_gather \(\S+:\d+\); rank 1 is waiting in all_reduce \(\S+:\d+\)", text
-    ), text
+    where = r"rank 0 is waiting in all_gather \(\S+:\d+\); rank 1 is waiting in all_reduce \(\S+:\d+\)"
+    assert re.search(f"deadlock: {where}", text), text
     assert "3.2 g_bar wrong" in text and "ended the ranks" not in text

@@ -7,7 +7,9 @@ import random
 import re
 import signal
 import sys
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,21 +164,11 @@ def test_one_flipped_byte_is_found(pools, tmp_path):
 @pytest.mark.fault
 @pytest.mark.skipif(os.name == "nt", reason="limits the size of a file by ulimit")
 def test_a_save_that_does_not_fit_is_one_line(tmp_path):
-    saving = [
-        sys.executable,
-        str(launch.LABS / SCRIPT),
-        "--ranks",
-        "2",
-        "--steps",
-        "2",
-        "--save",
-        str(tmp_path / "run"),
-    ]
+    saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "2", "--save", f"{tmp_path}/run"]
     code, output, errors = Started(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *saving], tmp_path).end()
     assert code == 1 and "step 2" in output and newest_save(tmp_path / "run") == 0
-    assert len(errors) == 1 and re.fullmatch(
-        r"train.py: rank \d: cannot write .*step-00000002: File too large", errors[0]
-    )
+    assert len(errors) == 1
+    assert re.fullmatch(r"train.py: rank \d: cannot write .*step-00000002: File too large", errors[0])
 
 
 @pytest.mark.nightly
@@ -232,3 +224,20 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
     arguments = [str(argument).format(**names) for argument in arguments]
     code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE)
     assert (code, out) == (2, "") and line.startswith("train.py: " + expected.format(**names))
+
+
+def test_bytes_of_the_modules_in_the_order_of_their_names_and_only_python_counts(tmp_path):
+    first = min(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda path: path.name).read_bytes()
+    text = standard_library(len(first))
+    assert text.dtype == torch.int64 and bytes(text.tolist()) == first
+    for name, content in {"b.py": "bb", "a.py": "a", "C.py": "C", "a.txt": "no"}.items():
+        (tmp_path / name).write_text(content)
+    assert bytes(standard_library(4, folder=tmp_path).tolist()) == b"Cabb"
+
+
+@pytest.mark.parametrize("num_bytes", [5, 10**9])
+def test_too_little_text(tmp_path, num_bytes):
+    (tmp_path / "a.py").write_text("1234")
+    said = rf"{num_bytes:,} bytes of text are asked for, .* has 4: is Python installed without"
+    with pytest.raises(ConfigError, match=said):
+        standard_library(num_bytes, folder=tmp_path)

@@ -84,9 +84,9 @@ def test_a_module_beside_the_file_can_be_imported_and_is_read_anew(judged, tmp_p
         "helpers.product(gate, up)",
     )
     for right in (False, True):
+        factor = "" if right else " * 2"
         beside.write_text(
-            "import torch.nn.functional as F\ndef product(gate, up):\n    return F.silu(gate) * up"
-            + " * 2" * (not right)
+            f"import torch.nn.functional as F\ndef product(gate, up):\n    return F.silu(gate) * up{factor}"
         )
         assert statuses(judged(LAB7, ["7.3"], *line)) == [PASSED if right else WRONG]
 

@@ -29,10 +29,8 @@ from tests.layers.test_llama import FLASH, MODES, flash_flops, largest_error
 from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
-SHAPES = {
-    "llama": SHAPE,
-    "qwen3 with experts": LlamaShape(16, 3, 32, 8, 4, 40, 6, True, num_experts=4, experts_per_token=2),
-}
+EXPERTS = LlamaShape(16, 3, 32, 8, 4, 40, 6, True, num_experts=4, experts_per_token=2)
+SHAPES = {"llama": SHAPE, "qwen3 with experts": EXPERTS}
 ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
 
 
@@ -53,18 +51,14 @@ def differences(shape, tp, context, recompute, dtype=torch.bfloat16, routing="ev
 def on_ranks(shape, context_parallel_size, way, sequence_parallel):
     tp, context = layer_groups(context_parallel_size, way, sequence_parallel=sequence_parallel)
     errors = [largest_error(shape, recompute, tp, context) for recompute in MODES]
-    wrong = [
-        differences(shape, tp, context, mode, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)
-    ]
+    dtypes = (torch.bfloat16, torch.float32)
+    wrong = [differences(shape, tp, context, mode, dtype) for mode in MODES for dtype in dtypes]
     return max(errors), "".join(wrong)
 
 
 @pytest.mark.parametrize(
     ("ranks", "context_parallel_size", "sequence_parallel", "way", "kind"),
-    [
-        *covering([2], [2], [False], CONTEXT_KINDS, SHAPES),
-        *covering([4], [2, 4], [False, True], CONTEXT_KINDS, SHAPES),
-    ],
+    [*covering([2], [2], [False], CONTEXT_KINDS, SHAPES), *covering([4], [2, 4], [False, True], CONTEXT_KINDS, SHAPES)],
 )
 def test_on_ranks(pools, ranks, context_parallel_size, sequence_parallel, way, kind):
     for error, wrong in pools[ranks].run(on_ranks, SHAPES[kind], context_parallel_size, way, sequence_parallel):

@@ -33,11 +33,7 @@ EXPERTS = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
 #: As DeepSeek-V3's first layers, and as its others.  A value may be wider than a query, or narrower.
 LATENT = LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8))
 SIGMOID = LATENT.with_sizes(
-    num_experts=8,
-    experts_per_token=3,
-    num_shared_experts=2,
-    sigmoid_router=True,
-    latent=LatentHeads(12, 22, 2, 6, 10),
+    num_experts=8, experts_per_token=3, num_shared_experts=2, sigmoid_router=True, latent=LatentHeads(12, 22, 2, 6, 10)
 )
 SHAPES = {
     "llama": SHAPE,
@@ -156,9 +152,8 @@ def largest_error(shape, recompute, tp=TensorParallel(), context=ContextParallel
 
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
-        pairs.append(
-            (parameter.grad, shard(whole[name].grad, getattr(parameter, "partition_dim", None), part_of(parameter, tp)))
-        )
+        dim = getattr(parameter, "partition_dim", None)
+        pairs.append((parameter.grad, shard(whole[name].grad, dim, part_of(parameter, tp))))
     more = 2 * shape.qk_norm + 4 * bool(shape.latent) + bool(shape.num_experts) + 3 * bool(shape.num_shared_experts)
     assert len(pairs) == 2 + 9 + more
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
@@ -202,9 +197,8 @@ def test_on_ranks(pools, size, sequence_parallel, kind, members):
 
 @st.composite
 def llama_shapes(draw):
-    latents = st.builds(
-        LatentHeads, *2 * [st.integers(1, 20)], st.integers(1, 9), st.sampled_from([2, 4, 6]), st.integers(1, 12)
-    )
+    ranks, even = st.integers(1, 20), st.sampled_from([2, 4, 6])
+    latents = st.builds(LatentHeads, ranks, ranks, st.integers(1, 9), even, st.integers(1, 12))
     k, groups, half = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
     sizes = [draw(st.integers(1, top)) for top in (24, 3, 40, 60)]
     experts = draw(st.none() | st.integers(1, 6))
@@ -305,9 +299,8 @@ def test_t_ranks_draw_what_one_rank_draws(kind):
         for rank in range(t):
             tp = TensorParallel(None, t, rank)
             for name, parameter in LlamaLayer(SHAPES[kind], tp, seed=9).named_parameters():
-                assert torch.equal(
-                    parameter, shard(whole[name], getattr(parameter, "partition_dim", None), part_of(parameter, tp))
-                ), (t, rank, name)
+                dim = getattr(parameter, "partition_dim", None)
+                assert torch.equal(parameter, shard(whole[name], dim, part_of(parameter, tp))), (t, rank, name)
 
 
 @kinds
@@ -331,11 +324,8 @@ def test_frozen_weights_keep_no_inputs(kind):
     x = torch.randn(12, 3, 32, requires_grad=True)
     trained = {row.term: row.bytes for row in layer_rows_of(layer, x)}
     frozen = {row.term: row.bytes for row in layer_rows_of(layer.requires_grad_(False), x)}
-    read_by_weights = {
-        term
-        for term in trained
-        if term.endswith(("projection input", "gate and up input", "down input", "router input"))
-    }
+    ends = "projection input", "gate and up input", "down input", "router input"
+    read_by_weights = {term for term in trained if term.endswith(ends)}
     # The kernel keeps its own result, and who goes to which expert is read by other gradients too.
     assert read_by_weights & frozen.keys() <= {"attention projection input"}
     assert all(frozen[term] == trained[term] for term in frozen)

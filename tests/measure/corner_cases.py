@@ -18,6 +18,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from actmem.measure.ledger import record
+
 CASES = {}
 #: Bytes of the state of torch's CPU generator.
 STATE = torch.get_rng_state().numel()
@@ -58,6 +60,14 @@ def run(expected, function, *inputs, name, **modules):
 
     make.__name__ = name
     case(expected)(make)
+
+
+def ledger_of(module, *args, **kwargs):
+    """What one forward pass keeps."""
+    with record(module) as ledger:
+        output = module(*args, **kwargs)
+    del output  # it has to live until the block ends
+    return ledger
 
 
 B = 4 * 8 * 4  # bytes of x()

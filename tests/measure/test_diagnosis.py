@@ -9,9 +9,8 @@ from torch import nn
 
 from actmem.measure.census import arguments_of
 from actmem.measure.diagnosis import findings
-from actmem.measure.ledger import record
 from actmem.tape.solver import parsed_letters
-from tests.measure.corner_cases import Run, x
+from tests.measure.corner_cases import Run, ledger_of, x
 from tests.models_of_others import HUGGING_FACE, LETTERS, MODELS
 from tests.tiers import sampled
 
@@ -19,10 +18,7 @@ S, A, D = 8, 4, 6
 
 
 def wastes(module, *inputs):
-    with record(module) as ledger:
-        output = module(*inputs)
-    del output
-    return {finding.waste: finding for finding in findings(ledger.tensors)}
+    return {finding.waste: finding for finding in findings(ledger_of(module, *inputs).tensors)}
 
 
 def gelu_by_hand(m, x):
@@ -101,12 +97,8 @@ CLEAN = {
     "a copy of a weight": (Run(lambda m, x: F.linear(x, m.linear.weight.clone()), linear=nn.Linear(8, 8)), (x(),)),
 }  # fmt: skip
 #: What models of others waste: read their code.
-GATED, SCORES, SPLIT, COPIED = (
-    "SiLU kept twice",
-    "attention that keeps s²",
-    "GeLU in several operations",
-    "repeated K and V",
-)
+GATED, SCORES = "SiLU kept twice", "attention that keeps s²"
+SPLIT, COPIED = "GeLU in several operations", "repeated K and V"
 TRUE = {
     **dict.fromkeys("llama mistral qwen2 phi3 olmo2 granite qwen3 mamba efficientnet squeeze".split(), {GATED}),
     # Attention with dropout has no fused kernel on a CPU; the rest compute it by hand.
@@ -147,10 +139,7 @@ def test_wastes_of_models_of_others_are_true_and_all(name, sizes):
     every = {"b": 2, "a": 4, "f": 48, "v": 64, "i": 32, "c": 32, **sizes}
     model, inputs = MODELS[name](**{letter: every[letter] for letter in parsed_letters(LETTERS[name])[0]})
     args, kwargs = arguments_of(inputs)
-    with record(model) as ledger:
-        output = model(*args, **kwargs)
-    del output
-    found = {finding.waste: finding for finding in findings(ledger.tensors)}
+    found = {finding.waste: finding for finding in findings(ledger_of(model, *args, **kwargs).tensors)}
     same_heads = {COPIED} if name == "gemma2" and every["k"] == every["a"] else set()
     assert found.keys() == TRUE.get(name, set()) - same_heads
     s, b, layers = every["s"], every["b"], 2

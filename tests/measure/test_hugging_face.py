@@ -8,10 +8,10 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.measure.census import census
-from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of, step
 from actmem.tape.solver import parsed_letters
 from actmem.torch_private import fake_tensors
+from tests.measure.corner_cases import ledger_of
 from tests.measure.live_count import LiveCount, existing, one_step
 from tests.models_of_others import LETTERS, MODELS
 from tests.tiers import covering
@@ -52,9 +52,7 @@ def hooked_bytes(model, inputs):
 )
 def test_totals_equal_two_other_counts(name, attention, dtype):
     model, inputs = built(name, attention, dtype)
-    with record(model) as ledger:
-        output = model(**inputs)
-    del output
+    ledger = ledger_of(model, **inputs)
     assert ledger.total_bytes == hooked_bytes(model, inputs) == census(model, lambda: inputs) > 0
     assert not ledger.unsaved and all(tensor.line for tensor in ledger.saved)
 
@@ -62,9 +60,7 @@ def test_totals_equal_two_other_counts(name, attention, dtype):
 def test_gradient_checkpointing_holds_what_its_closures_hold():
     model, inputs = built("llama")
     model.gradient_checkpointing_enable()
-    with record(model) as ledger:
-        output = model(**inputs)
-    del output
+    ledger = ledger_of(model, **inputs)
     assert ledger.total_bytes == census(model, lambda: inputs)
     assert {"generator state", "alive but not saved by autograd"} <= ledger.by_kind().keys()
 

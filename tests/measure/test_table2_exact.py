@@ -87,8 +87,7 @@ def test_a_leak_is_found():
 
     layer = Leaky(TINY)
     x = layer_input(TINY, TensorParallel(), "cpu", torch.float32)
-    comparison = compare(
-        layer_rows(TINY, element_size=4) + layer_extra_rows(TINY, element_size=4), layer_rows_of(layer, x)
-    )
+    predicted = layer_rows(TINY, element_size=4) + layer_extra_rows(TINY, element_size=4)
+    comparison = compare(predicted, layer_rows_of(layer, x))
     assert [match.term for match in comparison.unequal] == ["root: mul 0"]
     assert comparison.difference == x.numel() * 4

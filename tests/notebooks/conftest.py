@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
-from tests.notebooks.opened import PATIENCE_SECONDS
+from tests.notebooks.lab import PATIENCE_SECONDS
 
 pytest.register_assert_rewrite("tests.notebooks.panels", "tests.notebooks.reader")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actmem_course.copies import Copies, notebook_files
 from notebooks.source.build import NOTEBOOKS
-from tests.notebooks.opened import PATIENCE_SECONDS, OpenNotebook, wait_for_kernel
+from tests.patience import SECONDS as PATIENCE_SECONDS
 
 #: No autosave: nothing that changes files by itself.
 SETTINGS = {"@jupyterlab/docmanager-extension/plugin": {"autosave": False}}
@@ -92,3 +92,111 @@ class Lab:
         finally:
             page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
             context.close()
+
+
+_OPEN = """
+async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+}
+"""
+_RUN_ALL = "() => window.jupyterapp.commands.execute('notebook:run-all-cells')"
+#: Code cells with what they display.
+OUTPUTS = """
+() => window.jupyterapp.shell.currentWidget.content.widgets
+  .filter((cell) => cell.model.type === "code")
+  .map((cell) => ({ count: cell.model.executionCount, source: cell.model.sharedModel.getSource(), outputs: cell.model.outputs.toJSON() }))
+"""
+
+#: Go to a code cell, by its number among code cells; JupyterLab draws a cell when it comes near the screen.
+_GO = """
+async (number) => {
+  const notebook = window.jupyterapp.shell.currentWidget.content;
+  const cell = notebook.widgets.filter((one) => one.model.type === "code")[number];
+  notebook.activeCellIndex = notebook.widgets.indexOf(cell);
+  await notebook.scrollToCell(cell, "start");
+}
+"""
+
+#: Outputs with a widget are in the page, and none of them waits for its model.
+_RESTORED = """
+() => {
+  const said = [...document.querySelectorAll(".jp-OutputArea-output")].map((output) => output.textContent);
+  return document.querySelector(".actmem-shown") && !said.includes("Loading widget...");
+}
+"""
+LOST = "Error displaying widget: model not found"
+RELOADS = 8
+
+
+def wait_for_kernel(page) -> None:
+    """Wait until the notebook in a page is there and its kernel answers."""
+    page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
+    page.evaluate(_OPEN)
+#: Large areas of a page that are lighter than mid-grey, in what is on screen: their share of all points.
+LIGHT_SHARE = """
+async (shot) => {
+  const image = new Image();
+  image.src = `data:image/png;base64,${shot}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.width, image.height];
+  const brush = canvas.getContext("2d");
+  brush.drawImage(image, 0, 0);
+  const { data } = brush.getImageData(0, 0, image.width, image.height);
+  let light = 0;
+  for (let at = 0; at < data.length; at += 4) light += data[at] > 200 && data[at + 1] > 200 && data[at + 2] > 200;
+  return light / (data.length / 4);
+}
+"""
+
+
+class OpenNotebook:
+    """A notebook in the browser.  complaints: errors and warnings of the page since it was opened."""
+
+    #: Said by JupyterLab itself on every start, whatever the notebook.
+    HARMLESS = ("favicon", "was preloaded using link preload", "Download the React DevTools", "webpack")
+
+    #: anywidget's word for a widget that needed over two seconds to start; ours take changes all the same.
+    LATE = "[anywidget] Failed to initialize model."
+
+    def __init__(self, page):
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("pageerror", lambda error: self.LATE in str(error) or self.complaints.append(str(error)))
+        page.on("console", self._listen)
+
+    def _listen(self, message) -> None:
+        if message.type == "error" and not any(part in message.text for part in self.HARMLESS):
+            self.complaints.append(message.text)
+
+    def run_all(self) -> list[dict]:
+        """Run all cells; for each code cell its count, source and outputs."""
+        self.page.evaluate(_RUN_ALL)
+        return self.page.evaluate(OUTPUTS)
+
+    def go_to(self, number: int):
+        """Bring a code cell on screen, and return its place in the page."""
+        self.page.evaluate(_GO, number)
+        return self.page.locator(".jp-Notebook .jp-Cell.jp-mod-active")
+
+    def save_and_reload(self) -> None:
+        """Save, and open the page again with the kernel still running.
+
+        ipywidgets looks for two seconds for a widget that is requested while it restores.  On a slow page
+        the time can run out before the next look: ipywidgets then gives up on that output ("model not
+        found") before any code of a widget runs.  A reader reloads once more, and so does this.
+        """
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        for _ in range(RELOADS):
+            self.page.goto(self.page.url.replace("&reset", ""))
+            wait_for_kernel(self.page)
+            self.page.wait_for_function(_RESTORED)
+            if not self.page.get_by_text(LOST).count():
+                return
+            self.complaints = [said for said in self.complaints if "widget model not found" not in said]
+        raise RuntimeError(f"{RELOADS} reloads, and each time an output says {LOST!r}")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import expect
 
 from actmem_course.show.controls import BUTTONS
-from tests.notebooks.opened import PATIENCE_SECONDS, OpenNotebook
+from tests.notebooks.lab import PATIENCE_SECONDS, OpenNotebook
 
 #: Sizes of a window that the course has to be readable in.
 WIDTHS = (1280, 800)
@@ -48,10 +48,10 @@ class Reader:
         opened.page.goto(f"{self.address}/{path}")
         return opened
 
-    def nothing_missing(self):
-        """Whether the last page sent requests to this server only, and got everything."""
+    def nothing_missing(self, opened):
+        """Whether the last page sent requests to this server only, got everything, and complains about nothing."""
         elsewhere = [url for url in self.asked if not url.startswith((self.address, "data:", "blob:"))]
-        assert (elsewhere, self.failed, Files.missing) == ([], [], [])
+        assert (elsewhere, self.failed, Files.missing, opened.complaints) == ([], [], [], [])
 
 
 def use(place, shown):

@@ -16,7 +16,7 @@ from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
 from tests.notebooks.lab import Lab
-from tests.notebooks.opened import LIGHT_SHARE, LOST, OUTPUTS
+from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS
 from tests.notebooks.reader import use
 from tests.tiers import sampled
 

@@ -8,15 +8,16 @@ build gives the same file again.
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from actmem_course.show.live import PICTURES, LiveFigure
+from actmem_course.show.live import PICTURES
 from notebooks.source import build as builder
-from notebooks.source.build import NOTEBOOKS, build, execute, read, sources, target, tidy, without_pictures, write
-
+from notebooks.source.build import NOTEBOOKS, SOURCES, build, execute, read, sources, target, tidy, without_pictures, write
 
 #: The one with processes of its own and a picture of what they measured.
 REBUILT = "06_pipeline"
@@ -138,3 +139,19 @@ def test_a_cell_that_fails_stops_the_build(source):
 def test_a_name_that_no_source_has_is_refused():
     done = subprocess.run([sys.executable, "-m", "notebooks.source.build", "99"], cwd=NOTEBOOKS.parent, capture_output=True, text=True)
     assert done.returncode == 2 and "begins with 99" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.nightly
+def test_the_notebook_for_free_gpus_installs_the_course_from_the_repository(tmp_path):
+    venv.create(tmp_path / "venv")
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    packages = sysconfig.get_paths()["purelib"]
+    (site / "packages.pth").write_text(f"{packages}\n")  # torch and pip, and not what the .pth files there add
+    first = next(cell.source for cell in read(SOURCES / "free_gpus.py").cells if cell.cell_type == "code")
+    program = first.replace('REPOSITORY = ""', f"REPOSITORY = {str(NOTEBOOKS.parent)!r}")
+    program += "\nimport actmem_course.launch as launch; print(launch.LABS); print(launch.run('measure_runs.py', '--help').returncode)"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [str(tmp_path / "venv" / "bin" / "python"), "-c", program]
+    environment = {**clean, "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_INDEX": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == [str(tmp_path / "actmem" / "labs"), "0"], done.stderr

@@ -34,7 +34,7 @@ from notebooks.site.build import build
 from notebooks.site.cache import SiteError
 from notebooks.site.slices import figures
 from tests.notebooks.kinds import IN_JUPYTERLAB
-from tests.notebooks.opened import LIGHT_SHARE
+from tests.notebooks.lab import LIGHT_SHARE
 from tests.notebooks.reader import WIDTHS, Files, Links, Reader, use
 from tests.notebooks.speed import CLICK
 from tests.tiers import at_night
@@ -112,8 +112,7 @@ def test_a_chapter_is_a_page(name, reader, shots):
             shots(page, f"page-{Path(name).stem}-{width}-{scheme}")
     formulas = page.locator("mjx-container").count()
     assert formulas or not any("$" in cell.source for cell in stored(name).cells if cell.cell_type == "markdown")
-    reader.nothing_missing()
-    assert opened.complaints == []
+    reader.nothing_missing(opened)
     page.close()
 
 
@@ -147,8 +146,7 @@ def test_the_front_page_is_the_readme_with_the_chapters(reader):
     for name in NAMES:
         # The front door's button leads to the first one as well.
         assert opened.page.locator(f'article a[href$="notebooks/{Path(name).stem}.html"]').count() >= 1
-    reader.nothing_missing()
-    assert opened.complaints == []
+    reader.nothing_missing(opened)
     opened.page.close()
 
 
@@ -260,8 +258,7 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     assert page.get_by_role("link", name="Read the course").is_visible()
     no_sideways(page)
     shots(page, f"front-{width}")
-    reader.nothing_missing()
-    assert opened.complaints == []
+    reader.nothing_missing(opened)
 
 
 @pytest.mark.parametrize("name", BY_DAY)
@@ -273,8 +270,7 @@ def test_a_chapter_on_a_phone(name, reader, shots):
         use(page.locator(f".actmem-shown[data-cell='{cell}']"), run_cell(code))
     no_sideways(page)
     shots(page, f"phone-{Path(name).stem}", full_page=True)
-    reader.nothing_missing()
-    assert opened.complaints == []  # of the page; axe-core looks for more than a page loads
+    reader.nothing_missing(opened)
     page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
     for scheme in ("light", "dark"):
         show_in(page, scheme)

@@ -9,11 +9,7 @@ from actmem.config import ConfigError, Layout, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.rows import total
 from actmem_course.others.nanotron import first_stage_layers, nanotron_bills, nanotron_layer_rows, nanotron_peak
-from actmem_course.others.published import (
-    NANOTRON_GLOBAL_BATCH,
-    NANOTRON_MODEL,
-    NANOTRON_SEQ_LENGTH,
-)
+from actmem_course.others.published import NANOTRON_GLOBAL_BATCH, NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
 from tests.shapes import decoder
 
 MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
@@ -89,14 +85,10 @@ def test_the_fullest_moment():
     ("model", "layout", "message"),
     [
         (decoder(2048, 4096, 24, 32, 8, 50257), Layout(), "num_key_value_heads: nanotron packs Q, K and V"),
-        (
-            MODEL,
-            Layout(tensor_parallel_size=3),
-            "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3",
-        ),
+        (MODEL, Layout(tensor_parallel_size=3), "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3"),
         (MODEL, Layout(zero_stage=3), "layout: these runs have one chunk a rank"),
     ],
-)
+)  # fmt: skip
 def test_what_it_refuses(model, layout, message):
     with pytest.raises(ConfigError, match=message):
         nanotron_peak(model, layout, LENGTH, 16)

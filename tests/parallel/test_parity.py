@@ -1,10 +1,11 @@
-"""The sharded layer computes what the unsharded layer computes, in every mode."""
+"""The sharded layer computes what the unsharded layer computes, in every mode, and compiled what it computes eagerly."""
 
 import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
@@ -102,3 +103,39 @@ def test_replicated_tensors_are_dropped_alike_and_shards_are_not(pools):
     assert torch.equal(y0, y1) and torch.equal(block0, block1) and not torch.equal(scores0, scores1)
     (_, block0, scores0), (_, block1, scores1) = pools[2].run(output_with_dropout, "tensor+sequence")
     assert not torch.equal(block0, block1) and not torch.equal(scores0, scores1)
+
+
+def layer_step(tp, mode, backend=None):
+    """Output and all gradients of one layer; with a backend, compiled, and how many graphs that took."""
+    torch.manual_seed(0)
+    layer = TransformerLayer(SHAPE, tp, recompute=mode, dtype=torch.float64)
+    x = torch.randn(12 // tp.sequence_parts, 3, 24, dtype=torch.float64, requires_grad=True)
+    counter = CompileCounterWithBackend(backend or "eager")
+    torch._dynamo.reset()
+    y = (torch.compile(layer, backend=counter) if backend else layer)(x)
+    y.backward(y.detach())
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())], counter.frame_count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [("eager", "none"), ("eager", "full"), ("eager", "paper-selective"), ("aot_eager", "selective")],
+)
+def test_compiled_gradients_equal_those_of_the_eager_layer(backend, mode):
+    expected, _ = layer_step(TensorParallel(), mode)
+    found, graphs = layer_step(TensorParallel(), mode, backend)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    # A layer that recomputes all of itself has nothing left to compile.
+    assert (graphs == 0) == (mode == "full")
+
+
+def compiled_ranks():
+    tp = tensor_parallel(sequence_parallel=True)
+    expected, _ = layer_step(tp, "selective")
+    found, graphs = layer_step(tp, "selective", "aot_eager")
+    return all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), graphs > 0
+
+
+def test_compiled_on_two_ranks(pools):
+    assert pools[2].run(compiled_ranks) == [(True, True)] * 2

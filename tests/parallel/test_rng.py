@@ -106,9 +106,8 @@ def test_default_layers_drop_differently_and_alike_under_one_seed():
     rank1 = TransformerLayer(SHAPE, TensorParallel(size=2, rank=1))
     x, scores = torch.empty(8, 2, 24), torch.empty(4, 8, 8)
     assert torch.equal(rank0.mlp_dropout(x)._mask, rank1.mlp_dropout(x)._mask)
-    assert not torch.equal(
-        rank0.attention.core.dropout_mask(scores)._mask, rank1.attention.core.dropout_mask(scores)._mask
-    )
+    of_scores = [rank.attention.core.dropout_mask(scores)._mask for rank in (rank0, rank1)]
+    assert not torch.equal(*of_scores)
 
 
 def test_a_dropped_mask_needs_a_generator_whose_state_can_be_read():

@@ -147,9 +147,8 @@ def test_fsdp_of_a_model_whose_blocks_share_tables(pools):
     sizes = {letter: size for letter, size in SIZES.items() if letter != "d"} | {
         "v": 900
     }  # so that the peak is at the loss
-    parts, own, layers = solved_target(
-        f"{models_for_tapes.__file__}:llama", {**sizes, "l": LAYERS}, "h:8a,a:k", "bfloat16", [""]
-    )
+    target = f"{models_for_tapes.__file__}:llama"
+    parts, own, layers = solved_target(target, {**sizes, "l": LAYERS}, "h:8a,a:k", "bfloat16", [""])
     del own["b"]
     model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 6)
     way = Way(sizes["b"], 0, True)

@@ -242,11 +242,7 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
         ("{models}:short_stack", ["--at", "s=64,b=4", "--memory", "9"], "l, the number of layers"),
         ("{models}:short_stack", ["--at", "s=64,h=4,l=2", "--memory", "1"], "b is missing"),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--dtype", "int8"], "dtype"),
-        (
-            "{models}:short_stack",
-            ["--at", AT, "--memory", "9", "--again", "attention"],
-            "has no attention, only mlp, norm",
-        ),
+        ("{models}:short_stack", ["--at", AT, "--memory", "9", "--again", "attention"], "has no attention, only mlp, norm"),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--gpus", "2", "--global-batch", "12"], "gpus · b = 8"),
         ("{models}:short_stack", ["--at", AT + ",z=3", "--memory", "9"], "z"),
         ("175b", ["--framework", "hugging-face", "--memory", "9"], "whose layer is the paper's"),
@@ -256,7 +252,7 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
         ("{folder}/none.json", ["--at", "s=8,b=2", "--memory", "9"], "none.json"),
         ("{folder}/other.json", ["--at", "s=8,b=2", "--memory", "9"], "other.json"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(target, options, says, tmp_path, capsys):
     (tmp_path / "other.json").write_text('{"model_type": "nobody\'s"}')
     named = {"models": MODELS, "folder": tmp_path}

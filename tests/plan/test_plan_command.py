@@ -66,10 +66,8 @@ def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
 @pytest.mark.slow
 def test_the_same_answer_in_every_process():
     command = [sys.executable, "-m", "actmem", "plan", *REQUEST, "--json"]
-    runs = [
-        subprocess.run(command, capture_output=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": "src"}, check=True)
-        for seed in ("1", "2")
-    ]
+    seeds = ({"PYTHONHASHSEED": seed, "PYTHONPATH": "src"} for seed in "12")
+    runs = [subprocess.run(command, capture_output=True, env=env, check=True) for env in seeds]
     assert runs[0].stdout == runs[1].stdout and runs[0].stderr == b""
 
 
@@ -108,18 +106,12 @@ BAD = {
     "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, b200"),
     "no such optimizer": (["22b", "--gpus", "8", "--optimizer", "lion"], "optimizer: must be one of adamw"),
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
-    "another unit": (
-        ["22b", "--gpus", "8", "--memory", "80GB"],
-        "--memory: must be a number of GiB above 0, as 80 or 80GiB",
-    ),
+    "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),
     "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
-    "no rate": (
-        ["22b", "--gpus", "8", "--device-flops", "0"],
-        "device-flops: must be a number of TFLOPS above 0, got 0",
-    ),
+    "no rate": (["22b", "--gpus", "8", "--device-flops", "0"], "device-flops: must be a number of TFLOPS above 0, got 0"),
     "full disk": (["22b", "--gpus", "8", "--json", "/dev/full"], "cannot write /dev/full: No space left on device"),
     "unwritable": (["22b", "--gpus", "8", "--json", "/proc/actmem/x.json"], "cannot write /proc/actmem/x.json"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)

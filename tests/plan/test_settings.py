@@ -31,19 +31,15 @@ def test_megatrons_flags_make_a_model_of_as_many_parameters(name, t):
     layout = Layout(2, t, sequence_parallel=t > 1, zero_stage=1)
     run = MegatronRun(as_words(megatron_settings(model, plan(layout), 8)), "h100", gpus=2 * t)
     assert sum(size for _, size in run.chunk_parameters(0)) == rank_parameters(model, layout.stage_axes, 0)[0]
-    assert (run.dropout, run.sequence_parallel, run.overlap_grad_reduce) == (
-        name in ("22b", "175b", "530b", "1t"),
-        t > 1,
-        True,
-    )
+    papers = name in ("22b", "175b", "530b", "1t")
+    assert (run.dropout, run.sequence_parallel, run.overlap_grad_reduce) == (papers, t > 1, True)
 
 
 def test_megatrons_uneven_ends():
     flags = megatron_settings(planned_model_of("llama3-405b"), plan(Layout(1, 8, 16)), 2048)
     assert {"--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7"} <= {*flags}
-    assert not any(
-        "first-pipeline" in flag for flag in megatron_settings(planned_model_of("22b"), plan(Layout(1, 1, 7)), 8)
-    )
+    flags = megatron_settings(planned_model_of("22b"), plan(Layout(1, 1, 7)), 8)
+    assert not any("first-pipeline" in flag for flag in flags)
 
 
 @pytest.mark.parametrize("name", PLANNED_MODELS)
@@ -57,9 +53,8 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     sizes = found["parallelism"]
     degrees = ("replicate", "shard")
     ranks = [sizes[f"data_parallel_{each}_degree"] for each in degrees] + [sizes["tensor_parallel_degree"]]
-    assert (
-        ranks == [1, 8, 2] and sizes["pipeline_parallel_degree"] == 4 and found["training"]["global_batch_size"] == 64
-    )
+    assert ranks == [1, 8, 2] and sizes["pipeline_parallel_degree"] == 4
+    assert found["training"]["global_batch_size"] == 64
 
 
 @pytest.mark.parametrize(("stage", "optimizer"), [(0, "adamw"), (1, "adamw8bit"), (2, "momentum"), (3, "sgd")], ids=str)
@@ -74,6 +69,5 @@ def test_hugging_faces_lines_are_training_arguments(stage, optimizer):
 
     assert ast.literal_eval(values["optim"]) in {each.value for each in OptimizerNames}
     names = [word.arg for word in call.body.keywords]
-    assert {*names} <= {each.name for each in dataclasses.fields(transformers.TrainingArguments)} and len(
-        {*names}
-    ) == len(names)
+    assert {*names} <= {each.name for each in dataclasses.fields(transformers.TrainingArguments)}
+    assert len({*names}) == len(names)

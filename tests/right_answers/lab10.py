@@ -8,10 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.right_answers.register import right
 
-LAB = "lab10_keep_less"
 
-
-@right(LAB, "10.1")
+@right("10.1")
 def scale_of_the_result(x, codes, scale):
     class Linear(Function):
         @staticmethod
@@ -25,13 +23,13 @@ def scale_of_the_result(x, codes, scale):
     return Linear.apply(x)
 
 
-@right(LAB, "10.1")
+@right("10.1")
 def the_weight_made_by_a_hook(x, codes, scale):
     with saved_tensors_hooks(lambda tensor: None, lambda _: (codes * scale).t()):
         return x.flatten(0, 1).mm((codes * scale).t()).unflatten(0, x.shape[:2])
 
 
-@right(LAB, "10.2")
+@right("10.2")
 def low_made_again(x, weight, a, b, alpha):
     class Lora(Function):
         @staticmethod
@@ -52,7 +50,7 @@ def low_made_again(x, weight, a, b, alpha):
     return Lora.apply(x, a, b)
 
 
-@right(LAB, "10.2")
+@right("10.2")
 def the_adapter_by_checkpoint(x, weight, a, b, alpha):
     def adapter(x, a, b):
         return alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
@@ -60,7 +58,7 @@ def the_adapter_by_checkpoint(x, weight, a, b, alpha):
     return F.linear(x, weight) + checkpoint(adapter, x, a, b, use_reentrant=False)
 
 
-@right(LAB, "10.3")
+@right("10.3")
 def derivatives_by_hand(x, up, down, tile):
     class Tiles(Function):
         @staticmethod
@@ -90,20 +88,20 @@ def derivatives_by_hand(x, up, down, tile):
     return Tiles.apply(x, up, down)
 
 
-@right(LAB, "10.4")
+@right("10.4")
 def checkpoint_whose_input_a_hook_moves(function, x, host):
     with saved_tensors_hooks(lambda tensor: host.put(tensor, "x"), lambda bring_back: bring_back()):
         leaf = x if x.requires_grad else x.detach().requires_grad_()
         return checkpoint(function, leaf, use_reentrant=True, preserve_rng_state=False)
 
 
-@right(LAB, "10.4")
+@right("10.4")
 def checkpoint_without_reentering(function, x, host):
     with saved_tensors_hooks(lambda tensor: host.put(tensor, "x"), lambda bring_back: bring_back()):
         return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
 
 
-@right(LAB, "10.4")
+@right("10.4")
 def what_put_returns_in_a_list_and_a_flat_row(function, x, host):
     class Region(Function):
         @staticmethod

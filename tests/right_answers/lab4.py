@@ -8,20 +8,18 @@ from actmem.recompute import checkpoint as our_checkpoint
 from actmem_course.pieces import core_attention, layer
 from tests.right_answers.register import right
 
-LAB = "lab4_recompute"
 
-
-@right(LAB, "4.1", "4.2", "4.5")
+@right("4.1", "4.2", "4.5")
 def checkpoint_of_torch(function, *inputs):
     return checkpoint(function, *inputs, use_reentrant=False)
 
 
-@right(LAB, "4.1", "4.2")
+@right("4.1", "4.2")
 def reentrant_checkpoint_of_torch(function, *inputs):
     return checkpoint(function, *inputs, use_reentrant=True)
 
 
-@right(LAB, "4.1", "4.2")
+@right("4.1", "4.2")
 def checkpoint_by_fork_rng(function, *inputs):
     class Checkpoint(Function):
         @staticmethod
@@ -42,17 +40,17 @@ def checkpoint_by_fork_rng(function, *inputs):
     return Checkpoint.apply(*inputs)
 
 
-@right(LAB, "4.1", "4.5")
+@right("4.1", "4.5")
 def our_checkpoint_with_the_default_generator(function, *inputs):
     return our_checkpoint(function, *inputs, generators=[torch.default_generator])
 
 
-@right(LAB, "4.3")
+@right("4.3")
 def selective_by_torch(x, w, dropouts):
     return layer(x, w, dropouts, lambda *arguments: checkpoint(core_attention, *arguments, use_reentrant=False))
 
 
-@right(LAB, "4.3")
+@right("4.3")
 def selective_by_the_stopping_checkpoint(x, w, dropouts):
     def core(q, k, v, dropout):
         return our_checkpoint(
@@ -62,6 +60,6 @@ def selective_by_the_stopping_checkpoint(x, w, dropouts):
     return layer(x, w, dropouts, core)
 
 
-@right(LAB, "4.4")
+@right("4.4")
 def full_by_torch(x, w, dropouts):
     return checkpoint(layer, x, w, dropouts, use_reentrant=False)

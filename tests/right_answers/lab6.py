@@ -12,17 +12,15 @@ from actmem.parallel.linear import reduce_partial_gradients, shard
 from actmem_course.judge.solutions import lab6_train as lab6
 from tests.right_answers.register import mesh_of, right
 
-LAB = "lab6_train"
 
-
-@right(LAB, "6.1")
+@right("6.1")
 def batch_one_after_another(text, step, seq_length, batch_size):
     rows = [(step * batch_size + i) * seq_length % (len(text) - seq_length) for i in range(batch_size)]
     pieces = torch.stack([text[start : start + seq_length + 1] for start in rows])
     return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
 
 
-@right(LAB, "6.1")
+@right("6.1")
 def batch_from_one_rank(text, step, seq_length, batch_size):
     torch.manual_seed(step)
     starts = torch.randint(0, len(text) - seq_length, (batch_size,))
@@ -30,16 +28,12 @@ def batch_from_one_rank(text, step, seq_length, batch_size):
     return text[starts[:, None] + torch.arange(seq_length)], text[starts[:, None] + torch.arange(1, seq_length + 1)]
 
 
-@right(LAB, "6.2")
+@right("6.2")
 def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factory):
     with torch.random.fork_rng():
         torch.manual_seed(99)
         state = GPT(shape, **factory).state_dict()
-    tp = (
-        TensorParallel()
-        if not mode.tensor_parallel
-        else tensor_parallel(group, sequence_parallel=mode.sequence_parallel)
-    )
+    tp = tensor_parallel(group, sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
     model = GPT(shape, tp, recompute=mode.recompute, p=dropout, **factory)
     for name, parameter in model.named_parameters():
         part = shard(state[name], getattr(parameter, "partition_dim", None), tp)
@@ -47,7 +41,7 @@ def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factor
     return model
 
 
-@right(LAB, "6.3")
+@right("6.3")
 def gradient_norm_of_gathered_gradients(model):
     gradients = []
     for parameter in model.parameters():
@@ -60,7 +54,7 @@ def gradient_norm_of_gathered_gradients(model):
     return torch.nn.utils.get_total_norm(gradients).item()
 
 
-@right(LAB, "6.3")
+@right("6.3")
 def gradient_norm_by_dtensor(model):
     if model.tp.size == 1:
         return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
@@ -73,7 +67,7 @@ def gradient_norm_by_dtensor(model):
     return square.sqrt()
 
 
-@right(LAB, "6.4")
+@right("6.4")
 def step_with_torchs_clipping(model, optimizer, microbatches, max_norm):
     losses = []
     for tokens, targets in microbatches:
@@ -89,7 +83,7 @@ def step_with_torchs_clipping(model, optimizer, microbatches, max_norm):
     return torch.stack(losses).mean().item()
 
 
-@right(LAB, "6.4")
+@right("6.4")
 def step_with_one_backward(model, optimizer, microbatches, max_norm):
     model.zero_grad()
     loss = torch.stack([model.loss(model(tokens), targets) for tokens, targets in microbatches]).mean()
@@ -103,7 +97,7 @@ def step_with_one_backward(model, optimizer, microbatches, max_norm):
     return float(loss)
 
 
-@right(LAB, "6.5")
+@right("6.5")
 def train_with_a_batch_for_each_microbatch(shape, mode, text, num_steps, group, **factory):
     model = lab6.make_model(shape, mode, group, **factory)
     optimizer = torch.optim.AdamW([{"params": list(model.parameters())}], lr=lab6.LEARNING_RATE, foreach=False)

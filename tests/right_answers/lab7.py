@@ -9,27 +9,16 @@ from torch.utils.checkpoint import checkpoint
 from actmem.layers import llama_parts
 from tests.right_answers.register import right
 
-LAB = "lab7_todays_layer"
 
-
-@right(LAB, "7.1")
+@right("7.1")
 def bytes_by_one_table(s, b, h, a, k, f, t):
     tokens, own = s * b, {"K": k * h // a // min(t, k), "V": k * h // a // min(t, k)}
     own |= dict.fromkeys(("gate", "up", "down input"), f // t)
-    names = (
-        "norm 1 input",
-        "QKV projection input",
-        "Q",
-        "attention projection input",
-        "norm 2 input",
-        "gate and up input",
-    )
+    names = ["norm 1 input", "QKV projection input", "Q", "attention projection input"]
+    names += ["norm 2 input", "gate and up input"]
     table = {name: 2 * tokens * size for name, size in (own | dict.fromkeys(names, h // t)).items()}
-    return table | {
-        "norm 1 statistics": 4 * tokens // t,
-        "norm 2 statistics": 4 * tokens // t,
-        "log-sum-exp": 4 * a * tokens // t,
-    }
+    statistics = dict.fromkeys(("norm 1 statistics", "norm 2 statistics"), 4 * tokens // t)
+    return table | statistics | {"log-sum-exp": 4 * a * tokens // t}
 
 
 def written_out(x, weight, eps):
@@ -37,27 +26,27 @@ def written_out(x, weight, eps):
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-@right(LAB, "7.2")
+@right("7.2")
 def norm_that_keeps_its_input_alone(x, weight, eps):
     return checkpoint(written_out, x, weight, eps, use_reentrant=False)
 
 
-@right(LAB, "7.2")
+@right("7.2")
 def norm_of_the_library(x, weight, eps):
     return llama_parts.rms_norm(x, weight, eps)
 
 
-@right(LAB, "7.3")
+@right("7.3")
 def gate_by_checkpoint(gate, up):
     return checkpoint(lambda gate, up: F.silu(gate) * up, gate, up, use_reentrant=False)
 
 
-@right(LAB, "7.4")
+@right("7.4")
 def checkpoint_of_torch_which_stops_before_the_product(recipe, weight, *sources):
     return checkpoint(lambda w, *s: F.linear(recipe(*s), w), weight, *sources, use_reentrant=False)
 
 
-@right(LAB, "7.4")
+@right("7.4")
 def linear_by_einsum(recipe, weight, *sources):
     class Linear(Function):
         @staticmethod
@@ -76,7 +65,7 @@ def linear_by_einsum(recipe, weight, *sources):
     return Linear.apply(weight, *sources)
 
 
-@right(LAB, "7.5")
+@right("7.5")
 def heads_by_their_numbers(q_weight, k_weight, v_weight, projection_weight, a, k, group):
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     d = len(q_weight) // a
@@ -87,7 +76,7 @@ def heads_by_their_numbers(q_weight, k_weight, v_weight, projection_weight, a, k
     return q_weight[own], k_weight[rows(read)], v_weight[rows(read)], projection_weight[:, own]
 
 
-@right(LAB, "7.6")
+@right("7.6")
 def sums_of_gathered_parts(k_weight, v_weight, k, group):
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     both = torch.stack([k_weight.grad, v_weight.grad])

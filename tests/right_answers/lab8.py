@@ -11,10 +11,8 @@ from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.solutions.lab8_plan import JOBS, plan_of
 from tests.right_answers.register import right
 
-LAB = "lab8_plan"
 
-
-@right(LAB, "8.1")
+@right("8.1")
 def states_rank_by_rank(num_parameters, data_parallel_size, zero_stage):
     parts = [len(range(rank, num_parameters, data_parallel_size)) for rank in range(data_parallel_size)]
     names = ("optimizer states", "gradients", "weights")
@@ -24,7 +22,7 @@ def states_rank_by_rank(num_parameters, data_parallel_size, zero_stage):
     )
 
 
-@right(LAB, "8.1")
+@right("8.1")
 def states_by_the_package(num_parameters, data_parallel_size, zero_stage):
     weight, gradient, *rest = (state.bytes_per_parameter for state in ADAM["float32 gradients"])
     share = (num_parameters - 1) // data_parallel_size + 1
@@ -32,7 +30,7 @@ def states_by_the_package(num_parameters, data_parallel_size, zero_stage):
     return {"weights": weight * held[0], "gradients": gradient * held[1], "optimizer states": sum(rest) * held[2]}
 
 
-@right(LAB, "8.2")
+@right("8.2")
 def largest_from_above(memory_bytes, fixed_bytes, bytes_per_sequence, p, sequences):
     for count in range(1, sequences + 1):
         b, rest = divmod(sequences, count)
@@ -41,7 +39,7 @@ def largest_from_above(memory_bytes, fixed_bytes, bytes_per_sequence, p, sequenc
     return 0
 
 
-@right(LAB, "8.3")
+@right("8.3")
 def the_planners_plan(job):
     wanted = JOBS[job]
     cluster = Cluster(wanted["gpus"], wanted["memory_gib"] * GIBIBYTE, device=DEVICES[wanted["device"]])
@@ -52,7 +50,7 @@ def the_planners_plan(job):
     return {**{name: getattr(layout, name) for name in names}, "recompute": found.plans[0].recompute}
 
 
-@right(LAB, "8.3")
+@right("8.3")
 def the_papers_plan_of_175b(job):
     papers = {"pipeline_parallel_size": 8, "zero_stage": 3, "micro_batch_size": 1, "recompute": "selective"}
     return {**plan_of(job), **(papers if job == "175B" else {})}

@@ -10,8 +10,6 @@ from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from tests.right_answers.register import right
 
-LAB = "lab9_the_ends"
-
 
 def widened(x):
     return x if x.dtype is torch.float64 else x.float()
@@ -22,12 +20,12 @@ def plain_loss(logits, targets):
     return losses.view(targets.shape)
 
 
-@right(LAB, "9.1")
+@right("9.1")
 def loss_by_checkpoint(logits, targets):
     return checkpoint(plain_loss, logits, targets, use_reentrant=False)
 
 
-@right(LAB, "9.1")
+@right("9.1")
 def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
     class Loss(Function):
         @staticmethod
@@ -45,17 +43,17 @@ def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
     return Loss.apply(logits, targets)
 
 
-@right(LAB, "9.2")
+@right("9.2")
 def loss_of_the_library(x, weight, targets, chunk):
     return LinearCrossEntropy(TensorParallel(), chunk)(x, weight, targets)
 
 
-@right(LAB, "9.3")
+@right("9.3")
 def shared_loss_of_the_library(x, weight, targets, chunk, group):
     return LinearCrossEntropy(tensor_parallel(group), chunk)(x, weight, targets)
 
 
-@right(LAB, "9.3")
+@right("9.3")
 def every_ranks_numbers_gathered_a_chunk_at_a_time(x, weight, targets, chunk, group):
     class Loss(Function):
         @staticmethod
@@ -88,7 +86,7 @@ def every_ranks_numbers_gathered_a_chunk_at_a_time(x, weight, targets, chunk, gr
     return torch.cat([Loss.apply(rows, wide_weight, ids) for rows, ids in chunks]).view(targets.shape)
 
 
-@right(LAB, "9.4")
+@right("9.4")
 def a_list_of_both_by_expected_logits(logits, tokens, chunk):
     def of(rows, ids):
         rows = widened(rows)
@@ -101,7 +99,7 @@ def a_list_of_both_by_expected_logits(logits, tokens, chunk):
     return [torch.cat(parts).view(tokens.shape) for parts in zip(*found)]
 
 
-@right(LAB, "9.5")
+@right("9.5")
 def rows_put_where_they_belong(ids, weight, main_grad):
     class Rows(Function):
         @staticmethod

@@ -1,19 +1,15 @@
-"""Charts of bars: each bar is as long as the formula's number, and what a slider leaves in place stays."""
+"""Charts of bars, lines and points: each is the formula's number, and what a slider leaves in place stays."""
 
 import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
-from actmem.formulas.flops import (
-    A100_BYTES_PER_SECOND,
-    A100_FLOPS_PER_SECOND,
-    forward_operations,
-    layer_overhead,
-)
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
 from actmem.formulas.llama_terms import llama_products, llama_rows
 from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
 from actmem.llama_shape import LLAMA_MODELS
-from actmem.models import PAPER_MODELS, model_shape
+from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.plan.actions import PricedLayer, frontier, recompute_choices
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
@@ -24,15 +20,11 @@ from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import layer_bars
 from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
 from actmem_course.show.recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
-from actmem_course.show.times import days_bars, least_times, table4_bars, training_days, utilisation_bars
-from actmem_course.show.today import first_aid, kept_today, llama_bars, plan_of_request, plan_wall
+from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
+from actmem_course.show.today import first_aid, frontier_figure, kept_today, llama_bars, plan_of_request, plan_wall
 
-LLAMA, QWEN, GPT3, SMALL = (
-    LLAMA_MODELS["llama3-8b"],
-    LLAMA_MODELS["qwen3-30b-a3b"],
-    model_shape("175B"),
-    model_shape("22B"),
-)
+LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
+GPT3, SMALL = model_shape("175B"), model_shape("22B")
 LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
 MODES = ("none", "selective", "elementwise", "full")
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
@@ -97,9 +89,8 @@ SUMS = {
 def test_bars_are_the_formulas_numbers(name):
     drawing, wanted = SUMS[name]
     found, order = sums(drawing), [line.replace("<br>", " ") for line in drawing.layout["yaxis"]["categoryarray"]]
-    assert [found[bar] for bar in order if bar in found] == pytest.approx(
-        wanted, rel=1e-9, abs=0.11 * ("table 4" in name)
-    )
+    about = pytest.approx(wanted, rel=1e-9, abs=0.11 * ("table 4" in name))
+    assert [found[bar] for bar in order if bar in found] == about
     assert max(found.values()) <= drawing.axis.end * drawing.axis.unit
 
 
@@ -138,9 +129,8 @@ def test_prices_fall_and_the_cores_is_5_over_2d():
 def test_stages_work_as_much_with_a_shared_vocabulary(p):
     last, shared = (list(sums(stage_work(LLAMA, p, each)).values()) for each in (False, True))
     tokens = 2 * LLAMA.seq_length * LLAMA.hidden_size * LLAMA.vocab_size
-    assert sum(shared) == pytest.approx(sum(last)) and sum(shared) == pytest.approx(
-        32 + tokens / sum(llama_products(LLAMA).values())
-    )
+    assert sum(shared) == pytest.approx(sum(last))
+    assert sum(shared) == pytest.approx(32 + tokens / sum(llama_products(LLAMA).values()))
     assert len(set(shared)) == 1 and set(last[:-1]) == {32 // p} < {last[-1], 32 // p}
     with pytest.raises(ConfigError, match="num_layers: 32 must be divisible by pipeline_parallel_size = 5"):
         stage_work(LLAMA, 5)
@@ -163,17 +153,11 @@ def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
     drawing = first_aid("llama3-70b", 80)
     start, *steps = [name.replace("<br>", " ").rsplit(": ", 1) for name in sums(drawing)]
     assert start == ["TP 8, PP 2, DP 4 ZeRO-1, b 2"]
-    held, times = (
-        list(sums(drawing).values()),
-        [float(cost.removesuffix("% time").replace("−", "-")) for _, cost in steps],
-    )
+    held = list(sums(drawing).values())
+    times = [float(cost.removesuffix("% time").replace("−", "-")) for _, cost in steps]
     assert held == sorted(held, reverse=True) and times[0] < 0 and times == sorted(times)
     names = [name for name, _ in steps]
-    assert names[:3] == [
-        "sequence parallelism",
-        "elementwise recomputation",
-        "one sequence a microbatch",
-    ]
+    assert names[:3] == ["sequence parallelism", "elementwise recomputation", "one sequence a microbatch"]
     dear = names.index("full recomputation")
     assert {"divide gradients too (ZeRO-2)", "divide weights too (ZeRO-3)"} == set(names[dear + 1 :])
     assert times[dear] > 4 * times[dear - 1]
@@ -221,3 +205,42 @@ def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
     assert marks(after(at(2048), at(2048))) == []
     drawn = after(days_bars(300), days_bars(200))
     assert drawn.axis == days_bars(300).axis and marks(drawn) == []
+
+
+LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
+
+
+@pytest.mark.parametrize("shape, cut", [(SMALL, CUT), (LARGE, Parallel()), (TINY, Parallel(2, True))])
+def test_every_operation_is_on_the_roof(shape, cut):
+    roof, *points = roofline(shape, cut).traces
+    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
+    operations = forward_operations(shape, cut)
+    assert list(drawn) != [] and set(drawn) == {o.name for o in operations}
+    for o in operations:
+        x, y = drawn[o.name]
+        assert x == float(o.intensity)
+        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
+        low, high = roofline(shape, cut).layout["xaxis"]["range"]
+        assert 10**low < x < 10**high, "off the axis"
+    assert roof["x"][1] == A100[0] / A100[1]
+
+
+@pytest.mark.parametrize("model", PAPER_MODELS)
+def test_the_frontier_and_the_named_modes(model):
+    shape = PAPER_MODELS[model].shape
+    a, b, h, s = shape.letters()
+    every, line, offload, compress, named = frontier_figure(shape).traces
+    layer = PricedLayer.of(shape)
+    assert len(every["x"]) == 32
+    assert len(line["x"]) == len(frontier(recompute_choices(layer), lambda choice: choice.flops))
+    for x, y, mode in zip(named["x"], named["y"], named["text"]):
+        assert x == float(100 * layer_overhead(shape, mode))
+        assert y * s * b * h == pytest.approx(total(layer_rows(shape, recompute=mode)), rel=1e-12)
+    # Elementwise and full lie on the line: nothing keeps less for as few FLOPs.
+    on_line = {(round(x, 9), round(y, 9)) for x, y in zip(line["x"], line["y"])}
+    assert {(round(named["x"][i], 9), round(named["y"][i], 9)) for i in (2, 3)} <= on_line
+    for some, more in ((line, offload), (offload, compress)):  # more ways keep no more in no more time
+        for x, y in zip(some["x"], some["y"]):
+            assert any(other <= x + 1e-9 and kept <= y for other, kept in zip(more["x"], more["y"]))
+    for trace in (line, offload, compress):
+        assert trace["y"] == sorted(trace["y"], reverse=True) and trace["x"] == sorted(trace["x"])

@@ -19,139 +19,105 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import HereResult, predict, read_golden
-from actmem_course.show.adapters import adapter_bars
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.ends import loss_bars, stage_work
-from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
-from actmem_course.show.long_sequences import eight_bit_bars, long_bars
-from actmem_course.show.measured import here_figure, runs_figure
-from actmem_course.show.memory_map import BATCH_ORDERS, SEGMENTS, memory_map, reserved_lines
-from actmem_course.show.memory_wall import METHODS, PARALLELISM, RECOMPUTATION, crossover_lines, front_door, memory_wall
-from actmem_course.show.recomputation import (
-    batch_payoff,
-    memory_ladder,
-    rebuild_price,
-    recompute_trade,
-    step_timeline,
-)
-from actmem_course.show.schedules import (
-    interleaving,
-    measured_schedule,
-    moving_window_chart,
-    pipeline_schedule,
-    rank_memory,
-    with_pipeline,
-)
-from actmem_course.show.sequence_parallel import (
-    FORWARD_EXCHANGE,
-    MODES,
-    gathered_lines,
-    operator_ring,
-    operator_states,
-    rank_parts,
-)
-from actmem_course.show.tensor_parallel import ORDERS, ROW_ORDERS, floor_bars, floor_lines, mlp_cut, qkv_cut
-from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
-from actmem_course.show.today import (
-    first_aid,
-    frontier_figure,
-    kept_today,
-    llama_bars,
-    others_bars,
-    plan_wall,
-    routed_bars,
+from actmem_course.show import (
+    adapters,
+    bar_chart,
+    ends,
+    layer,
+    long_sequences,
+    measured,
+    memory_map,
+    memory_wall,
+    recomputation,
+    schedules,
+    sequence_parallel,
+    tensor_parallel,
+    times,
+    today,
 )
 
+LLAMA = LLAMA_MODELS["llama3-8b"]
 GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
 LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
 CUT, STEP = Parallel(8, True), GPT3.with_sizes(num_layers=4)
 PAYLOAD = 2 * 2048 * 12288
-RIGHT = dict(zip(keep_controls(), map(kept_by, operations()), strict=True))
-EMPTY = dict.fromkeys(RIGHT, NO_ANSWER)
-RANK = SimpleNamespace(
-    pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=[SimpleNamespace(kept_bytes=n) for n in (9, 0)]
-)
+RIGHT = dict(zip(layer.keep_controls(), map(layer.kept_by, layer.operations()), strict=True))
+EMPTY = dict.fromkeys(RIGHT, layer.NO_ANSWER)
+HELD = [SimpleNamespace(kept_bytes=n) for n in (9, 0)]
+RANK = SimpleNamespace(pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=HELD)
 NANOTRON = measure_runs()
 NVIDIAS = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
 #: A function that draws, and the arguments of each of its figures.
 DRAWN: dict[Callable, list[tuple]] = {
-    layer_bars: [
+    layer.layer_bars: [
         (layer_rows(GPT3), GPT3), (layer_rows(TINY) + layer_extra_rows(TINY), TINY),
         (layer_rows(GPT3, CUT, "selective"), GPT3), (layer_rows(GPT3, recompute="full"), GPT3),
     ],
-    bar_chart: [
+    bar_chart.bar_chart: [
         ("One part", {"": {"a": 3 << 30, "b": 5}}, "bytes"),
         ("Two parts beside each other", {"one": {"a": 0.5, "b": 2}, "two": {"b": 1.25}}, "time", "ms", True),
     ],
-    layer_drawing: [(layer_rows(TINY), TINY, step) for step in range(1, 16)],
-    partial(keep_game, GPT3, **EMPTY): [()],
-    partial(keep_game, TINY, **RIGHT): [()],
-    crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
-    memory_wall: [(method,) for method in METHODS],
-    front_door: [("175B", *methods) for methods in itertools.product(PARALLELISM, RECOMPUTATION)],
-    mlp_cut: [(t, order) for order in ORDERS for t in (1, 4, 8)],
-    qkv_cut: [(t, order) for order in ROW_ORDERS for t in (1, 2, 8)],
-    floor_lines: [(GPT3, t) for t in (1, 8, 32)],
-    floor_bars: [(GPT3, t) for t in (1, 8, 32)],
-    operator_ring: [
+    layer.layer_drawing: [(layer_rows(TINY), TINY, step) for step in range(1, 16)],
+    partial(layer.keep_game, GPT3, **EMPTY): [()],
+    partial(layer.keep_game, TINY, **RIGHT): [()],
+    memory_wall.crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
+    memory_wall.memory_wall: [(method,) for method in memory_wall.METHODS],
+    memory_wall.front_door: [("175B", *methods) for methods in itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION)],
+    tensor_parallel.mlp_cut: [(t, order) for order in tensor_parallel.ORDERS for t in (1, 4, 8)],
+    tensor_parallel.qkv_cut: [(t, order) for order in tensor_parallel.ROW_ORDERS for t in (1, 2, 8)],
+    tensor_parallel.floor_lines: [(GPT3, t) for t in (1, 8, 32)],
+    tensor_parallel.floor_bars: [(GPT3, t) for t in (1, 8, 32)],
+    sequence_parallel.operator_ring: [
         (operator, t, moment, PAYLOAD)
-        for operator in FORWARD_EXCHANGE
+        for operator in sequence_parallel.FORWARD_EXCHANGE
         for t in (2, 8)
-        for moment in range(len(operator_states(operator, t, PAYLOAD)))
+        for moment in range(len(sequence_parallel.operator_states(operator, t, PAYLOAD)))
     ],
-    rank_parts: [(GPT3, t, mode) for mode in MODES for t in (1, 2, 4, 8)],
-    gathered_lines: [(GPT3, t) for t in (1, 8, 32)],
-    recompute_trade: [(GPT3,), (LONG,), (TINY,)],
-    rebuild_price: [(GPT3,), (LONG,), (TINY,)],
-    batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
-    memory_ladder: [(2048, 8), (512, 1)],
-    step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
-    pipeline_schedule: [
-        *((GPT3, with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
-        (GPT3, with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),
+    sequence_parallel.rank_parts: [(GPT3, t, mode) for mode in sequence_parallel.MODES for t in (1, 2, 4, 8)],
+    sequence_parallel.gathered_lines: [(GPT3, t) for t in (1, 8, 32)],
+    recomputation.recompute_trade: [(GPT3,), (LONG,), (TINY,)],
+    recomputation.rebuild_price: [(GPT3,), (LONG,), (TINY,)],
+    recomputation.batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
+    recomputation.memory_ladder: [(2048, 8), (512, 1)],
+    recomputation.step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
+    schedules.pipeline_schedule: [
+        *((GPT3, schedules.with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
+        (GPT3, schedules.with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),
     ],
-    moving_window_chart: [(GPT3, with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
-    rank_memory: [(MT.shape, MT.parallel, 280), (MT.shape, with_pipeline(MT.parallel, 35, 1), 280)],
-    measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
-    roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
-    least_times: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
-    utilisation_bars: [()],
-    table4_bars: [()],
-    days_bars: [(20,), (1000,)],
-    loss_bars: [(LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=131072), 1, "full"), (LLAMA_MODELS["llama3-8b"], 8)],
-    adapter_bars: [(LLAMA_MODELS["llama3-8b"], "q and v", 16), (LLAMA_MODELS["llama3-8b"], "all linears", 256, "float32", True)],
-    long_bars: [(LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=2**k),) for k in (13, 17, 20)],
-    eight_bit_bars: [(LLAMA_MODELS["llama3-8b"],), (LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=131072),)],
-    memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in SEGMENTS],
-    reserved_lines: [(order,) for order in BATCH_ORDERS],
-    stage_work: [(LLAMA_MODELS["llama3-8b"], 8), (LLAMA_MODELS["llama3-8b"], 16, True)],
-    kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
-    others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
-    llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
-    routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
-    frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
-    first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
-    plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
-    runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
-    here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines) for one in NVIDIAS],)],
+    schedules.moving_window_chart: [(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
+    schedules.rank_memory: [(MT.shape, MT.parallel, 280), (MT.shape, schedules.with_pipeline(MT.parallel, 35, 1), 280)],
+    schedules.measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
+    times.roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
+    times.least_times: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
+    times.utilisation_bars: [()],
+    times.table4_bars: [()],
+    times.days_bars: [(20,), (1000,)],
+    ends.loss_bars: [(LLAMA.with_sizes(seq_length=131072), 1, "full"), (LLAMA, 8)],
+    adapters.adapter_bars: [(LLAMA, "q and v", 16), (LLAMA, "all linears", 256, "float32", True)],
+    long_sequences.long_bars: [(LLAMA.with_sizes(seq_length=2**k),) for k in (13, 17, 20)],
+    long_sequences.eight_bit_bars: [(LLAMA,), (LLAMA.with_sizes(seq_length=131072),)],
+    memory_map.memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in memory_map.SEGMENTS],
+    memory_map.reserved_lines: [(order,) for order in memory_map.BATCH_ORDERS],
+    ends.stage_work: [(LLAMA, 8), (LLAMA, 16, True)],
+    today.kept_today: [(LLAMA, CUT)],
+    today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
+    today.llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
+    today.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
+    today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
+    today.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
+    today.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
+    measured.runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
+    measured.here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines) for one in NVIDIAS],)],
 }  # fmt: skip
 #: Drawn by tests of their own, from what was measured; the others are what figures are made of.
-ELSEWHERE = {
-    "speed_figure",
-    "chart",
-    "diagram",
-    "after",
-    "gantt",
-}
+ELSEWHERE = {"speed_figure", "chart", "diagram", "after", "gantt"}
 
 
 def test_interleaving_names_what_chunks_buy_and_cost():
-    idle, held = interleaving(GPT3, with_pipeline(CUT, 8, 1), 16, (1, 2, 3, 4))
-    assert (
-        "from 30% to 10%" in idle.layout["title"]["text"]
-        and "m = 2 44% more, with m = 4 22%" in held.layout["title"]["text"]
-    )
+    idle, held = schedules.interleaving(GPT3, schedules.with_pipeline(CUT, 8, 1), 16, (1, 2, 3, 4))
+    assert "from 30% to 10%" in idle.layout["title"]["text"]
+    assert "m = 2 44% more, with m = 4 22%" in held.layout["title"]["text"]
 
 
 def name_of(draw):

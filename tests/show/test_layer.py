@@ -40,9 +40,8 @@ def segments(drawing):
 @given(shapes())
 def test_segments_add_up_to_equation_1(shape):
     drawing = layer_bars(layer_rows(shape), shape)
-    largest = max(
-        sum(t["x"][0] for t in segments(drawing) if t["y"] == [block]) for block in ("layer norms", "attention", "MLP")
-    )
+    blocks = ("layer norms", "attention", "MLP")
+    largest = max(sum(t["x"][0] for t in segments(drawing) if t["y"] == [block]) for block in blocks)
     assert sum(trace["x"][0] for trace in segments(drawing)) * drawing.axis.unit == pytest.approx(eq1(shape))
     assert largest <= drawing.layout["xaxis"]["range"][1] * (1 + 1e-9)
     assert f"{eq1(shape):,} bytes" in drawing.alt

@@ -1,22 +1,25 @@
-"""Tables of text: every number in full, columns in line."""
+"""Tables and lines of text: every number in full, columns in line, a wrong line in red; what a fold opens."""
 
+import io
 import re
+from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from actmem.config import Parallel
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.models import TINY
-from actmem.rows import LAYER_TERMS
+from actmem.rows import LAYER_TERMS, Row
+from actmem_course.others.disagreements import disagreements
+from actmem_course.results import PaperEntry
+from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
+from actmem_course.show.tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
 from actmem_course.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
-from actmem_course.show.text import (
-    extras_text,
-    kept_text,
-    saved_text,
-    text_table,
-)
+from actmem_course.show.text import extras_text, kept_text, saved_text, text_table
 from tests.shapes import shapes
 
 
@@ -44,9 +47,8 @@ def test_saved_text_shows_what_the_ledger_saw():
     assert lines[2].split() == ["up", "linear", "argument", "0", "[3,", "4]", "bfloat16", "24"]
     assert lines[3].split() == ["(itself)", "softmax", "made", "by", "it", "[]", "float32", "4"]
     assert lines[-1].split() == ["together", "28"]
-    assert kept_text(saved) == (
-        "linear keeps argument 0, [3, 4] bfloat16: 24 bytes\nsoftmax keeps what it made, [] float32: 4 bytes"
-    )
+    kept = "linear keeps argument 0, [3, 4] bfloat16: 24 bytes", "softmax keeps what it made, [] float32: 4 bytes"
+    assert kept_text(saved).splitlines() == [*kept]
 
 
 def test_an_empty_ledger_says_so():
@@ -90,14 +92,9 @@ def test_what_ranks_share_has_a_t(shape, sequence_parallel):
 
 
 def test_blocks_add_up_as_in_section_41():
-    blocks = {
-        block: coefficients([r for r in layer_rows(TINY) if term_of(r).block == block], TINY) for block in BLOCKS[:3]
-    }
-    assert blocks == {
-        "layer norms": {"sbh": 4, "as²b": 0},
-        "attention": {"sbh": 11, "as²b": 5},
-        "MLP": {"sbh": 19, "as²b": 0},
-    }
+    blocks = {block: [row for row in layer_rows(TINY) if term_of(row).block == block] for block in BLOCKS[:3]}
+    found = {block: tuple(coefficients(rows, TINY).values()) for block, rows in blocks.items()}
+    assert found == {"layer norms": (4, 0), "attention": (11, 5), "MLP": (19, 0)}
 
 
 def test_extras_have_their_own_reason_and_no_formula():
@@ -108,3 +105,90 @@ def test_extras_have_their_own_reason_and_no_formula():
 def test_a_row_that_is_no_multiple_gets_no_formula():
     row = layer_rows(TINY)[0]
     assert formula_of(type(row)(row.term, row.bytes + 1), TINY) == ""
+
+
+def test_a_fold_is_stored_as_its_line_and_shows_the_rest_as_it_is_written():
+    fold = Fold("two of three", "a < b\n  c & d")
+    assert repr(fold) == "two of three"
+    assert fold._repr_html_().count("two of three") == 1 and "a &lt; b\n  c &amp; d" in fold._repr_html_()
+
+
+def test_a_worked_answer_wraps_and_is_stored_without_its_numbers():
+    fold = worked("2 · 3 = 6", "so 6")
+    assert repr(fold) == "Answer" and "pre-wrap" in fold._repr_html_() and "2 · 3 = 6\nso 6" in fold._repr_html_()
+    assert "pre-wrap" not in Fold("a", "table")._repr_html_()
+
+
+def test_an_agreement_counts_pairs_and_names_what_is_apart():
+    agree = Agreement()
+    agree.add("layers", [(1, 1), (2000, 2001)])
+    agree.add("FLOPs of one step", [(Fraction(6, 2), 3)], "FLOPs")
+    agree.add_rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
+    agree.add("under a thousandth", [(True, True)])
+    assert repr(agree) == "predicted = measured: 3 of 5"
+    assert agree.folded().details.splitlines() == [
+        "layers: 1 of 2; 2,000 and 2,001 bytes",
+        "FLOPs of one step: 3 FLOPs",
+        "a stage, term by term: 1 of 2; 0 and 7 bytes",
+        "under a thousandth: yes",
+    ]
+
+
+def test_every_disagreement_of_the_paper_is_a_paragraph():
+    found = in_the_paper()
+    assert found.details.split("\n\n") == list(map(str, disagreements()))
+    assert f"{len(disagreements())} places" in found.line
+
+
+def entry(model="1T", quantity="tensor", **fields):
+    return PaperEntry("table2", model, quantity, "bytes", **fields)
+
+
+def drawn(part, width=80, styles=False):
+    console = Console(width=width, record=True, force_terminal=styles, file=io.StringIO())
+    console.print(part, crop=False)
+    return [text for line in console.export_text(styles=styles).splitlines() if (text := line.rstrip())]
+
+
+RIGHT = entry(ours_formula=144_284_057_600, extra=2_621_440, measured=144_286_679_040)
+WRONG = entry(model="22B", quantity="full", ours_formula=5, measured=6, note="2sbh", paper=4)
+
+
+def test_a_table_for_each_model_below_its_heading():
+    lines = drawn(exact_table("title", [RIGHT, WRONG], {"1T": "1T  a=160", "22B": "22B  a=64"}))
+    assert [line for line in lines if line.startswith(("title", "1T", "22B"))] == ["title", "1T  a=160", "22B  a=64"]
+    found = [line.split() for line in lines]
+    assert ["tensor", "144,284,057,600", "2,621,440", "144,286,679,040", "0"] in found
+    assert ["full", "5", "0", "6", "1"] in found and ["2sbh", "4"] in found
+
+
+def test_a_wrong_line_is_red_and_a_right_one_is_not():
+    red = "\x1b[1;31m"
+    lines = drawn(exact_table("title", [RIGHT, WRONG], {}), styles=True)
+    assert [red in line for line in lines if "tensor" in line or "full" in line] == [False, True]
+
+
+def test_a_column_without_any_number_is_left_out():
+    lines = drawn(percent_table("title", [entry(quantity="a", paper=39, ours_formula=38.776)]))
+    assert [line.split() for line in lines if line and "─" not in line][1:] == [
+        ["percent", "paper", "ours", "ours", "−", "paper"], ["a", "39", "38.78", "-0.22"],
+    ]  # fmt: skip
+
+
+def test_flops_in_peta_and_the_difference_in_ones():
+    lines = drawn(flops_table("title", [entry(paper=2 * 10**15, ours_formula=10**15, measured=10**15 + 1)], {}))
+    assert lines[-1].split() == ["tensor", "2.0000", "1.0000", "1.0000", "1"]
+
+
+def test_ranks_with_and_without_a_measurement():
+    ranks = [entry(quantity="rank 0", ours_formula=7, measured=7, pipeline_rank=0)]
+    ranks += [entry(quantity="rank 1", ours_formula=5, pipeline_rank=1)]
+    lines = drawn(ranks_table("title", ranks, {0: 3, 1: 2}, {}))
+    assert [line.split() for line in lines[-2:]] == [["rank", "0", "7", "0", "7", "0", "3"], ["rank", "1", "5", "2"]]
+
+
+def test_disagreements_wrap_beside_their_labels():
+    place: Any = SimpleNamespace(where="§4.3", printed="under 0.01%", ours=("22B 0.57%", "1T 2%"), why="a reason " * 20)
+    lines = drawn(disagreements_list("title", [place]))
+    assert lines[0] == "title" and lines[1:4] == ["§4.3", " paper under 0.01%", "  ours 22B 0.57%, 1T 2%"]
+    assert all(line.startswith(" " * 7) and len(line) <= 80 for line in lines[4:])

@@ -31,8 +31,7 @@ def numbers(part: StagePart) -> list:
 
 
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [pytest.param(*each, marks=[pytest.mark.nightly] * (each not in SAMPLE)) for each in STORED],
+    ("family", "name"), [pytest.param(*each, marks=[pytest.mark.nightly] * (each not in SAMPLE)) for each in STORED]
 )
 def test_a_stored_tape_is_what_runs(family, name):
     _, events_of, letters, rules = families_to_record()[family]

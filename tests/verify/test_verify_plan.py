@@ -6,12 +6,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from actmem.config import ConfigError, Layout, ModelShape
+from actmem.config import ZERO_STAGES, ConfigError, Layout, ModelShape
 from actmem.models import PAPER_MODELS
-from actmem.plan.planned_models import PlannedGPT, PlannedLlama, planned_model_of
+from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
 from actmem.plan.search import Plan, bill_of, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
-from actmem.rows import Row
+from actmem.rows import Row, total
 from actmem.verify import chunks_of, count_peak, report_verification, verify_plan
 from tests.shapes import decoder
 from tests.tiers import sampled
@@ -81,19 +81,23 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", sampled(CASES, 16))
-def test_every_line_and_the_peak_are_what_is_counted(case):
-    comparison, peak = verify_plan(*CASES[case]), count_peak(*CASES[case])
+def every_line_and_the_peak_are_what_is_counted(model, one):
+    comparison, peak = verify_plan(model, one), count_peak(model, one)
     assert comparison.exact, comparison.describe()
     assert peak.measured > 0 and not peak.difference, peak
+    return comparison
+
+
+@pytest.mark.parametrize("case", sampled(CASES, 16))
+def test_plans_of_every_axis(case):
+    comparison = every_line_and_the_peak_are_what_is_counted(*CASES[case])
     assert {"parameters", "gradients", "Adam first moment"} <= {match.term for match in comparison.matches}
 
 
 def test_a_plan_of_the_largest_model_as_the_search_finds_it():
     model, paper = planned_model_of("1t"), PAPER_MODELS["1T"]
-    found = find_plans(
-        model, Cluster(paper.num_devices, 80 * GIBIBYTE), paper.global_batch_size, 30, {"num_model_chunks": 1}
-    )
+    cluster = Cluster(paper.num_devices, 80 * GIBIBYTE)
+    found = find_plans(model, cluster, paper.global_batch_size, 30, {"num_model_chunks": 1})
     chosen = max(found.plans, key=lambda each: each.layout.pipeline_parallel_size)
     comparison = verify_plan(model, chosen)
     assert comparison.exact, comparison.describe()
@@ -103,9 +107,8 @@ def test_a_wrong_line_is_found(monkeypatch):
     model, one = CASES["tensor"]
     model = copy(model)  # what bills share is remembered for a model
     rows = model.rows
-    monkeypatch.setattr(
-        model, "rows", lambda layout, what, *device: [] if what == "last" else rows(layout, what, *device)
-    )
+    others = lambda layout, what, *device: [] if what == "last" else rows(layout, what, *device)  # noqa: E731
+    monkeypatch.setattr(model, "rows", others)
     comparison = verify_plan(model, one)
     assert {"logits (float32)", "target ids"} < {match.term for match in comparison.matches if match.predicted is None}
     assert report_verification(Console(quiet=True), model, one) is False
@@ -151,3 +154,94 @@ def test_the_embedding_can_be_the_fullest():
     one = plan(Layout(1, 1, 2, sequence_parallel=False))
     transients = [{row.term for row in bill_of(model, one).parts["transient"]} for model in (WORDS, SMALL)]
     assert [embedding in terms for terms in transients] == [True, False]
+
+
+# Named shapes over every axis.  A rank's bytes depend on the model's depth only by how many layers it holds, so every model
+# has a few layers here; sizes of the layer, of the vocabulary and of the sequence are its own.
+
+LAYERS = 4
+TENSOR = [(1, False), (2, True), (4, False), (8, True)]
+#: Pipeline ranks, chunks of each, and the rank that is run.
+PIPELINE = [(1, 1, 0), (2, 1, 1), (4, 1, 0), (2, 2, 0), (2, 2, 1), (4, 1, 2)]
+MICRO_BATCHES = [1, 2]
+ROUTING = ["even", "one-sided"]
+PLANS_OF_EACH = 3
+
+
+def of_few_layers(name):
+    return planned_model_of(name).with_sizes(num_layers=LAYERS)
+
+
+def nth(values, number):
+    return values[number % len(values)]
+
+
+def cases():
+    """Three plans of each model.  Each axis walks through its values at its own pace."""
+    for number, name in enumerate(name for name in PLANNED_MODELS for _ in range(PLANS_OF_EACH)):
+        model = of_few_layers(name)
+        t, sequence_parallel = nth(TENSOR, number)
+        p, m, rank = nth(PIPELINE, number + number // len(PIPELINE))
+        zero = nth(ZERO_STAGES, number // 2)
+        layout = Layout(1 if zero == 0 else 3, t, p, nth(MICRO_BATCHES, number // 3), m,
+                        sequence_parallel=sequence_parallel, zero_stage=zero)  # fmt: skip
+        if model.routing:
+            model = model.with_routing(nth(ROUTING, number))
+        recompute = nth(model.recompute_modes, number)
+        whole = 1 if rank == 0 and m == 1 and recompute != "none" else 0
+        yield model, plan(layout, recompute, 2 * p, rank, whole)
+
+
+NAMED = list(cases())
+
+
+def text(case):
+    model, plan = case
+    layout = plan.layout
+    ranks = f"t{layout.tensor_parallel_size}p{layout.pipeline_parallel_size}m{layout.num_model_chunks}"
+    return f"{model.name}-{ranks}-zero{layout.zero_stage}-{plan.recompute}{model.routing and '-' + model.routing}"
+
+
+@pytest.mark.parametrize("case", sampled([pytest.param(case) for case in NAMED], 10), ids=text)
+def test_named_shapes(case):
+    every_line_and_the_peak_are_what_is_counted(*case)
+
+
+def test_the_plans_cover_every_axis():
+    layouts = [plan.layout for _, plan in NAMED]
+    assert {model.name for model, _ in NAMED} == {planned_model_of(name).name for name in PLANNED_MODELS}
+    assert {(each.tensor_parallel_size, each.sequence_parallel) for each in layouts} == set(TENSOR)
+    ranks = [(plan.layout, plan.pipeline_rank) for _, plan in NAMED]
+    pipeline = {(each.pipeline_parallel_size, each.num_model_chunks, rank) for each, rank in ranks}
+    assert pipeline == set(PIPELINE)
+    assert {each.zero_stage for each in layouts} == set(ZERO_STAGES)
+    assert {each.micro_batch_size for each in layouts} == set(MICRO_BATCHES)
+    modes = {(type(model), plan.recompute) for model, plan in NAMED}
+    assert modes == {(type(model), mode) for model, _ in NAMED for mode in model.recompute_modes}
+    assert {model.routing for model, _ in NAMED} == {"", *ROUTING}
+    assert any(plan.whole_microbatches for _, plan in NAMED)
+
+
+@pytest.mark.parametrize("name", PLANNED_MODELS)
+def test_named_shapes_under_context_parallelism(name):
+    model = of_few_layers(name)
+    if not model.context_parallel:
+        with pytest.raises(ConfigError, match=f"context_parallel_size: {model.name}"):
+            find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {"context_parallel_size": 2})
+        return
+    layout = Layout(1, 4, 2, 2, context_parallel_size=2)
+    every_line_and_the_peak_are_what_is_counted(model, plan(layout, "elementwise", n=4))
+
+
+@pytest.mark.parametrize("name", PLANNED_MODELS)
+def test_only_experts_have_a_routing(name):
+    model = planned_model_of(name)
+    if not model.routing:
+        with pytest.raises(ConfigError, match="routing: .* has no experts"):
+            model.with_routing("one-sided")
+        return
+    worst = model.with_routing("one-sided")
+    layout = Layout(tensor_parallel_size=4)
+    assert total(worst.rows(layout, "none")) > total(model.rows(layout, "none"))
+    with pytest.raises(ConfigError, match="routing: must be one of even, one-sided"):
+        model.with_routing("learned")

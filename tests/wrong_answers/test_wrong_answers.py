@@ -10,7 +10,7 @@ from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import made_edits, source_of, stated_edits
 from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
-from tests.labs.judged import judged
+from tests.labs.learners import judged
 from tests.tiers import at_night
 from tests.wrong_answers.edits import EDITS
 
@@ -98,7 +98,7 @@ def test_one_number_that_is_the_same_by_chance_names_nothing():
         right = lab5.how_many_fit(budget, flight, full, recomputed)
         return flight if (budget, full) == (100, 30) else right  # as if recomputed_bytes were full_bytes
 
-    verdict = judged("lab5_pipeline", "5.4", how_many_fit)
+    verdict = judged("5.4", how_many_fit)
     assert verdict.diagnosis.endswith("30 B or 10 B each: the result is 4; expected 3")
 
 

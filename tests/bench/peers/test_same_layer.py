@@ -26,14 +26,8 @@ NAMES = [
 ]
 
 #: Our names of parts, and how a peer calls them.
-PLAIN = {
-    "attention.qkv": "qkv",
-    "attention.projection": "projection",
-    "mlp.up": "up",
-    "mlp.down": "down",
-    "norm1": "norm1",
-    "norm2": "norm2",
-}
+PLAIN = {"attention.qkv": "qkv", "attention.projection": "projection", "mlp.up": "up", "mlp.down": "down"}
+PLAIN |= {"norm1": "norm1", "norm2": "norm2"}
 MEGATRON = {
     "attention.qkv": "self_attention.linear_qkv", "attention.projection": "self_attention.linear_proj", "mlp.up": "mlp.linear_fc1",
     "mlp.down": "mlp.linear_fc2", "norm1": "input_layernorm", "norm2": "pre_mlp_layernorm",
@@ -81,9 +75,8 @@ def compare_on_ranks(peer, sequence_parallel):
         own = shard(x.detach(), dim, tp).clone().requires_grad_()
         output = layer(own)
         output.backward(shard(weight, dim, tp))
-        differences[mode] = max(
-            float((output - shard(y, dim, tp)).abs().max()), float((own.grad - shard(grad_x, dim, tp)).abs().max())
-        )
+        pairs = (output, y), (own.grad, grad_x)
+        differences[mode] = max(float((one - shard(whole, dim, tp)).abs().max()) for one, whole in pairs)
     return differences
 
 
@@ -140,8 +133,7 @@ def test_a_missing_megatron_is_one_line(monkeypatch):
         raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}")
 
     monkeypatch.setattr(peer.importlib, "import_module", refuse)
-    with pytest.raises(
-        PeerUnavailable, match="^megatron-core can't be imported: No module named 'megatron'; pip install"
-    ):
+    said = "^megatron-core can't be imported: No module named 'megatron'; pip install"
+    with pytest.raises(PeerUnavailable, match=said):
         peer.megatron_layer(SHAPE, TensorParallel())
     assert not dist.is_initialized()

@@ -26,9 +26,8 @@ def measured_by_formula(change=lambda what, result: result):
 
     def parameters(name):
         model = PAPER_MODELS[name]
-        return change(
-            "parameters", (num_parameters(model.shape), sum(parameter_counts(model.shape, model.parallel).values()))
-        )
+        counts = parameter_counts(model.shape, model.parallel)
+        return change("parameters", (num_parameters(model.shape), sum(counts.values())))
 
     def iteration(name, recompute):
         model = PAPER_MODELS[name]
@@ -99,18 +98,16 @@ def test_figure_7_and_1():
         assert difference == {masks if PAPER_MODELS[name].parallel.num_model_chunks > 1 else 0}
     fits = {(e.model, e.quantity): e.note for e in entries_by_formula("figure1") if e.note}
     for name in MODELS:
-        assert fits[name, "all, baseline"].endswith("does not fit") and fits[name, "all, both methods"].endswith(
-            ", fits"
-        )
+        assert fits[name, "all, baseline"].endswith("does not fit")
+        assert fits[name, "all, both methods"].endswith(", fits")
 
 
 def test_figure_9_has_a_row_for_every_rank():
     entries = entries_by_formula("figure9")
     assert [e.pipeline_rank for e in entries if e.quantity.startswith("rank")] == list(range(35))
     (saved,) = [e for e in entries if e.unit == "GiB"]
-    assert saved.paper == paper.FIGURE9_SAVED_GB and float(saved.ours_formula) == pytest.approx(
-        saved.paper * 139 / 35 / 8, rel=0.01
-    )
+    assert saved.paper == paper.FIGURE9_SAVED_GB
+    assert float(saved.ours_formula) == pytest.approx(saved.paper * 139 / 35 / 8, rel=0.01)
     assert entries_by_formula("figure9", ["22B"]) == entries_by_formula("table4", ["1T"]) == []
     assert {e.model for e in entries_by_formula("figure9", ["175B", "1T"])} == {"175B", "1T"}
 

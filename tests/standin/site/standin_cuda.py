@@ -85,12 +85,7 @@ def exchange(number):
 
 
 def stats(device=None):
-    found = {
-        "allocated": _standin.held,
-        "active": _standin.held,
-        "requested": _standin.asked,
-        "reserved": _standin.held,
-    }
+    found = {"requested": _standin.asked, **dict.fromkeys(("allocated", "active", "reserved"), _standin.held)}
     now = {f"{kind}_bytes.all.current": of(index(device)) for kind, of in found.items()}
     peaks = {f"{kind}_bytes.all.peak": _standin.peak(index(device)) for kind in ("allocated", "active", "reserved")}
     return {**now, **peaks, "num_ooms": 0}

@@ -1,0 +1,134 @@
+"""What the site is made of: statements that a browser can run, labs as exercises, packages fetched once."""
+
+import ast
+
+import pytest
+
+from actmem_course.cut import lab_names, lab_source
+from notebooks.site import book, build, cache
+from notebooks.site.live import SOURCE, modules
+from notebooks.site.needs import Reader, needs_machine
+
+
+def test_a_page_has_all_that_its_modules_import():
+    shipped = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for path in modules()}
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("actmem"):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                of_files = {name for name in names if (SOURCE / f"{name.replace('.', '/')}.py").is_file()}
+                assert {node.module, *of_files} <= shipped, (path, node.module)
+
+
+@pytest.mark.parametrize(
+    ("module", "needed"),
+    [
+        ("torch", True),
+        ("torch.nn", True),
+        ("numpy", True),
+        ("subprocess", True),
+        ("math", False),
+        ("actmem", False),
+        ("actmem.record", True),  # loaded when it is asked for
+        ("actmem_course.others.paper", False),
+        ("actmem.formulas.activations.eq1", False),
+        ("actmem_course.show.widgets.Panel", False),
+        ("actmem.measure.record", True),
+        ("actmem.layers.transformer", True),
+        ("actmem_course.launch.results", True),  # starts processes
+        ("actmem.pipeline", True),
+    ],
+)
+def test_modules_that_need_a_machine(module, needed):
+    assert needs_machine(module) == needed
+
+
+@pytest.mark.parametrize(
+    ("cells", "measured"),
+    [
+        (["import math\nx = math.pi", "print(x)"], [[0, 0], [0]]),
+        (["import torch\nx = torch.ones(2)", "y = x", "y = 1", "print(y)"], [[1, 1], [1], [0], [0]]),
+        (["from actmem.measure import record", "f = lambda: record", "f()"], [[1], [1], [1]]),
+        (["from actmem.measure import record as r\nfrom actmem.rows import total", "r", "total"], [[1, 0], [1], [0]]),
+        (["import torch", "lines = []", "lines.append(torch.ones(1))", "print(lines)"], [[1], [0], [1], [1]]),
+        (["import torch", "d = {}", "d['x'] = torch.ones(1)", "d"], [[1], [0], [1], [1]]),
+        (["import torch", "d = {}", "d['x'] = 1", "d"], [[1], [0], [0], [0]]),
+        (["import torch\ndef f():\n    return torch.ones(1)", "def g():\n    return f()", "g()"], [[1, 1], [1], [1]]),
+        (["def f():\n    import torch\n    return torch.ones(1)", "f()"], [[1], [1]]),
+        (["import torch\nx = torch.ones(1)", "[x for x in range(3)]", "x"], [[1, 1], [1], [1]]),
+        (["import torch\nx = torch.ones(1)", "def f():\n    x = 2", "x"], [[1, 1], [0], [1]]),
+    ],
+)
+def test_what_comes_from_a_machine_is_followed(cells, measured):
+    reader = Reader()
+    assert [[int(one.measured) for one in reader.read(cell)] for cell in cells] == measured
+
+
+def test_labs_that_someone_solved_in_place_are_published_as_exercises(tmp_path, monkeypatch):
+    labs = tmp_path / "labs"
+    labs.mkdir()
+    for name in lab_names():
+        (labs / f"{name}.py").write_text("SOLVED = True\n")
+    (labs / "measure_mine.py").write_text('"""python labs/measure_mine.py\n\nMine: all of it.\n"""\n')
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    found = book.labs()
+    assert list(found) == [*(f"{name}.py" for name in lab_names()), "measure_mine.py"]
+    assert not any("SOLVED" in source for source in found.values())
+    assert all(found[f"{name}.py"] == lab_source(name) for name in lab_names())
+
+
+@pytest.mark.parametrize("name", book.labs())
+def test_a_lab_has_a_title_in_words(name):
+    title = book.lab_title(book.labs()[name])
+    assert ".py" not in title and 10 < len(title) < 90 and len(title.split()) >= 3
+    assert book.lab_page(name, book.labs()[name]).startswith(f"# {title}\n")
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    """An empty cache, and a folder whose programs stand in for the installed ones."""
+    monkeypatch.setattr(cache, "CACHE", tmp_path / "cache")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    return tools
+
+
+def npm(tools, script):
+    (tools / "npm").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (tools / "npm").chmod(0o755)
+
+
+GOOD = "echo called >> ../calls; mkdir package; echo 1 > package/index.js; tar czf some-1.0.tgz package; rm -r package"
+
+
+def test_an_npm_package_is_fetched_once(empty):
+    npm(empty, GOOD)
+    first = cache.npm_package("some@1.0")
+    assert (first / "index.js").read_text(encoding="utf-8") == "1\n"
+    assert cache.npm_package("some@1.0") == first
+    assert (first.parent / "calls").read_text(encoding="utf-8") == "called\n"
+
+
+def test_no_npm_is_one_line(empty, monkeypatch):
+    monkeypatch.setenv("PATH", str(empty))
+    with pytest.raises(cache.SiteError, match="^npm is missing, and some@1.0 comes from the npm registry: [^\n]*$"):
+        cache.npm_package("some@1.0")
+
+
+def test_an_npm_that_fails_is_one_line_and_leaves_nothing(empty):
+    npm(empty, "echo 'npm error network ENOTFOUND' >&2; exit 1")
+    with pytest.raises(cache.SiteError, match=r"^npm could not get some@1.0 \(no network\?\): npm error network ENOTFOUND$"):
+        cache.npm_package("some@1.0")
+    npm(empty, GOOD)
+    assert cache.npm_package("some@1.0").exists()
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch, capsys):
+    def fail(*arguments):
+        raise cache.SiteError("npm is missing")
+
+    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr("sys.argv", ["build"])
+    assert build.main() == 1
+    assert capsys.readouterr() == ("", "make site: npm is missing\n")

@@ -29,7 +29,6 @@ TWINS = [
     ("forward_time", "backward_time"),
     ("start_all_gather", "start_all_reduce"),
     ("needs_x", "needs_weight"),
-    ("lower_quartile", "upper_quartile"),
     ("low", "high"),
 ]
 DTYPES = [("float32", "float64"), ("int32", "int64"), ("bool", "uint8")]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import (
-    LARGEST_SIZE,
     ConfigError,
     ModelShape,
     Parallel,
@@ -234,7 +233,7 @@ LINES = [
     (lambda: context_rows(LLAMA, Parallel(), 4, "ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(3, 3, 16)), "seq_length: the layer was made for 4 tokens a sequence, got 3"),
-    (lambda: ModelShape(LARGEST_SIZE + 1, 1, 4, 1), f"seq_length: must be at most {LARGEST_SIZE}, got {LARGEST_SIZE + 1}"),
+    (lambda: ModelShape(2**31, 1, 4, 1), "seq_length: must be at most 2147483647, got 2147483648"),
     (lambda: ModelShape(4, 1, "4", 1), "hidden_size: must be a whole number, got '4'"),  # type: ignore[arg-type]
     (lambda: model_shape("7B"), "model: must be one of tiny, 22B, 175B, 530B, 1T, got '7B'"),
     (lambda: check_vocab_size(50257, 4), "vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size(50257, 4) = 50688 is"),
@@ -283,7 +282,7 @@ GOOD = dict(seq_length=6, micro_batch_size=2, hidden_size=12, num_attention_head
         {"seq_length": 2**30, "hidden_size": 3},  # the scores: as²b
         {"seq_length": 2**28, "micro_batch_size": 2**10, "hidden_size": 2**20, "num_attention_heads": 1},
         {"hidden_size": 2**30, "num_attention_heads": 1},  # a weight: 4h²
-        {"vocab_size": LARGEST_SIZE, "hidden_size": 2**28 + 1, "num_attention_heads": 1},  # the embedding: vh
+        {"vocab_size": 2**31 - 1, "hidden_size": 2**28 + 1, "num_attention_heads": 1},  # the embedding: vh
     ],
 )
 def test_tensors_that_no_machine_can_address(sizes):

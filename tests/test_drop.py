@@ -186,6 +186,15 @@ def test_a_retained_graph_gives_the_same_again(dropped):
     assert torch.equal(x.grad, 2 * once) and equal([once], gradients("none")[:1])
 
 
+@pytest.mark.parametrize("second", [torch.ones(4, 3), torch.ones(4, 3).t()], ids=["shape", "stride"])
+def test_a_recipe_that_makes_another_tensor_is_named(second):
+    results, weight = iter([torch.ones(3, 4), second]), torch.ones(3, 4, requires_grad=True)
+    with Terms({"x"}) as terms:
+        y = weight * terms("x", lambda: next(results))
+    with pytest.raises(RuntimeError, match="x: the second run made .*, the first "):
+        y.sum().backward()
+
+
 def test_frozen_parts_and_no_grad():
     layer = layer_of("elementwise")
     with torch.no_grad():

@@ -120,12 +120,15 @@ def test_what_is_kept_was_written(shape):
     assert by_name["softmax"].bytes + by_name["softmax dropout"].bytes - read == kept
 
 
-def test_linears_by_hand():
-    by_name = {o.name: o for o in forward_operations(TINY)}
+@pytest.mark.parametrize("t", [1, 4])
+def test_what_linears_move_by_hand(t):
+    by_name = {o.name: o for o in forward_operations(TINY, Parallel(t, True))}
     h, tokens = TINY.hidden_size, TINY.seq_length * TINY.micro_batch_size
-    assert by_name["h→4h"].bytes == 2 * (tokens * h + 4 * h * h + tokens * 4 * h)
+    assert by_name["QKV projection"].bytes == 2 * (tokens * h + 3 * h * h // t + 3 * tokens * h // t)
+    assert by_name["attention projection"].bytes == 2 * (tokens * h // t + h * h // t + tokens * h)
+    assert by_name["h→4h"].bytes == 2 * (tokens * h + 4 * h * h // t + 4 * tokens * h // t)
     assert by_name["4h→h"].bytes == by_name["h→4h"].bytes
-    assert by_name["GeLU"].bytes == 2 * 2 * tokens * 4 * h
+    assert by_name["GeLU"].bytes == 2 * 2 * tokens * 4 * h // t
 
 
 def test_the_longer_of_computing_and_moving():

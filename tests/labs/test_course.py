@@ -63,8 +63,8 @@ def test_chapters_send_to_each_exercise_once_its_idea_and_all_that_it_needs_are_
         for name in dict.fromkeys(map(lab.chapter_of, lab.exercises)):
             source = (LABS.parent / "notebooks" / "source" / f"{name}.py").read_text(encoding="utf-8")
             chapters[name] = chapter = re.sub("\n# ?", " ", source)
-            for place in re.finditer(call, chapter):
-                sent += [((name, place.start()), number) for number in place[1].split(",")]
+            for found in re.finditer(call, chapter):
+                sent += [((name, found.start()), number) for number in found[1].split(",")]
         assert sorted(number for _, number in sent) == [exercise.number for exercise in lab.exercises]
         places = {number: place for place, number in sent}
         by_function = {exercise.function: places[exercise.number] for exercise in lab.exercises}

@@ -22,7 +22,7 @@ from actmem_course.bench.measure_runs import (
 )
 from actmem_course.bench.predictors import kernel_slopes, leaderboard, measure_calculators, sequence_results
 from actmem_course.bench.runner import Measurement
-from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, HereResult, experiments, predict, read_golden
+from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, experiments, predict, read_golden
 from actmem_course.process import lab
 from actmem_course.results import plain
 from actmem_course.show import tables
@@ -66,10 +66,8 @@ def main() -> int:
             golden = [predict(row) for row in read_golden(args.rows or GOLDEN)]
         elif args.rows:
             rows, results = predicted_rows(args.rows)
-    if args.here:
-        return show_here(run, golden)
     if args.megatron:
-        return show_megatron(run, golden)
+        return show_here(run, golden) if args.here else show_megatron(run, golden)
     if args.calculators:
         return show_calculators(run)
 
@@ -102,7 +100,9 @@ def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:
     if found:
         run.show(experiments_table(found))
     run.show(reasons_table(results), *golden_summary(results, found))
-    run.write([golden_json(r) for r in results])
+    names = ("case", "gpu", "peak_bytes", "held_bytes")
+    lines = [{"lines": r.played.memory.peak_lines if r.played else {}} for r in results]
+    run.write([{name: getattr(r.row, name) for name in names} | plain(r) | more for r, more in zip(results, lines)])
     return 0 if all(r.within_limit for r in results) else 1
 
 
@@ -118,20 +118,8 @@ def show_here(run: Measurement, results: list[GoldenResult]) -> int:
         )
     else:
         run.show("no row has the paper's own layer, a peak and held bytes")
-    run.write([here_json(one) for one in counted])
+    run.write([{"case": one.golden.row.case, "gpu": one.golden.row.gpu, **plain(one)} for one in counted])
     return 0 if all(one.golden.within_limit for one in counted) else 1
-
-
-def here_json(one: HereResult) -> dict:
-    """A row with its counted bytes, line by line."""
-    row = one.golden.row
-    return {"case": row.case, "gpu": row.gpu, **plain(one)}
-
-
-def golden_json(result: GoldenResult) -> dict:
-    """A row with its prediction, and the lines of its peak."""
-    row = {name: getattr(result.row, name) for name in ("case", "gpu", "peak_bytes", "held_bytes", "kept_apart")}
-    return {**row, **plain(result), "lines": result.played.memory.peak_lines if result.played else {}}
 
 
 def show_calculators(run: Measurement) -> int:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actmem_course.others.allocator import MEBIBYTE, UNSPLIT, CachingAllocator, blocks_of
+from actmem_course.others.allocator import MEBIBYTE, RECEIVED, UNSPLIT, CachingAllocator, blocks_of
 
 
 @pytest.mark.parametrize(
@@ -14,11 +14,8 @@ from actmem_course.others.allocator import MEBIBYTE, UNSPLIT, CachingAllocator, 
         (513, 1024, 1024),
         (MEBIBYTE, MEBIBYTE, MEBIBYTE),
         (4 * MEBIBYTE, 4 * MEBIBYTE, 4 * MEBIBYTE),
-        (
-            19 * MEBIBYTE,
-            20 * MEBIBYTE,
-            19 * MEBIBYTE,
-        ),  # a segment of its own, 20 MiB: 1 MiB is left, too little to split
+        # A segment of its own, 20 MiB: 1 MiB is left, too little to split.
+        (19 * MEBIBYTE, 20 * MEBIBYTE, 19 * MEBIBYTE),
         (19 * MEBIBYTE - 512, 19 * MEBIBYTE - 512, 19 * MEBIBYTE - 512),
         (9 * MEBIBYTE + 512, 9 * MEBIBYTE + 512, 9 * MEBIBYTE + 512),
     ],
@@ -49,6 +46,14 @@ def test_neighbours_join_and_the_peak_stays_with_its_lines():
     assert memory.take("y", 9 * MEBIBYTE).address == 0
     with pytest.raises(ValueError, match="given back twice"):
         memory.free(blocks[4])
+
+
+def test_a_block_that_nccl_used_counts_as_free_at_once_and_is_taken_later():
+    memory = CachingAllocator(late=lambda delays: delays[1])
+    sent, beside = memory.take(RECEIVED, 4 * MEBIBYTE), memory.take("x", 4 * MEBIBYTE)
+    memory.free(sent, beside)
+    assert memory.allocated == 0 and memory.take("y", 4 * MEBIBYTE) is not sent
+    assert memory.take("y", 4 * MEBIBYTE).address == sent.address == 0
 
 
 @pytest.mark.parametrize("expandable", [False, True])

@@ -156,11 +156,9 @@ def _b200_runs() -> Iterator[tuple[dict[str, str], Trace]]:
 
 def b200_errors() -> tuple[list[float], list[float]]:
     """Ours and SimuMax's, of each layout in ``b200.tsv``: predicted minus logged, percent of the logged peak."""
-    ours, theirs = [], []
-    for row, trace in _b200_runs():
-        ours.append(100 * (trace.peaks[-1] / 2**20 / float(row["peak_mib"]) - 1))
-        theirs.append(float(row["simumax_percent"]))
-    return ours, theirs
+    runs = list(_b200_runs())
+    ours = [100 * (trace.peaks[-1] / 2**20 / float(row["peak_mib"]) - 1) for row, trace in runs]
+    return ours, [float(row["simumax_percent"]) for row, _ in runs]
 
 
 def b200_reserved() -> list[tuple[float, int, int]]:
@@ -175,14 +173,11 @@ def leaderboard() -> list[PredictorLine]:
     """Predictors on rows that GPUs logged, the least mean error first."""
     nanotron = [r.difference_percent for r in measure_runs()]
     golden = [predict(row) for row in read_golden()]
-    kinds = {
-        f"Megatron-LM, {kind}": [r.peak_percent for r in golden if r.row.kind == kind and r.peak_percent is not None]
-        for kind in LIMITS
-    }
+    kinds = {kind: [r.peak_percent for r in golden if r.row.kind == kind] for kind in LIMITS}
     ours, theirs = b200_errors()
     lines = [
         _line("ours", "1.1B Llama under nanotron", nanotron, "Hugging Face's logs"),
-        *(_line("ours", what, off, "NVIDIA's CI") for what, off in kinds.items()),
+        *(_line("ours", f"Megatron-LM, {kind}", off, "NVIDIA's CI") for kind, off in kinds.items()),
         _line("ours", "Llama 3 on B200s", ours, "SimuMax's logs"),
         _line("SimuMax", "Llama 3 on B200s", theirs, "SimuMax, its own rows"),
         _line("SimuMax", "DeepSeek on B200s", _DEEPSEEK, "SimuMax, its own rows"),

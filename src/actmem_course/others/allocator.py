@@ -12,16 +12,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 KIB, MEBIBYTE = 2**10, 2**20
 _ROUND, _SMALL = 512, MEBIBYTE
-_SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_MINIMUM, _ROUND_LARGE = 2 * MEBIBYTE, 20 * MEBIBYTE, 10 * MEBIBYTE, 2 * MEBIBYTE
+_LARGE_MINIMUM, _ROUND_LARGE = 10 * MEBIBYTE, 2 * MEBIBYTE
+#: Segments of small blocks, and of blocks below _LARGE_MINIMUM; pages by which expandable ones grow.
+_PAGES = {True: 2 * MEBIBYTE, False: 20 * MEBIBYTE}
 #: Between the addresses of two expandable segments.
 _APART = 2**50
 #: The line of a bill that holds what blocks have beyond their tensors.
 UNSPLIT = "unsplit remainders of the allocator's blocks"
+#: The line of tensors that NCCL receives and sends on a stream of its own (ProcessGroupNCCL.cpp pointToPoint: recordStream).
+RECEIVED = "received input and its gradient"
+#: After how many more allocations such a block may come back: when the GPU's event is seen to be done is the clock's doing.
+_LATE = (0, 1, 3, 10, 40, 200)
 
 
 def rounded(num_bytes: int, unit: int = _ROUND) -> int:
@@ -57,10 +63,12 @@ class CachingAllocator:
 
     allocated, peak: bytes of blocks in use, now and at most.  lines: the bytes of each line now; peak_lines: then.
     segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given back to the
-    GPU: torch does that only when it would run out of memory.
+    GPU: torch does that only when it would run out of memory.  late: chooses when a freed block of RECEIVED can be taken
+    again (process_events); None: at once.
     """
 
     expandable: bool = False
+    late: Callable[[Sequence[int]], int] | None = None
     allocated: int = 0
     peak: int = 0
     segments: list[MemoryBlock] = field(default_factory=list)
@@ -68,9 +76,15 @@ class CachingAllocator:
     peak_lines: Counter = field(default_factory=Counter)
     _free: dict[bool, list[tuple[int, int, MemoryBlock]]] = field(default_factory=lambda: {True: [], False: []})
     _end: int = 0
+    _clock: int = 0
+    _waiting: list[tuple[int, MemoryBlock]] = field(default_factory=list)
 
     def take(self, line: str, num_bytes: int) -> MemoryBlock:
         """A block for a tensor of ``num_bytes``, counted under ``line``."""
+        self._clock += 1
+        for waiting in [one for one in self._waiting if one[0] < self._clock]:
+            self._waiting.remove(waiting)
+            self._give_back(waiting[1])
         size = rounded(num_bytes)
         small = size <= _SMALL
         free = self._free[small]
@@ -107,11 +121,19 @@ class CachingAllocator:
             self.allocated -= block.size
             self.lines[block.line] -= block.wanted
             self.lines[UNSPLIT] -= block.size - block.wanted
-            if block.before and not block.before.holders:
-                block = self._join(block.before, block)
-            if block.after and not block.after.holders:
-                block = self._join(block, block.after)
-            self._insert(block)
+            if self.late and block.line == RECEIVED:
+                block.holders = -1  # no neighbour may join it
+                self._waiting.append((self._clock + self.late(_LATE), block))
+            else:
+                self._give_back(block)
+
+    def _give_back(self, block: MemoryBlock) -> None:
+        block.holders = 0
+        if block.before and not block.before.holders:
+            block = self._join(block.before, block)
+        if block.after and not block.after.holders:
+            block = self._join(block, block.after)
+        self._insert(block)
 
     @property
     def reserved(self) -> int:
@@ -119,17 +141,12 @@ class CachingAllocator:
         return sum(block.size for first in self.segments for block in blocks_of(first))
 
     def _more(self, size: int, small: bool) -> MemoryBlock:
-        own = [first for first in self.segments if first.small == small]
-        if self.expandable and own:
-            return self._grown(own[0], size)
         if self.expandable:
-            whole = rounded(size, _SMALL_SEGMENT if small else _LARGE_SEGMENT)
-        elif small:
-            whole = _SMALL_SEGMENT
-        elif size < _LARGE_MINIMUM:
-            whole = _LARGE_SEGMENT
-        else:
-            whole = rounded(size, _ROUND_LARGE)
+            for first in self.segments:
+                if first.small == small:
+                    return self._grown(first, size)
+        shared = small or size < _LARGE_MINIMUM or self.expandable
+        whole = rounded(size, _PAGES[small] if shared else _ROUND_LARGE)
         block = MemoryBlock(self._end, whole, small)
         self.segments.append(block)
         self._end += _APART if self.expandable else whole + _ROUND_LARGE
@@ -139,7 +156,7 @@ class CachingAllocator:
         """Whole pages more at the end of an expandable segment; a free block there is the beginning of what is wanted."""
         *_, last = blocks_of(first)
         had = 0 if last.holders else last.size
-        pages = rounded(size - had, _SMALL_SEGMENT if first.small else _LARGE_SEGMENT)
+        pages = rounded(size - had, _PAGES[first.small])
         block = MemoryBlock(last.address + last.size, pages, first.small, last)
         last.after = block
         return self._join(last, block) if had else block

@@ -8,12 +8,13 @@ held_bytes: mem-allocated-bytes.  What a test sets beside its arguments is state
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
+from random import Random
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import eq1
@@ -23,40 +24,23 @@ from actmem_course.others.megatron_memory import MegatronRun, Trace, parse
 
 GOLDEN = Path(__file__).with_name("golden.tsv")
 _VP1 = "gpt/gpt3_mcore_te_tp1_pp4_vp1"
-#: Cases whose GB200 values were written by a container in which torch knew no larger workspaces for Blackwell.
-_BEFORE_MAY_2026 = {
-    f"gpt/gpt3_mcore_te_tp2_pp2_cp2_{rest}"
-    for rest in (
-        "etp4_calculate_per_token_loss_nondeterministic_dp_last",
-        "etp4_calculate_per_token_loss_nondeterministic_dp_last_1node",
-        "etp4_nondeterministic_dp_last_1node",
-        "nondeterministic_1node",
-    )
-}
 #: Values written while tensor-parallel rank 0 moved to the GPU the batch that is kept until the step ends.
 _JUNE_2026 = {(_VP1, "gb200"), (_VP1, "h100"), ("gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_fim_dataset", "gb200")}
-#: Bytes at rest that the same test on the same H100s logged at other times from October 2025 on, as the history of its
-#: golden_values_dev_dgx_h100.json has them: A, B, A again, with no change of code that would explain it.
-LOGGED_AT_OTHER_TIMES = {
-    "gpt/gpt3_mcore_tp1_pp2": (952_847_360,),
-    "gpt/gpt3_mcore_tp1_pp4": (777_900_032,),
-    "gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline": (687_079_936, 689_176_064),
-    "gpt/gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split": (638_724_608, 641_740_288),
-    "gpt/gpt3_mcore_te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather": (299_203_072, 299_204_096),
-}
 #: Why a row may be off: the first that it has, an argument or a word of its environment; "" if it has none.
 REASONS = {
     "overlap-moe-expert-parallel-comm": "what overlapping the experts' exchanges keeps is not modelled",
     "num-experts": "the router decides how many tokens reach a rank's experts; here it is an even share",
     "multi-latent-attention": "small tensors of the latents, and unsplit blocks",
-    "context-parallel-size": "ring attention takes turns on a second stream, whose blocks have a pool of their own: not modelled (one log's peak grows by 9 MiB in the middle of its run)",
+    "context-parallel-size": "blocks that the ring sent come back when the GPU is done with them (one log's peak grows by 9 MiB in the middle of its run)",
     "": "unsplit blocks, up to 1 MiB each: which free block a tensor gets differs from one log to the next",
     "nothing sent": "no other rank's tensors, or segments that expand: no block depends on chance",
 }
+#: How near the bytes at rest should be, percent.
+NEAR = 0.05
 _NEEDED = ("case", "gpu", "arguments")
 #: How far a run's peak may be from the logged one, percent.  Of kernels no source shows what they save; how many tokens
 #: the fullest rank's experts get is the router's doing: here it is an even share.
-LIMITS = {"dense, unfused attention": 0.3, "dense, flash or cuDNN attention": 2.5, "experts or latent attention": 2.5}
+LIMITS = {"dense, unfused attention": 0.3, "dense, flash or cuDNN attention": 1.2, "experts or latent attention": 2.5}
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,7 @@ class GoldenRow:
             words.add("deterministic")
         if parse(self.arguments).get("attention-backend") != "flash" or self.case.startswith("moe/"):
             words.add("cublas")
-        elif self.gpu == "gb200" and self.case in _BEFORE_MAY_2026:
+        elif self.gpu == "gb200" and "nondeterministic_" in self.case:  # written before May 2026
             words.add("small workspaces")
         if self.gpu != "a100" and self.case.removesuffix("_1node") in (_VP1, _VP1 + "_tunable_overlap"):
             words.add("expandable")
@@ -114,12 +98,6 @@ class GoldenRow:
         """Peak less held, as NVIDIA's CI logged both."""
         assert self.peak_bytes and self.held_bytes
         return self.peak_bytes - self.held_bytes
-
-    @property
-    def kept_apart(self) -> bool:
-        """Whether this dense case wasn't looked at while its prediction was written: a quarter of all, by hash."""
-        own = int(sha256(self.case.encode()).hexdigest(), 16) % 4 == 0
-        return own and self.kind != "experts or latent attention"
 
 
 @dataclass(frozen=True)
@@ -174,12 +152,14 @@ class GoldenResult:
         shared = sum(self.active_lines.get(line, 0) for line in ("MLP", "experts' inputs and outputs"))
         return 100 * (self.row.active_bytes - sum(self.active_lines.values())) / shared
 
-    @property
-    def logged_spread_percent(self) -> float:
-        """How far apart the same test's held bytes were from log to log, percent of the least."""
-        others = LOGGED_AT_OTHER_TIMES.get(self.row.case, ()) if self.row.gpu == "h100" else ()
-        sizes = [*others, *([self.row.held_bytes] if self.row.held_bytes else [])]
-        return 100 * (max(sizes) / min(sizes) - 1) if sizes else 0.0
+    @cached_property
+    def fits_if_late(self) -> bool:
+        """Whether one of 32 plays in which blocks that NCCL used come back late holds the logged bytes, but for scalars."""
+        assert self.played and self.row.held_bytes
+        plays = (
+            Trace(self.played.run, Random(seed).choice).play() for seed in range(32 if self.played.run.p > 1 else 0)
+        )
+        return any(abs(play.held[-1] - self.row.held_bytes) <= _SCALARS_BYTES for play in plays)
 
     @property
     def within_limit(self) -> bool:
@@ -224,20 +204,16 @@ def read_golden(path: Path = GOLDEN) -> list[GoldenRow]:
 
 
 def _row(line: int, raw: dict) -> GoldenRow:
-    def number(name: str) -> int | None:
-        text = raw.get(name)
-        if text in (None, ""):
-            return None
-        if not text.isdecimal() or not int(text):
-            raise ConfigError("rows", f"line {line}: {name} must be a whole number above 0")
-        return int(text)
-
-    if any(not raw.get(name) for name in _NEEDED):
+    if not all(raw[name] for name in _NEEDED):
         raise ConfigError("rows", f"line {line}: case, gpu and arguments can't be empty")
+    numbers = {name: raw.get(name) or None for name in ("peak_bytes", "held_bytes", "gpus")}
+    for name, text in numbers.items():
+        if text and not (text.isdecimal() and int(text)):
+            raise ConfigError("rows", f"line {line}: {name} must be a whole number above 0")
     case, gpu, arguments = (raw[name] for name in _NEEDED)
     if "no_create_attention_mask" in case:  # the shared table leaves this argument out
         arguments += " no-create-attention-mask-in-dataloader=true"
-    return GoldenRow(case, gpu, arguments, number("peak_bytes"), number("held_bytes"), number("gpus"))
+    return GoldenRow(case, gpu, arguments, *(int(text) if text else None for text in numbers.values()))
 
 
 def predict(row: GoldenRow) -> GoldenResult:
@@ -246,6 +222,16 @@ def predict(row: GoldenRow) -> GoldenResult:
         return GoldenResult(row, _play(row.arguments, row.gpu, row.gpus, row.environment))
     except ConfigError as error:
         return GoldenResult(row, None, str(error))
+
+
+def equal_by_code(results: Sequence[GoldenResult]) -> list[tuple[int, float]]:
+    """Rows of one kind of GPU with the same predicted bytes: how many, and how far apart they logged those at rest, percent."""
+    groups = defaultdict(list)
+    for r in results:
+        if r.row.held_bytes:
+            groups[r.row.gpu, r.predicted_peak_bytes, r.predicted_held_bytes].append(r.row.held_bytes)
+    apart = [(len(held), 100 * (max(held) / min(held) - 1)) for held in groups.values()]
+    return [one for one in apart if one[1] > NEAR]
 
 
 @cache

@@ -10,12 +10,13 @@ from.  Letters: s, b, h, a, t, v, f as in the paper, n = sb/cp tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from actmem.config import ConfigError
+from actmem.formulas.schedule import interleaved
 from actmem_course.others import table_rows
-from actmem_course.others.allocator import KIB, MEBIBYTE, CachingAllocator, MemoryBlock
+from actmem_course.others.allocator import KIB, MEBIBYTE, RECEIVED, CachingAllocator, MemoryBlock
 
 #: Each line of a bill: what it is, and the file (below megatron/core where no other is named) and function.
 SOURCES = {row["line"]: row["read from"] for row in table_rows("megatron_lines.tsv")}
@@ -241,18 +242,20 @@ class _Chunk:
 
 
 class Trace:
-    """One rank's run on the allocator.  peaks and held: bytes after each iteration; ``memory.peak_lines``: the bill."""
+    """One rank's run on the allocator.  peaks and held: bytes after each iteration; ``memory.peak_lines``: the bill.
 
-    def __init__(self, run: MegatronRun):
+    late: chooses when blocks that NCCL used can be taken again, instead of at once.
+    """
+
+    def __init__(self, run: MegatronRun, late: Callable[[Sequence[int]], int] | None = None):
         self.run = run
-        self.memory = CachingAllocator(expandable=run.expandable_segments)
+        self.memory = CachingAllocator(run.expandable_segments, late)
         self.take, self.free = self.memory.take, self.memory.free
         self.peaks: list[int] = []
         self.held: list[int] = []
         self._once: set[str] = set()
         self._parameters: list[int] = []
         self._inputs: dict[int, tuple[MemoryBlock, ...]] = {}
-        self._pending: list[MemoryBlock] = []
         self._late: list[MemoryBlock] = []
         self._steps: list[_Step] = []
         self._batches: list[MemoryBlock] = []
@@ -277,9 +280,8 @@ class Trace:
 
     def _set_up(self) -> None:
         run = self.run
-        decayed: list[int] = []
-        others: list[int] = []
-        experts: list[int] = []  # of an optimizer of their own, whose states only ranks with the same experts share
+        # As they first appear; experts have an optimizer of their own, whose states only ranks with the same ones share.
+        groups: dict[tuple[bool, bool], list[int]] = {}
         chunks = [run.chunk_parameters(chunk) for chunk in range(len(run.chunks))]
         weights = [[self.take("weights", 2 * size) for _, size in parameters] for parameters in chunks]
         for chunk, parameters in enumerate(chunks):
@@ -295,12 +297,10 @@ class Trace:
                     self.take("weights", 2 * total)
                 self.take("main gradients", 4 * total)
                 for (name, _), size in zip(pairs, shards, strict=True):
-                    group = others if name in _NOT_DECAYED else decayed
-                    (experts if pairs is apart else group).extend([size] if size else [])
+                    groups.setdefault((pairs is apart, name in _NOT_DECAYED), []).extend([size] if size else [])
             if run.shards:
                 self.free(*weights[chunk])
-        first_decays = not chunks[0] or chunks[0][0][0] not in _NOT_DECAYED
-        self._parameters = (decayed + others if first_decays else others + decayed) + experts
+        self._parameters = [size for key in sorted(groups, key=lambda key: key[0]) for size in groups[key]]
         for size in self._parameters:
             copy = self.take("transient", 2 * size)
             self.take("main parameters", 4 * size)
@@ -334,7 +334,7 @@ class Trace:
             close()
         own = [(end - (end - begin) // shards, end) for begin, end in buckets]
         sizes = [sum(max(0, min(high, end) - max(low, begin)) for begin, end in own) for low, high in places]
-        return (buckets[-1][1] if buckets else 0), sizes[::-1]
+        return buckets[-1][1], sizes[::-1]
 
     def _keep_once(self, line: str, num_bytes: int, which: str = "") -> None:
         if line + which not in self._once:
@@ -361,17 +361,17 @@ class Trace:
             for microbatch in range(run.microbatches):
                 # set_input_tensor replaces the last input; the last output's graph keeps it through this forward, and
                 # the schedule's variable input_tensor_grad its gradient until this backward has given another.  So
-                # one of the two blocks outlives the forward.  By the code the gradient's; the sizes at rest fit 28
-                # rows if it is the input's, else 23.  Why is open; bytes at the peak of one microbatch are the same.
+                # by the code the gradient's block outlives the forward; if both come back at once, the sizes at rest
+                # fit 28 rows with the input's in its place, else 23.  Bytes at the peak of one microbatch are the same.
+                received, its_gradient = slice(1), slice(1, None)
+                sooner, later = (received, its_gradient) if self.memory.late else (its_gradient, received)
                 old = self._inputs.pop(0, ())
-                saved = self._forward(0, scalars, () if microbatch else old)
-                if microbatch:
-                    self.free(*old[1:])
-                self.free(*output)
+                stale, old = ((), old) if microbatch else (old, ())
+                saved = self._forward(0, scalars, stale)
+                self.free(*old[sooner], *output)
                 output = [self.take("loss", 4) for _ in range(2)]  # the loss, and what it is divided by
                 pair = self._backward(saved)
-                if microbatch:
-                    self.free(*old[:1])
+                self.free(*old[later])
                 if pair:
                     self._inputs[0] = pair
                     if microbatch < run.deferred:  # what waits for its weight gradient holds the graph's leaf
@@ -383,39 +383,33 @@ class Trace:
     def _interleaved(self, scalars: list[MemoryBlock]) -> None:
         """schedules.py forward_backward_pipelining_with_interleaving: (chunks - 1) groups of forwards warm up."""
         run = self.run
-        chunks, m, group = len(run.chunks), run.microbatches, run.group
-        ends = [(first, min(first + group, m)) for first in range(0, m, group)]
-        forwards = [(chunk, i) for low, high in ends for chunk in range(chunks) for i in range(low, high)]
-        backwards = [(chunk, i) for low, high in ends for chunk in reversed(range(chunks)) for i in range(low, high)]
-        warm_up = min((chunks - 1) * group, len(forwards) - 1)
+        actions = interleaved(run.p, len(run.chunks), run.microbatches, run.group)[-1]
+        backwards = [(one.chunk, one.microbatch) for one in actions if one.kind == "B"]
         # One received tensor lives to the end: the schedule's variable input_tensor holds what the last warm-up step
         # received; with the flush overlapped, recv_prev_wait_handle holds what that step waited for.
-        held_to_the_end = forwards[warm_up - run.flush_overlap]
+        steady = [one.kind for one in actions].index("B") - 1
+        held_to_the_end = actions[steady - run.flush_overlap]
         stale, self._inputs = self._inputs, {}
         live: dict[tuple[int, int], _Chunk] = {}
         newest: dict[int, int] = {}
         kept: tuple[MemoryBlock, ...] = ()
+        pending: tuple[MemoryBlock, ...] = ()
         arrived: dict[tuple[int, int], MemoryBlock] = {}
-
-        def forward(chunk: int, microbatch: int) -> None:
-            old = self._inputs.pop(chunk, ())
-            self._pending = [] if old is kept else [*old[1:]]
-            free_now = () if old is kept else old[:1]
-            live[chunk, microbatch] = self._forward(chunk, scalars, (*stale.pop(chunk, ()), *free_now))
-            newest[chunk] = microbatch
-
-        for which in forwards[:warm_up]:
-            forward(*which)
-        for step, (chunk, microbatch) in enumerate(backwards):
-            self._pending = []
-            if warm_up + step < len(forwards):
-                forward(*forwards[warm_up + step])
-            pair = self._backward(live.pop((chunk, microbatch)), arrived.pop((chunk, microbatch), None)) or ()
-            self.free(*self._pending)
-            sent = step - run.p + 1
+        for action in actions:
+            chunk, microbatch = which = action.chunk, action.microbatch
+            if action.kind == "F":
+                old = self._inputs.pop(chunk, ())
+                now, pending = ((), ()) if old is kept else (old[:1], old[1:])
+                live[which] = self._forward(chunk, scalars, (*stale.pop(chunk, ()), *now))
+                newest[chunk] = microbatch
+                continue
+            pair = self._backward(live.pop(which), arrived.pop(which, None)) or ()
+            self.free(*pending)
+            pending = ()
+            sent = backwards.index(which) - run.p + 1
             if sent >= 0 and (ahead := backwards[sent])[0]:  # what the first rank has just sent
-                arrived[ahead[0] - 1, ahead[1]] = self.take("received input and its gradient", run.residual_bytes)
-            if (chunk, microbatch) == held_to_the_end:
+                arrived[ahead[0] - 1, ahead[1]] = self.take(RECEIVED, run.residual_bytes)
+            if which == (held_to_the_end.chunk, held_to_the_end.microbatch):
                 kept = pair
             if newest[chunk] == microbatch:
                 self._inputs[chunk] = pair
@@ -427,7 +421,7 @@ class Trace:
     def _forward(self, chunk: int, scalars: list[MemoryBlock], replaced: tuple[MemoryBlock, ...]) -> _Chunk:
         run, take, free = self.run, self.take, self.free
         last = chunk == len(run.chunks) - 1
-        received = None if run.has_embedding else take("received input and its gradient", run.residual_bytes)
+        received = None if run.has_embedding else take(RECEIVED, run.residual_bytes)
         free(*replaced)
         batch = self._batch() if last or run.has_embedding else []
         hidden, embedding = (self.memory.hold(received), list[MemoryBlock]()) if received else self._embed()
@@ -457,9 +451,7 @@ class Trace:
     def _batch(self) -> list[MemoryBlock]:
         run, take = self.run, self.take
         whole = run.s * run.b
-        rows = [8 * whole, 8 * whole, 4 * whole]
-        rows += [whole * run.s] if run.mask_in_dataloader else []
-        rows.append(8 * whole)
+        rows = [8 * whole, 8 * whole, 4 * whole, *[whole * run.s] * run.mask_in_dataloader, 8 * whole]
         batch = [take("batch", size) for size in rows]
         if run.cp > 1:
             parts = [take("batch", size // run.cp) for size in rows]
@@ -476,10 +468,9 @@ class Trace:
         saved = [take("batch", 8 * run.tokens)] if run.t > 1 else []
         output = take("embedding", whole)
         positions = [] if run.rotary else [take("embedding", whole)]
-        for _ in range((not run.rotary) + 1):
-            before, output = output, take("embedding", run.residual_bytes)
-            free(before, *positions)
-            positions = []
+        output = self._copies("embedding", [run.residual_bytes], output)
+        free(*positions)
+        output = self._copies("embedding", [run.residual_bytes] * (not run.rotary), output)
         if run.dropout:
             before, output = output, take("norm inputs", run.residual_bytes)
             saved.append(take("dropout masks", run.residual_bytes // 2))
@@ -756,17 +747,28 @@ class Trace:
     def _fused_attention(
         self, packed: list[MemoryBlock], sizes: tuple[int, int, int], out: int, heads: int
     ) -> MemoryBlock:
-        """flash-attn wants Q, K, V contiguous, in context parallelism's ring K and V as one; its output is [b, s]."""
+        """flash-attn wants Q, K, V contiguous; its output is [b, s].
+
+        Context parallelism's ring passes K and V on as one tensor and keeps the one that comes last; each turn's output
+        is added to the whole in float32: transformer_engine's context_parallel.py AttnFuncWithCPAndKVP2P.
+        """
         run, take = self.run, self.take
+        line, pair, gone = "Q and K after norm or rotation", sum(sizes[1:]), list[MemoryBlock]()
         if run.attention == "flash" and len(packed) == 1:
             self._late = packed
-            packed = [take("Q and K after norm or rotation", size) for size in sizes]
+            packed = [take(line, size) for size in sizes]
             if run.cp > 1:
-                _, *copies = packed
-                packed[1:] = [take("Q and K after norm or rotation", sum(sizes[1:]))]
-                self.free(*copies)
-        kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads)]
+                packed[1:], gone = [take(line, pair)], packed[1:]
+        statistics = [16, 4 * run.tokens * heads]  # the generator's state, the log-sum-exp
+        if run.cp > 1 and not run.exchanged_heads:
+            for _ in range(run.cp - 1):
+                gone.append(packed.pop())
+                packed.append(take(line, pair))
+            gone += [take("transient", size) for size in (out, statistics[1], 2 * out)]
+            statistics = [16] * (run.cp - 1) + statistics
+        kept = [*packed, *(take("log-sum-exp", size) for size in statistics)]
         output = take("attention outputs", out)
+        self.free(*gone)
         # The projection wants [s, b], and context parallelism by all-to-all its own tokens' heads.
         if (run.attention == "flash" and run.b > 1) or (run.cp > 1 and run.exchanged_heads):
             kept.append(output)
@@ -809,7 +811,7 @@ class Trace:
         if saved.norm:
             gradient = self._head_backward(saved.norm, saved.loss)
         else:
-            gradient = arrived or take("received input and its gradient", run.residual_bytes)
+            gradient = arrived or take(RECEIVED, run.residual_bytes)
         for hidden, branches in reversed(saved.layers):
             if run.full_recompute:
                 output, branches = self._layer(hidden)
@@ -851,7 +853,7 @@ class Trace:
         if own:
             free(whole)
             whole = own[0]
-        gradient = take("received input and its gradient", run.residual_bytes)
+        gradient = take(RECEIVED, run.residual_bytes)
         free(whole, *norm[1:])
         return gradient
 

@@ -8,14 +8,24 @@ from statistics import median
 
 from rich.table import Table
 
-from actmem_course.others.golden import LIMITS, REASONS, THINGS, WHY_APART, Experiment, GoldenResult, HereResult
+from actmem_course.others.golden import (
+    LIMITS,
+    NEAR,
+    REASONS,
+    THINGS,
+    WHY_APART,
+    Experiment,
+    GoldenResult,
+    HereResult,
+    equal_by_code,
+)
 from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES, MegatronRun
 from actmem_course.results import KernelSlope, PredictorLine
 from actmem_course.show.tables import table
 
 
 def golden_table(results: Sequence[GoldenResult]) -> Table:
-    """A row a line: logged peak, predicted minus logged for peak and held bytes; in italics what was kept apart."""
+    """A row a line: logged peak, predicted minus logged for peak and held bytes."""
     title = "Megatron-LM's functional tests: bytes of the last rank"
     made = table(title, "~case", "GPU", ">logged peak", ">diff.", ">%", ">held, diff.")
     for r in results:
@@ -28,8 +38,9 @@ def golden_table(results: Sequence[GoldenResult]) -> Table:
         else:
             cells = [f"{(r.predicted_peak_bytes or 0) - logged:+,}", f"{r.peak_percent:+.3f}"]
             cells += [f"{(r.predicted_held_bytes or 0) - held:+,}"] if held else []
-        style = "bold red" if not r.within_limit else "italic" if r.row.kept_apart and logged and r.played else ""
-        made.add_row(name, r.row.gpu, f"{logged:,}" if logged else "-", *cells, style=style)
+        made.add_row(
+            name, r.row.gpu, f"{logged:,}" if logged else "-", *cells, style="" if r.within_limit else "bold red"
+        )
     return made
 
 
@@ -61,13 +72,11 @@ def experiments_table(found: Sequence[Experiment]) -> Table:
         if e.thing != thing:
             made.add_row(f"[bold]{e.thing}[/]: {THINGS[e.thing][1]}")
             thing = e.thing
-        runs = f"  {short(e.more.row.case)} − {short(e.less.row.case)}"
-        gpus = e.more.row.gpu if e.more.row.gpu == e.less.row.gpu else f"{e.more.row.gpu} − {e.less.row.gpu}"
-        if e.more.row.case == e.less.row.case:
-            runs = f"  {short(e.more.row.case)}"
+        both = zip(*((short(one.row.case), one.row.gpu) for one in (e.more, e.less)))
+        where = ", ".join(" − ".join(dict.fromkeys(names)) for names in both)
         apart = f"{e.apart_bytes:+,}" if e.apart_bytes else "0"
         style = "" if e.verdict == "open" else "green"
-        made.add_row(f"{runs}, {gpus}: {e.verdict}", f"{e.logged_bytes:,}", f"{e.formula_bytes:,}", apart, style=style)
+        made.add_row(f"  {where}: {e.verdict}", f"{e.logged_bytes:,}", f"{e.formula_bytes:,}", apart, style=style)
     return made
 
 
@@ -155,26 +164,29 @@ def _wide_masks(run: MegatronRun) -> int:
 
 
 def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment]) -> list[str]:
-    """Lines that say how far off the rows are: dense layers with unfused attention, the others, those kept apart."""
+    """Lines that say how far off the rows are: dense layers with unfused attention, then the others."""
     lines = []
     compared = [r for r in results if r.peak_percent is not None]
     groups = {kind: [r for r in compared if r.row.kind == kind] for kind in LIMITS}
-    groups["kept apart while this was written"] = [r for r in compared if r.row.kept_apart]
+    dense = next(iter(groups.values()))
     for what, own in groups.items():
-        offs = {
-            "peak": (_sizes(r.peak_percent for r in own), 0.02),
-            "held": (_sizes(r.held_percent for r in own), 0.05),
-        }
+        both = ("peak", 0.02, [r.peak_percent for r in own]), ("held", NEAR, [r.held_percent for r in own])
         said = [
             f"{name} worst {max(off):.3f}%, median {median(off):.4f}%, {sum(size <= near for size in off)} within {near}%"
-            for name, (off, near) in offs.items()
-            if off
+            for name, near, percents in both
+            if (off := _sizes(percents))
         ]
         lines += [f"{len(own)} rows, {what}: {'; '.join(said)}"] if own else []
-    if spread := [r.logged_spread_percent for r in compared if r.logged_spread_percent]:
+    if far := [r for r in dense if abs(r.held_percent or 0) > NEAR]:
+        fit = sum(r.fits_if_late for r in far)
         lines.append(
-            f"{len(spread)} tests logged two or three sizes at rest from 2025-10 to 2026-08 on the same kind of GPU, "
-            f"up to {max(spread):.2f}% apart"
+            f"{fit} of the {len(far)} dense rows that hold more than {NEAR}% else fit if blocks that NCCL sent come back late"
+        )
+    if same := equal_by_code([r for r in compared if r.played]):
+        rows, percents = zip(*same)
+        lines.append(
+            f"{sum(rows)} rows in {len(rows)} groups are equal by the code, and logged {min(percents):.2f} to {max(percents):.2f}% "
+            "apart at rest on one kind of GPU"
         )
     surplus = [r.surplus_percent for r in results if r.reason == "num-experts" and r.surplus_percent is not None]
     if surplus:

@@ -73,8 +73,9 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# The names: `b 1` is one sequence in a microbatch. *none* recomputes nothing; *2 microbatches whole* keeps everything for two
-# of the microbatches in flight, and recomputes the others. The seconds come from counts (FLOPs, bytes moved, bytes sent, the
+# The names: TP, PP, CP and DP count the tensor-, pipeline-, context- and data-parallel ranks. `b 1` is one sequence in a
+# microbatch. *none* recomputes nothing; *2 microbatches whole* keeps everything for two of the microbatches in flight, and
+# recomputes the others. The seconds come from counts (FLOPs, bytes moved, bytes sent, the
 # bubble), divided by stated rates. One share is assumed: how much of the peak rate matrix products reach. It is the same for
 # every plan. The six bars are closer together than these times are right (see below), so choose among the first plans by memory
 # and simplicity. `python -m actmem plan --help` lists what you can fix.

@@ -72,8 +72,8 @@ Reveal(
 # ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
 # What do the steps cost? Bytes grow with $s$, the work of attention with $s^2$. So chunks and tiles cost a smaller share of a step
-# the longer the sequence is. Rerunning the layers costs more, up to a third, because attention reruns too. Move `s` and point at
-# the bars.
+# the longer the sequence is. Rerunning the layers costs more, up to a third, because attention reruns too. Move `s`, and read
+# the prices above the bars.
 #
 # ## The MLP in tiles
 #

@@ -39,8 +39,9 @@ def test_same_sum_counted_as_one_reduce_scatter(size, dtype, pools):
         assert found == (True, True, True, [Collective("reduce-scatter", payload)])
 
 
-def test_the_module_can_be_loaded_again():
-    importlib.reload(importlib.import_module("actmem.parallel.collectives"))  # an operator is defined once a process
+def test_modules_can_be_loaded_again():
+    for name in ("torch_private", "parallel.collectives"):
+        importlib.reload(importlib.import_module(f"actmem.{name}"))  # an operator is defined once a process
 
 
 def small_cases():

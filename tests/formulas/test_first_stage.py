@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
+from actmem.formulas import schedule
 from actmem.formulas.activations import layer_bytes, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import (
     EMBEDDING_TERM,
@@ -27,14 +28,6 @@ from actmem.formulas.first_stage import (
     stage_output_rows,
     stage_rows,
 )
-from actmem.formulas.schedule import (
-    held,
-    interleaved,
-    moving_window,
-    one_forward_one_backward,
-    recomputed_share,
-    torch_microbatches_per_round,
-)
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
@@ -45,7 +38,7 @@ from tests.shapes import model_cuts
 
 def schedule_of(parallel, n, per_round=None):
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
-    return one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n, per_round)
+    return schedule.one_forward_one_backward(p, n) if m == 1 else schedule.interleaved(p, m, n, per_round)
 
 
 @given(model_cuts())
@@ -78,11 +71,11 @@ def test_in_flight_is_what_the_schedule_holds(cut):
     _, parallel, n = cut
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     ranks = schedule_of(parallel, n)
-    assert [in_flight(parallel, rank, n) for rank in range(p)] == [max(held(actions)) for actions in ranks]
+    assert [in_flight(parallel, rank, n) for rank in range(p)] == [max(schedule.held(actions)) for actions in ranks]
     # The first rank's embeddings, while it is at its fullest.
-    in_first = held(ranks[0], lambda action: int(action.chunk == 0))
+    in_first = schedule.held(ranks[0], lambda action: int(action.chunk == 0))
     assert embeddings_in_flight(parallel, n) == max(in_first)
-    assert (max(held(ranks[0])), max(in_first)) in zip(held(ranks[0]), in_first)
+    assert (max(schedule.held(ranks[0])), max(in_first)) in zip(schedule.held(ranks[0]), in_first)
     # Without a number there are enough microbatches.
     assert in_flight(parallel) == (p if m == 1 else p * m + p - 1) == in_flight(parallel, 0, 2 * p)
     assert embeddings_in_flight(parallel) == (p if m == 1 else 2 * p) == embeddings_in_flight(parallel, 2 * p)
@@ -93,15 +86,15 @@ def test_torchs_rounds(p, m, n):
     """torch takes rounds of other than p microbatches where p does not divide n."""
     parallel = Parallel(pipeline_parallel_size=p, num_model_chunks=m)
     try:
-        g = torch_microbatches_per_round(p, n)
+        g = schedule.torch_microbatches_per_round(p, n)
     except ConfigError:
         assert n % (n // p)
         return
-    ranks = interleaved(p, m, n, g)
-    assert [in_flight(parallel, rank, n, g) for rank in range(p)] == [max(held(actions)) for actions in ranks]
-    assert embeddings_in_flight(parallel, n, g) == max(held(ranks[0], lambda action: int(action.chunk == 0)))
+    ranks = schedule.interleaved(p, m, n, g)
+    assert [in_flight(parallel, rank, n, g) for rank in range(p)] == [max(schedule.held(actions)) for actions in ranks]
+    assert embeddings_in_flight(parallel, n, g) == max(schedule.held(ranks[0], lambda action: int(action.chunk == 0)))
     if n % p == 0:
-        assert g == p and ranks == interleaved(p, m, n)
+        assert g == p and ranks == schedule.interleaved(p, m, n)
 
 
 def test_extras_as_printed():
@@ -141,7 +134,7 @@ def peak_by_schedule(shape, parallel, rank, n, layer_bytes, embedding_bytes, hea
         last = rank == p - 1 and action.chunk == parallel.num_model_chunks - 1
         return per_chunk + first * embedding_bytes + last * head_bytes
 
-    return max(held(schedule_of(parallel, n)[rank], weight))
+    return max(schedule.held(schedule_of(parallel, n)[rank], weight))
 
 
 @given(model_cuts(), MODES, ELEMENT_SIZES)
@@ -203,9 +196,9 @@ def test_outputs_are_those_of_chunks_that_send(cut, e):
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     size = e * s * b * h // parallel.sequence_parts
     for rank, actions in enumerate(schedule_of(parallel, n)):
-        in_last = held(actions, lambda action: int(rank == p - 1 and action.chunk == m - 1))
+        in_last = schedule.held(actions, lambda action: int(rank == p - 1 and action.chunk == m - 1))
         # At the fullest moment that also holds the model's last chunk, if this rank has it.
-        everything, last = max(zip(held(actions), in_last))
+        everything, last = max(zip(schedule.held(actions), in_last))
         rows = stage_output_rows(shape, parallel, rank, n, e)
         assert total(rows) == (everything - last) * size
 
@@ -223,10 +216,10 @@ def test_never_above_the_budget_and_never_room_for_one_more(cut, recompute, data
     places = capacity(shape, parallel, budget, rank, n, recompute)
 
     actions = schedule_of(parallel, n)[rank]
-    keep = set(moving_window(actions, places))
+    keep = set(schedule.moving_window(actions, places))
     layers = layers_per_chunk(shape, parallel)
     sizes = {mode: layers * layer_bytes(shape, parallel, mode) for mode in ("none", recompute)}
-    in_layers = held(actions, lambda a: sizes["none" if (a.chunk, a.microbatch) in keep else recompute])
+    in_layers = schedule.held(actions, lambda a: sizes["none" if (a.chunk, a.microbatch) in keep else recompute])
     ends = least - in_flight(parallel, rank, n) * sizes[recompute]
     assert max(in_layers) + ends <= budget
     if places < in_flight(parallel, rank, n):
@@ -239,18 +232,18 @@ def test_never_above_the_budget_and_never_room_for_one_more(cut, recompute, data
 @given(p=st.integers(1, 6), n=st.integers(1, 30), places=st.integers(0, 6), data=st.data())
 def test_the_window_moves_with_the_period_of_1f1b(p, n, places, data):
     rank = data.draw(st.integers(0, p - 1))
-    actions = one_forward_one_backward(p, n)[rank]
+    actions = schedule.one_forward_one_backward(p, n)[rank]
     in_flight_here = min(p - rank, n)
-    kept = [microbatch for _, microbatch in moving_window(actions, places)]
+    kept = [microbatch for _, microbatch in schedule.moving_window(actions, places)]
     assert kept == [i for i in range(n) if i % in_flight_here < places]
-    assert recomputed_share(places, in_flight_here, n) == 1 - Fraction(len(kept), n)
+    assert schedule.recomputed_share(places, in_flight_here, n) == 1 - Fraction(len(kept), n)
 
 
 def test_figure_10():
     """p = 4, nine microbatches: later stages have fewer in flight, so more of them fit."""
     p, n = paper.FIGURE10_PIPELINE_PARALLEL_SIZE, paper.FIGURE10_NUM_MICROBATCHES
-    ranks = one_forward_one_backward(p, n)
-    kept = [[microbatch for _, microbatch in moving_window(actions, 2)] for actions in ranks]
+    ranks = schedule.one_forward_one_backward(p, n)
+    kept = [[microbatch for _, microbatch in schedule.moving_window(actions, 2)] for actions in ranks]
     assert kept == [[0, 1, 4, 5, 8], [0, 1, 3, 4, 6, 7], list(range(9)), list(range(9))]
 
 

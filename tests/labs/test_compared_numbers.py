@@ -14,6 +14,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import static_rows
 from actmem.rows import total
+from actmem_course import pieces
 from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL, Scaling
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
@@ -27,16 +28,6 @@ from actmem_course.judge.solutions.lab5_pipeline import how_many_fit
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes
 from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.workbench import Bench
-from actmem_course.pieces import (
-    Dropouts,
-    LayerWeights,
-    core_attention,
-    gelu,
-    layer,
-    merge_heads,
-    random_weights,
-    split_heads,
-)
 from tests.labs.learners import judged
 
 
@@ -84,16 +75,16 @@ MLP, ATTENTION = ("up_weight", "up_bias", "down_weight", "down_bias"), ("qkv_wei
 
 
 def whole_mlp(x, w):
-    return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
+    return F.linear(pieces.gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
 def whole_attention(x, w):
-    q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), HEADS)
-    return F.linear(merge_heads(core_attention(q, k, v), B), w.projection_weight, w.projection_bias)
+    q, k, v = pieces.split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), HEADS)
+    return F.linear(pieces.merge_heads(pieces.core_attention(q, k, v), B), w.projection_weight, w.projection_bias)
 
 
 def sharded_layer(x, w, group, linear):
-    return lab3.layer(x, w, cast(Dropouts, Scaling()), linear, group)
+    return lab3.layer(x, w, cast(pieces.Dropouts, Scaling()), linear, group)
 
 
 #: The uncut function, ours, the weights that it has, and whether tokens are cut.
@@ -109,9 +100,9 @@ CASES: dict[str, Any] = {
     ),
     **{
         f"layer with {linear.__name__}": (
-            lambda x, w: layer(x, w, cast(Dropouts, Scaling())),
+            lambda x, w: pieces.layer(x, w, cast(pieces.Dropouts, Scaling())),
             partial(sharded_layer, linear=linear),
-            tuple(random_weights(H, HEADS).named()),
+            tuple(pieces.random_weights(H, HEADS).named()),
             True,
         )
         for linear in (lab3.gathering_linear, lab3.shard_keeping_linear)
@@ -124,7 +115,7 @@ CASES: dict[str, Any] = {
 def test_the_ranks_together_are_the_uncut_block(case, t):
     uncut, ours, names, cut = CASES[case]
     torch.manual_seed(3)
-    w = random_weights(H, HEADS, seed=4).map(lambda name, x: (x + 0.1 * torch.randn_like(x)).requires_grad_())
+    w = pieces.random_weights(H, HEADS, seed=4).map(lambda name, x: (x + 0.1 * torch.randn_like(x)).requires_grad_())
     x, upstream = (torch.randn(S, B, H, dtype=torch.float64) for _ in range(2))
     whole = x.clone().requires_grad_()
     y = uncut(whole, w)
@@ -143,7 +134,7 @@ def test_the_ranks_together_are_the_uncut_block(case, t):
     torch.testing.assert_close(join(results), y.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(join(gradients), whole.grad, rtol=0, atol=1e-9)
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in w.named().items()}
-    everything = LayerWeights(HEADS, **grads)
+    everything = pieces.LayerWeights(HEADS, **grads)
     for rank in range(t):
         for name in set(names) - (set(PARTIAL) if cut else set()):
             right = getattr(everything.part(rank, t), name)

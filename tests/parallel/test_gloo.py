@@ -7,14 +7,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.measure.comms import Collective, count_collectives
-from actmem.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    reduce_scatter,
-    start_all_reduce,
-    start_reduce_scatter,
-    torch_reduce_scatter,
-)
+from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 
 
@@ -25,9 +18,9 @@ def both(dtype):
     x = torch.randint(-8, 8, (3 * t, 2, 5), generator=generator).to(dtype).transpose(1, 2)  # not contiguous
     before = x.clone()
     with count_collectives() as seen:
-        ours = reduce_scatter(x, tensor_parallel())
+        ours = collectives.reduce_scatter(x, tensor_parallel())
     torchs = torch.empty_like(ours)
-    torch_reduce_scatter(torchs, x.contiguous())
+    collectives.torch_reduce_scatter(torchs, x.contiguous())
     return torch.equal(ours, torchs), ours.dtype == dtype, torch.equal(x, before), seen.collectives
 
 
@@ -46,14 +39,16 @@ def test_modules_can_be_loaded_again():
 
 def small_cases():
     tp, x = tensor_parallel(), torch.ones(4, 3, requires_grad=True)
-    pending = start_reduce_scatter(x, tp)
+    pending = collectives.start_reduce_scatter(x, tp)
     assert pending.wait() is pending.wait()  # it adds up once
-    assert not any(one(x, tp).requires_grad for one in (reduce_scatter, all_gather, all_reduce))
+    assert not any(
+        one(x, tp).requires_grad for one in (collectives.reduce_scatter, collectives.all_gather, collectives.all_reduce)
+    )
     with pytest.raises(ValueError, match=r"dimension 0 of \(3, 2\) must be divisible by the 2 ranks"):
-        reduce_scatter(torch.ones(3, 2), tp)
+        collectives.reduce_scatter(torch.ones(3, 2), tp)
     kept, given = torch.ones(3, 2), torch.ones(3, 2)
-    result = start_all_reduce(given, tp, in_place=True).wait()
-    start_all_reduce(kept, tp).wait()
+    result = collectives.start_all_reduce(given, tp, in_place=True).wait()
+    collectives.start_all_reduce(kept, tp).wait()
     assert result.data_ptr() == given.data_ptr() and given[0, 0] == 2 and kept[0, 0] == 1
 
 

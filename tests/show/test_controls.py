@@ -7,19 +7,11 @@ import pytest
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.models import model_shape
+from actmem_course.show import schedules
 from actmem_course.show.controls import Moves, after, fitted, in_letters, slider, steps
 from actmem_course.show.in_page import Page
 from actmem_course.show.marks import Drawing
 from actmem_course.show.memory_wall import front_door
-from actmem_course.show.schedules import (
-    chunks_that_fit,
-    least_budget_bytes,
-    microbatches_that_fit,
-    moving_window_chart,
-    pipeline_schedule,
-    ranks_that_fit,
-    with_pipeline,
-)
 from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
 
 GPT3, CUT = model_shape("175B"), Parallel(8, True)
@@ -74,20 +66,20 @@ def everything_on_offer(controls):
 
 def test_every_position_of_the_pipelines_sliders_is_drawn():
     controls = {
-        "p": steps("p", "", ranks_that_fit(96, 8), 8),
-        "m": steps("m", "", lambda p: chunks_that_fit(96, p, 4), 1),
-        "n": steps("n", "", lambda p: microbatches_that_fit(p, 16), 8),
+        "p": steps("p", "", schedules.ranks_that_fit(96, 8), 8),
+        "m": steps("m", "", lambda p: schedules.chunks_that_fit(96, p, 4), 1),
+        "n": steps("n", "", lambda p: schedules.microbatches_that_fit(p, 16), 8),
     }
     reached = everything_on_offer(controls)
     assert len(reached) > 90 and {value["m"] for value in reached} == {1, 2, 3, 4}
     for value in reached:
-        pipeline_schedule(GPT3, with_pipeline(CUT, value["p"], value["m"]), value["n"])
+        schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, value["p"], value["m"]), value["n"])
     refused = 0
     for p, m, n in itertools.product(range(1, 9), range(1, 5), range(1, 17)):
         if {"p": p, "m": m, "n": n} not in reached and (m > 1 or 96 % p):
             refused += 1
             with pytest.raises(ConfigError):
-                pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n)
+                schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n)
     assert refused > 300
 
 
@@ -101,11 +93,11 @@ def test_the_rings_slider_ends_with_backward(operator, t):
 
 
 def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():
-    cut = with_pipeline(CUT, 4, 1)
-    least = least_budget_bytes(GPT3, cut, 9)
-    moving_window_chart(GPT3, cut, 9, least)
+    cut = schedules.with_pipeline(CUT, 4, 1)
+    least = schedules.least_budget_bytes(GPT3, cut, 9)
+    schedules.moving_window_chart(GPT3, cut, 9, least)
     with pytest.raises(ConfigError) as error:
-        moving_window_chart(GPT3, cut, 9, least - 1)
+        schedules.moving_window_chart(GPT3, cut, 9, least - 1)
     said = in_letters(str(error.value))
     assert said.startswith("budget: rank 0 needs ") and "GiB" in said and "_" not in said and str(least) not in said
 

@@ -10,19 +10,9 @@ from actmem.formulas.first_stage import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.show.memory_wall import (
-    LENGTHS,
-    METHODS,
-    PARALLELISM,
-    PARTS_OF_GPU,
-    RECOMPUTATION,
-    crossover_lines,
-    front_door,
-    gpu_bytes,
-    one_gpu,
-)
+from actmem_course.show import memory_wall
 
-CHOICES = list(itertools.product(PARALLELISM, RECOMPUTATION))
+CHOICES = list(itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION))
 OF_METHOD = {
     "tensor": ("tensor", "none"),
     "tensor+sequence": ("tensor + sequence", "none"),
@@ -32,47 +22,51 @@ OF_METHOD = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", memory_wall.METHODS)
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_segments_are_the_fullest_stages_bytes(name, method):
-    model, row = PAPER_MODELS[name], METHODS[method]
+    model, row = PAPER_MODELS[name], memory_wall.METHODS[method]
     parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
     by_rank = bytes_by_rank(model.shape, parallel, row.recompute)
     count = sum(parameter_counts(model.shape, parallel).values())
     each = {state.term: state.bytes_per_parameter for state in ADAM["float32 gradients"]}
-    assert gpu_bytes(model, method) == {
+    assert memory_wall.gpu_bytes(model, method) == {
         "parameters": each["parameters"] * count,
         "gradients and optimizer": (sum(each.values()) - each["parameters"]) * count,
         "activations": by_rank[0],
     }
     assert by_rank[0] == max(by_rank), "the first stage is the one drawn because it holds most"
-    assert one_gpu(model, *OF_METHOD[method]) == gpu_bytes(model, method)
+    assert memory_wall.one_gpu(model, *OF_METHOD[method]) == memory_wall.gpu_bytes(model, method)
 
 
 @pytest.mark.parametrize("chosen", CHOICES)
 def test_the_front_doors_bars_are_the_bytes_and_no_method_adds_any(chosen):
-    drawing = front_door("175B", *chosen)
-    for trace in drawing.traces[: len(PARTS_OF_GPU)]:
+    drawing = memory_wall.front_door("175B", *chosen)
+    for trace in drawing.traces[: len(memory_wall.PARTS_OF_GPU)]:
         for name, value in zip(trace["y"], trace["x"], strict=True):
-            assert value * drawing.axis.unit == one_gpu(PAPER_MODELS[name], *chosen)[trace["name"]]
-    sizes = {name: sum(one_gpu(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
+            assert value * drawing.axis.unit == memory_wall.one_gpu(PAPER_MODELS[name], *chosen)[trace["name"]]
+    sizes = {name: sum(memory_wall.one_gpu(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
     assert ("it fits" in drawing.layout["title"]["text"]) == (sizes["175B"] <= A100_BYTES)
     parallelism, recompute = chosen
-    further = [(other, recompute) for other in PARALLELISM[PARALLELISM.index(parallelism) :]]
-    further += [(parallelism, other) for other in RECOMPUTATION[RECOMPUTATION.index(recompute) :]]
+    further = [(other, recompute) for other in memory_wall.PARALLELISM[memory_wall.PARALLELISM.index(parallelism) :]]
+    further += [
+        (parallelism, other) for other in memory_wall.RECOMPUTATION[memory_wall.RECOMPUTATION.index(recompute) :]
+    ]
     for more in further:
-        assert all(sum(one_gpu(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items())
+        assert all(
+            sum(memory_wall.one_gpu(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items()
+        )
 
 
 def test_the_two_lines_cross_where_the_formula_says():
     gpt3 = model_shape("175B")
-    rest, core = (dict(zip(trace["x"], trace["y"])) for trace in crossover_lines(gpt3).traces[:2])
+    rest, core = (dict(zip(trace["x"], trace["y"])) for trace in memory_wall.crossover_lines(gpt3).traces[:2])
     cross = crossover_seq_length(gpt3.hidden_size, gpt3.num_attention_heads)
-    assert [core[s] > rest[s] for s in LENGTHS] == [s > cross for s in LENGTHS]
+    assert [core[s] > rest[s] for s in memory_wall.LENGTHS] == [s > cross for s in memory_wall.LENGTHS]
     assert rest[2048] * 2**30 == 34 * 2048 * 12288 and core[2048] * 2**30 == 5 * 96 * 2048**2
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_the_crossovers_title_names_the_larger_part(name):
     for s, first in ((128, "all the rest holds"), (16384, "the attention core holds")):
-        assert first in crossover_lines(model_shape(name).with_sizes(seq_length=s)).layout["title"]["text"]
+        assert first in memory_wall.crossover_lines(model_shape(name).with_sizes(seq_length=s)).layout["title"]["text"]

@@ -11,15 +11,7 @@ from actmem.formulas.first_stage import bytes_by_rank, capacity, eq5, first_stag
 from actmem.formulas.schedule import one_forward_one_backward, recomputed_share
 from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.others.timeline import memory_curve, timeline
-from actmem_course.show.schedules import (
-    measured_schedule,
-    moments_of,
-    moving_window_chart,
-    pipeline_schedule,
-    rank_memory,
-    schedule_of,
-    with_pipeline,
-)
+from actmem_course.show import schedules
 
 GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
 CUT = Parallel(8, True)
@@ -28,7 +20,7 @@ SIZES = [(1, 1, 1), (2, 1, 3), (4, 1, 8), (8, 1, 24), (4, 3, 8), (8, 3, 8), (2, 
 
 
 def chart(p, m, n):
-    return pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n)
+    return schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n)
 
 
 def bars(drawing):
@@ -63,7 +55,7 @@ def test_every_pass_is_drawn_once_and_none_overlap(p, m, n):
 
 @pytest.mark.parametrize("p, m, n", SIZES)
 def test_the_first_curves_top_is_the_formula(p, m, n):
-    parallel = with_pipeline(CUT, p, m)
+    parallel = schedules.with_pipeline(CUT, p, m)
     drawn = tops(chart(p, m, n))
     assert drawn[0] == first_stage_bytes(GPT3, parallel, num_microbatches=n)
     assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
@@ -93,18 +85,18 @@ def test_sizes_that_do_not_fit_are_refused(p, m, n, argument):
 
 @pytest.mark.parametrize("m", [1, 3])
 def test_figure_9_is_the_rows_of_every_rank(m):
-    parallel = with_pipeline(MT.parallel, 35, m)
-    held, freed = rank_memory(MT.shape, parallel, 280).traces
+    parallel = schedules.with_pipeline(MT.parallel, 35, m)
+    held, freed = schedules.rank_memory(MT.shape, parallel, 280).traces
     for trace, free in ((held, False), (freed, True)):
         assert [y * GIB for y in trace["y"]] == bytes_by_rank(MT.shape, parallel, "selective", 280, free_outputs=free)
     with pytest.raises(ConfigError):
-        rank_memory(MT.shape, with_pipeline(MT.parallel, 35, 2), 280)
+        schedules.rank_memory(MT.shape, schedules.with_pipeline(MT.parallel, 35, 2), 280)
 
 
 @pytest.mark.parametrize("gib", range(11, 40, 4))
 def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says(gib):
-    parallel = with_pipeline(CUT, 4, 1)
-    drawing = moving_window_chart(GPT3, parallel, 9, gib * GIB)
+    parallel = schedules.with_pipeline(CUT, 4, 1)
+    drawing = schedules.moving_window_chart(GPT3, parallel, 9, gib * GIB)
     assert max(tops(drawing)) <= gib * GIB
     again = [trace for trace in bars(drawing) if trace["name"] == "backward with recomputation"]
     for rank in range(4):
@@ -114,7 +106,7 @@ def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says
 
 def test_too_little_memory_for_recomputing_all_is_refused():
     with pytest.raises(ConfigError, match="budget_bytes"):
-        moving_window_chart(GPT3, with_pipeline(CUT, 4, 1), 9, 5 * GIB)
+        schedules.moving_window_chart(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 5 * GIB)
 
 
 def result(pipeline_rank, held, **more):
@@ -126,9 +118,9 @@ def result(pipeline_rank, held, **more):
 @pytest.mark.parametrize("p, m, n", SIZES)
 def test_what_is_measured_is_drawn_as_the_curve_that_is_predicted(p, m, n):
     """Each rank's bytes after each action, by the schedule alone, as a measurement gives them."""
-    ranks = schedule_of(p, m, n)
+    ranks = schedules.schedule_of(p, m, n)
     held = [list(accumulate(1000 if action.kind == "F" else -1000 for action in actions)) for actions in ranks]
-    drawing = measured_schedule(ranks, [result(rank, kept) for rank, kept in enumerate(held)])
+    drawing = schedules.measured_schedule(ranks, [result(rank, kept) for rank, kept in enumerate(held)])
     end = max(span.end for span in timeline(ranks))
     for rank, curve in enumerate(curves(drawing)):
         predicted = memory_curve(timeline(ranks), rank, lambda action: 1000)
@@ -137,7 +129,7 @@ def test_what_is_measured_is_drawn_as_the_curve_that_is_predicted(p, m, n):
 
 
 def test_a_measurement_that_differs_is_not_called_as_predicted():
-    drawing = measured_schedule(one_forward_one_backward(1, 1), [result(0, [1000, 0], predicted_bytes=999)])
+    drawing = schedules.measured_schedule(one_forward_one_backward(1, 1), [result(0, [1000, 0], predicted_bytes=999)])
     assert "to the byte not as predicted" in drawing.layout["title"]["text"]
 
 
@@ -145,7 +137,7 @@ def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
     ranks = one_forward_one_backward(2, 3)
     held = [[10 + rank + step for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)]
     results = [result(number // 2, held[number // 2], rank=number) for number in range(4)]
-    drawing = measured_schedule(ranks, results)
+    drawing = schedules.measured_schedule(ranks, results)
     assert drawing.layout["yaxis"]["ticktext"] == ["rank 0", "rank 1"]
     assert len(drawing.layout["yaxis2"]["ticktext"]) == 4
     assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
@@ -154,10 +146,10 @@ def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
 
 @pytest.mark.parametrize(("p", "m", "n"), SIZES)
 def test_a_schedule_on_its_way_shows_what_has_happened_and_what_is_held(p, m, n):
-    spans = timeline(schedule_of(p, m, n))
+    spans = timeline(schedules.schedule_of(p, m, n))
     each = eq5(GPT3, 8) // (p * m)
-    for moment in moments_of(p, m, n)[1:]:
-        drawing = pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, moment)
+    for moment in schedules.moments_of(p, m, n)[1:]:
+        drawing = schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n, moment)
         places = (zip(bar["y"], bar["base"], bar["x"], strict=True) for bar in bars(drawing))
         drawn = sorted(place for of_bar in places for place in of_bar)
         assert drawn == sorted((s.rank, s.start, min(s.end, moment) - s.start) for s in spans if s.start < moment)
@@ -168,5 +160,5 @@ def test_a_schedule_on_its_way_shows_what_has_happened_and_what_is_held(p, m, n)
             assert curve[-3] == (moment, held * each), "before the outline closes"
             assert f"{held * each:,} bytes" in drawing.alt
     assert [len(bar["x"]) for bar in bars(drawing)] == [len(bar["x"]) for bar in bars(chart(p, m, n))]
-    first = pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, 1)
+    first = schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n, 1)
     assert [bar["name"] for bar in bars(first)] == [bar["name"] for bar in bars(drawing)]

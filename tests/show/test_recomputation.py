@@ -10,14 +10,7 @@ from actmem.formulas.flops import layer_products
 from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.others.larger_batches import fullest_bytes, throughput
-from actmem_course.show.recomputation import (
-    SHARES,
-    batch_payoff,
-    core_over_gelu,
-    rebuilds,
-    step_timeline,
-    training_moments,
-)
+from actmem_course.show import recomputation
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
@@ -25,21 +18,21 @@ LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
 
 @pytest.mark.parametrize("shape", [GPT3, LONG, TINY])
 def test_groups_are_the_whole_layer_but_its_input(shape):
-    groups = rebuilds(shape)
+    groups = recomputation.rebuilds(shape)
     _, b, h, s = shape.letters()
     assert sum(r.bytes for r in groups) == eq1(shape) - 2 * s * b * h
     assert sum(r.flops for r in groups) == sum(layer_products(shape).values()) - layer_products(shape)["4h→h"]
     assert sorted(term for r in groups for term in r.terms) == sorted(LAYER_TERMS[1:])
     by_name = {r.name: r for r in groups}
     core, gelu = by_name["attention core"], by_name["GeLU input"]
-    assert core.bytes_per_flop / gelu.bytes_per_flop == core_over_gelu(shape)
+    assert core.bytes_per_flop / gelu.bytes_per_flop == recomputation.core_over_gelu(shape)
 
 
 def test_the_payoffs_lines_and_markers_are_the_step_model():
-    selective, marker, full, full_marker, _ = batch_payoff(GPT3, 34).traces
+    selective, marker, full, full_marker, _ = recomputation.batch_payoff(GPT3, 34).traces
     for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
-        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in SHARES]
-        assert point["y"] == [line["y"][SHARES.index(34)]]
+        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in recomputation.SHARES]
+        assert point["y"] == [line["y"][recomputation.SHARES.index(34)]]
 
 
 # One training step as blocks: what is pushed is popped, and its fullest moment is the formula's.
@@ -52,7 +45,7 @@ MODES = ("none", "selective", "full")
 @pytest.mark.parametrize("recompute", ("none", "full"))
 @pytest.mark.parametrize("shape", [STEP, TINY], ids=["GPT-3", "tiny"])
 def test_it_is_fullest_where_the_formula_says(shape, recompute):
-    sizes = [moment.bytes for moment in training_moments(shape, recompute)]
+    sizes = [moment.bytes for moment in recomputation.training_moments(shape, recompute)]
     assert max(sizes) == fullest_bytes(shape, recompute)
     assert sizes[0] == sizes[-1] == 0
 
@@ -60,7 +53,7 @@ def test_it_is_fullest_where_the_formula_says(shape, recompute):
 @pytest.mark.parametrize("shape", [STEP, TINY], ids=["GPT-3", "tiny"])
 def test_the_core_comes_back_when_what_came_after_it_is_freed(shape):
     """So the peak is below ``fullest_bytes``, which adds the core to layers that are still whole."""
-    sizes = [moment.bytes for moment in training_moments(shape, "selective")]
+    sizes = [moment.bytes for moment in recomputation.training_moments(shape, "selective")]
     left, rows = total(layer_rows(shape, recompute="selective")), layer_rows(shape)
     last = max(place for place, row in enumerate(rows) if row.term in CORE_ATTENTION_TERMS)
     assert max(sizes) == max(shape.num_layers * left, (shape.num_layers - 1) * left + total(rows[: last + 1]))
@@ -69,7 +62,7 @@ def test_the_core_comes_back_when_what_came_after_it_is_freed(shape):
 
 @pytest.mark.parametrize("recompute", MODES)
 def test_after_forward_each_layer_holds_its_rows(recompute):
-    moments = training_moments(STEP, recompute)
+    moments = recomputation.training_moments(STEP, recompute)
     after_forward = [moment for moment in moments if moment.says.startswith("forward")][-1]
     assert all(rows == tuple(layer_rows(STEP, recompute=recompute)) for rows in after_forward.held)
     assert after_forward.bytes == STEP.num_layers * total(layer_rows(STEP, recompute=recompute))
@@ -77,7 +70,7 @@ def test_after_forward_each_layer_holds_its_rows(recompute):
 
 def test_the_core_is_never_pushed_and_comes_back_one_layer_at_a_time():
     core = set(CORE_ATTENTION_TERMS)
-    moments = training_moments(STEP, "selective")
+    moments = recomputation.training_moments(STEP, "selective")
     with_core = [[core <= {row.term for row in rows} for rows in moment.held] for moment in moments]
     assert max(map(sum, with_core)) == 1 and sum(moment.again for moment in moments) == STEP.num_layers
     assert not any(any(one) for one, moment in zip(with_core, moments) if moment.says.startswith("forward"))
@@ -85,9 +78,9 @@ def test_the_core_is_never_pushed_and_comes_back_one_layer_at_a_time():
 
 @pytest.mark.parametrize("recompute", MODES)
 def test_its_blocks_are_the_rows_held(recompute):
-    moments = training_moments(STEP, recompute)
+    moments = recomputation.training_moments(STEP, recompute)
     for number in range(0, len(moments), 7):
-        drawing = step_timeline(STEP, number, recompute)
+        drawing = recomputation.step_timeline(STEP, number, recompute)
         blocks = [trace for trace in drawing.traces if trace["type"] == "bar" and trace["x"] != [None]]
         held = sum(sum(trace["y"]) for trace in blocks)
         assert held * 2**30 == pytest.approx(moments[number].bytes)

@@ -9,17 +9,8 @@ from rich.console import Console
 from actmem_course.bench.measure_runs import measure_runs
 from actmem_course.bench.measure_speed import VARIANTS
 from actmem_course.results import Overhead, PeerLine, SpeedLine
+from actmem_course.show import tables
 from actmem_course.show.measured import overhead_finding, runs_figure, speed_figure
-from actmem_course.show.tables import (
-    elementwise_line,
-    missing_lines,
-    noise_line,
-    overheads_table,
-    parts_table,
-    peers_table,
-    runs_table,
-    speed_table,
-)
 from actmem_course.show.text import overhead_text, speed_facts
 
 
@@ -49,25 +40,25 @@ def printed(table):
 
 
 def test_eighty_columns_cut_nothing_off():
-    text = printed(speed_table(LINES, "title"))
+    text = printed(tables.speed_table(LINES, "title"))
     assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
     assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
     assert "111–200" in text and "paper +39%" in text and "FLOPs +33.3%" in text
 
 
 def test_noise_is_never_printed_as_an_overhead():
-    text = printed(speed_table(LINES, ""))
+    text = printed(tables.speed_table(LINES, ""))
     assert "+10.0%" not in text and "within ±12%" in text and "+20.0% ±2.0" in text
     assert overhead_text(Overhead(0.01, -0.03, 0.05, False, 0.002)) == "within ±4.0%"
     assert overhead_text(Overhead(-0.031, -0.034, -0.028, True, 0.002)) == "-3.1% ±0.3"
-    assert "up to 11.8% apart (wall clock)" in noise_line(0.118, 20, "wall clock")
+    assert "up to 11.8% apart (wall clock)" in tables.noise_line(0.118, 20, "wall clock")
 
 
 def test_a_layer_that_holds_something_else_stands_out():
     wrong = replace(LINES[0], held_bytes=LINES[0].held_bytes + 1)
     console = Console(width=80, force_terminal=True, color_system="standard")
     with console.capture() as capture:
-        console.print(speed_table([wrong], ""))
+        console.print(tables.speed_table([wrong], ""))
     assert "\x1b[1;31mbaseline" in capture.get()
 
 
@@ -106,28 +97,28 @@ PEER_LINES = [
 
 
 def test_peers_table():
-    text = printed(peers_table(PEER_LINES, "selective"))
+    text = printed(tables.peers_table(PEER_LINES, "selective"))
     assert "…" not in text and "Another" not in text
     assert "0.61" in text and "0.60–0.63" in text and "× 1.50" in text
     assert "0.99" not in text and "within 0.10" in text
-    assert missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
+    assert tables.missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
 
 
 def test_bytes_per_sequence_and_what_is_a_wide_mask():
     ours, other, *_ = PEER_LINES
     sharded = replace(other, name="FSDP2", sequences=2, held_bytes=2 * 10**6)
     masks = replace(other, wide_mask_bytes=7_864_320, ours=around(0.0, 0.5, False))
-    text = printed(peers_table([ours, sharded, replace(masks, name="megatron-core, our exchange")], "selective"))
+    text = printed(tables.peers_table([ours, sharded, replace(masks, name="megatron-core, our exchange")], "selective"))
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
     assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
     assert "masks:" in text and "7.50 MiB" in text and "our exchange" in text
 
 
 def test_elementwise_beside_selective_in_one_sentence():
-    assert elementwise_line(PEER_LINES, "ours", 34.0, 20.0) == ""
+    assert tables.elementwise_line(PEER_LINES, "ours", 34.0, 20.0) == ""
     beside = replace(PEER_LINES[0], mode="elementwise", over_selective=around(0.012, 0.013, False))
     lines = [*PEER_LINES, beside]
-    assert elementwise_line(lines, "ours", 34.0, 20.0) == (
+    assert tables.elementwise_line(lines, "ours", 34.0, 20.0) == (
         "ours, elementwise beside selective: 1.012 of its time (0.999–1.025), 20/34 of its bytes in 16 bits (sbh/t)."
     )
 
@@ -138,10 +129,10 @@ def test_overheads_over_the_same_layer():
         replace(PEER_LINES[1], over=around(0.02, 0.01, False)),
         replace(PEER_LINES[0], mode="full", over=around(0.25, 0.01, True)),
     ]
-    rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
+    rows = [row.split() for row in printed(tables.overheads_table(lines)).splitlines()]
     assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
     assert ["megatron-core", "within", "±3.0%"] in rows
-    assert overheads_table(PEER_LINES) is None
+    assert tables.overheads_table(PEER_LINES) is None
 
 
 def test_the_same_lines_in_words_for_notebooks():
@@ -172,7 +163,7 @@ def test_the_figure_is_plotly_and_its_points_are_the_runs():
 
 def test_the_tables_say_each_run_and_each_part():
     console = Console(width=80, record=True)
-    console.print(runs_table(RESULTS), parts_table(RESULTS))
+    console.print(tables.runs_table(RESULTS), tables.parts_table(RESULTS))
     text = console.export_text()
     assert all(f"{r.predicted_mib:,.2f}" in text for r in RESULTS)
     assert all(part in text for r in RESULTS for part in r.parts_bytes)

@@ -5,15 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
-from actmem.formulas.first_stage import (
-    EMBEDDING_TERM,
-    eq5,
-    eq6,
-    first_stage_bytes,
-    in_flight,
-    interleave_factor,
-    section43_extras,
-)
+from actmem.formulas import first_stage
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.layers.gpt import GPT
@@ -57,7 +49,7 @@ def test_the_chosen_moment_is_the_fullest(name, configuration):
         for action in actions:
             if action.kind == "B":
                 held = [a for a in held if (a.chunk, a.microbatch) != (action.chunk, action.microbatch)]
-        assert len(held) == in_flight(stage.parallel, rank, stage.num_microbatches)
+        assert len(held) == first_stage.in_flight(stage.parallel, rank, stage.num_microbatches)
 
 
 @pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, ["tensor+sequence", BOTH], of=1))
@@ -72,13 +64,15 @@ def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
     terms = by_term(measured)
     for row in extra_rows(stage.extra_rows()):
         del terms[row.term]
-    equation = eq5 if configuration == "tensor+sequence" else eq6
-    layers = equation(shape, t) * interleave_factor(p, m)
-    assert layers == first_stage_bytes(shape, parallel, stage.configuration.recompute, stage.num_microbatches)
-    masks = terms[EMBEDDING_TERM]
+    equation = first_stage.eq5 if configuration == "tensor+sequence" else first_stage.eq6
+    layers = equation(shape, t) * first_stage.interleave_factor(p, m)
+    assert layers == first_stage.first_stage_bytes(
+        shape, parallel, stage.configuration.recompute, stage.num_microbatches
+    )
+    masks = terms[first_stage.EMBEDDING_TERM]
     assert masks == p * shape.seq_length * shape.micro_batch_size * shape.hidden_size // t * (1 if m == 1 else 2)
     # Section 4.3 counts p masks, also where interleaving holds 2p.
-    printed = layers + section43_extras(shape, t, p)
+    printed = layers + first_stage.section43_extras(shape, t, p)
     assert sum(terms.values()) == printed + (0 if m == 1 else masks // 2)
 
 

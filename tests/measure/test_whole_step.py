@@ -96,6 +96,11 @@ def test_what_the_next_operation_makes_is_not_on_the_bill():
     assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == 4000 + 40
 
 
+def test_a_lazy_modules_weights_have_gradients_in_its_first_step():
+    kinds = step(nn.LazyLinear(8), torch.ones(4, 8)).by_kind()
+    assert kinds["gradient"] == kinds["weight"] == 4 * (8 * 8 + 8)
+
+
 def test_several_microbatches_in_one_step():
     model = nn.Linear(8, 8)
     with watch_step(model) as bill:

@@ -225,8 +225,16 @@ _CROSS_ENTROPY = """labels:8 softmax largest:4 where:8 where below:1 above:1 tar
     turned:4 loss"""
 #: Parameters without weight decay.
 _NOT_DECAYED = ("norm", "bias", "head norm")
-#: One step of a branch: the blocks that its backward needs, and that backward, from gradient to gradient.
-_Step = tuple[list[MemoryBlock], Callable[[MemoryBlock], MemoryBlock]]
+
+
+@dataclass
+class _Step:
+    """Part of a branch: blocks its backward needs, bytes of its input's gradient and of scratch, and its weight's shape."""
+
+    kept: list[MemoryBlock]
+    gradient_bytes: int
+    scratch: Collection[int] = ()
+    weight: tuple[int, ...] = ()
 
 
 @dataclass
@@ -432,7 +440,7 @@ class Trace:
             self._at = chunk, number
             output, branches = self._layer(hidden)
             if run.full_recompute:
-                free(*(block for branch in branches for kept, _ in branch for block in kept))
+                free(*(block for branch in branches for step in branch for block in step.kept))
             else:
                 free(hidden)
             saved.layers.append((hidden, branches))
@@ -494,20 +502,8 @@ class Trace:
         mask = [take("dropout masks", run.residual_bytes // 2)] if run.dropout else []
         output = take("norm inputs", run.residual_bytes)
         self.free(projected)
-        self._step(mask, run.residual_bytes)
+        self._steps.append(_Step(mask, run.residual_bytes))
         return output, self._steps
-
-    def _step(self, kept: list[MemoryBlock], num_bytes: int, first: Collection[int] = (), then: int = 0) -> None:
-        """Adds a backward: scratch, a gradient of ``num_bytes``, more scratch; then all but that gradient goes."""
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            scratch = [self.take("transient", size) for size in first]
-            before = self.take("transient", num_bytes)
-            scratch += self._weight_gradient(then, "row") if then else []
-            self.free(*scratch, *kept, gradient)
-            return before
-
-        self._steps.append((kept, backward))
 
     def _norm(self, x: MemoryBlock, line: str = "norm outputs") -> list[MemoryBlock]:
         """What a norm keeps: its output first, then statistics and the input."""
@@ -528,13 +524,6 @@ class Trace:
     def _engine(self, which: str = "") -> None:
         self._keep_once("Transformer Engine's workspace", self.run.engine_workspace_bytes, which)
 
-    def _weight_gradient(self, size: int, which: str) -> list[MemoryBlock]:
-        """What autograd gets: the weight's gradient, or where the product adds to the main one, an empty tensor a shape."""
-        if not self.run.fused_gradients:
-            return [self.take("transient", size)]
-        self._keep_once("Transformer Engine's empty weight gradients", size, f"{size} {which}")
-        return []
-
     def _norm_linear(self, x: MemoryBlock, line: str, size: int) -> MemoryBlock:
         """A norm and the linear layer behind it, output of ``size`` bytes: one module in Transformer Engine."""
         run, take, free = self.run, self.take, self.free
@@ -548,18 +537,8 @@ class Trace:
             if run.linear_bias and line == "Q, K, V":
                 output = self._copies(line, [size], output)
         free(*gathered)
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            gathered = self._gathered()
-            scratch = [take("transient", run.whole_bytes)]
-            scratch += [take("transient", run.residual_bytes)] if run.sequence_parallel else []
-            scratch += self._weight_gradient(size // run.tokens * run.h, "column")
-            free(norm[0], *gathered)
-            before = take("transient", run.residual_bytes)
-            free(*scratch, *norm[1:], gradient)
-            return before
-
-        self._steps.append((norm, backward))
+        scratch = [run.whole_bytes, *[run.residual_bytes] * run.sequence_parallel]
+        self._steps.append(_Step(norm, run.residual_bytes, scratch, (size // run.tokens // 2, run.h)))
         return output
 
     def _row_linear(self, x: MemoryBlock) -> MemoryBlock:
@@ -570,14 +549,15 @@ class Trace:
         self._late = []
         if run.sequence_parallel:
             output = self._copies("transient", [run.residual_bytes], output)
-        self._step([x], x.wanted, [run.whole_bytes] * run.sequence_parallel, x.wanted // run.tokens * run.h)
+        weight = run.h, x.wanted // run.tokens // 2
+        self._steps.append(_Step([x], x.wanted, [run.whole_bytes] * run.sequence_parallel, weight))
         return output
 
     def _mlp(self, x: MemoryBlock) -> MemoryBlock:
         run = self.run
         fc1 = self._norm_linear(x, "MLP", 2 * run.tokens * run.f * run.gated // run.t)
         activated = self.take("MLP", fc1.wanted // run.gated)
-        self._step([fc1], fc1.wanted)
+        self._steps.append(_Step([fc1], fc1.wanted))
         return self._row_linear(activated)
 
     def _experts(self, x: MemoryBlock) -> MemoryBlock:
@@ -594,7 +574,7 @@ class Trace:
         routing = take("routing", 10 * arrived + 3 * n * (run.experts + ranks * run.local_experts))
         free(*self._routed.pop(self._at, ()))  # the dispatcher keeps the newest until the next microbatch
         self._routed[self._at] = (self.memory.hold(routing),)
-        self._step([*norm, routing], run.residual_bytes, [run.residual_bytes])
+        self._steps.append(_Step([*norm, routing], run.residual_bytes, [run.residual_bytes]))
 
         picked, sums_bytes, sent = 2 * arrived * run.h, 2 * n * ranks * run.h, 2 * n * run.top_k * run.h
         there, back = [picked], list[int]()
@@ -611,7 +591,7 @@ class Trace:
         free(*zeros, *([] if kept else [moved]))
         if ranks > 1 and not run.all_to_all:
             output = self._copies("transient", [run.residual_bytes], output)
-        self._step(kept, picked, [sums_bytes])
+        self._steps.append(_Step(kept, picked, [sums_bytes]))
         return output
 
     def _copies(self, line: str, sizes: list[int], block: MemoryBlock | None = None) -> MemoryBlock:
@@ -629,35 +609,18 @@ class Trace:
         for stream in range(4 * run.grouped_gemm):
             self._engine(f"stream {stream}")
         wide = 2 * arrived * run.expert_f // run.etp // parts
-        weight_bytes = 2 * run.h * run.expert_f // run.etp * run.local_experts // parts
-        kept: list[list[MemoryBlock]] = []
-        outputs: list[MemoryBlock] = []
+        kept, outputs = [inputs], list[MemoryBlock]()
         for _ in range(parts):
             weighted = [wide] * (not (run.swiglu or run.weighted_after))  # fused SwiGLU weighs by itself
-            kept.append([take("MLP", size) for size in (wide * run.gated, wide, *weighted)])
+            kept += [take("MLP", size) for size in (wide * run.gated, wide, *weighted)]
             outputs.append(take("experts' inputs and outputs", 2 * arrived * run.h // parts))
         output = outputs[0] if parts == 1 else take("experts' inputs and outputs", 2 * arrived * run.h)
         free(*(outputs if parts > 1 else []))
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            gradients = []
-            for blocks in reversed(kept):
-                before = take("transient", wide)
-                free(take("transient", weight_bytes))
-                for block in reversed(blocks[:-1]):
-                    after, before = before, take("transient", block.wanted)
-                    free(after)
-                gradients.append(take("transient", 2 * arrived * run.h // parts))
-                free(take("transient", weight_bytes * run.gated), before, *blocks)
-            whole = take("transient", spread)
-            free(*gradients, gradient, inputs)
-            return whole
-
-        self._steps.append(([inputs, *(block for blocks in kept for block in blocks)], backward))
+        self._steps.append(_Step(kept, spread, [block.wanted for block in kept[1:]]))
         return output
 
     def _attention(self, x: MemoryBlock) -> MemoryBlock:
-        run, take, free = self.run, self.take, self.free
+        run, take = self.run, self.take
         d, line = run.d, "Q and K after norm or rotation"
         heads, groups = run.a // run.t, max(1, run.groups // run.t)
         q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
@@ -668,9 +631,7 @@ class Trace:
                 new += [take(line, size), *self._statistics(run.tokens * rows)]
         for size in (q, k) if run.rotary else ():
             tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(0 if run.fused_rope else 2)]
-            turned = [take("transient", size) for _ in range(0 if run.fused_rope else 2)]
             new += [take(line, size), *tables]
-            free(*turned)
         if new and run.transformer_engine:  # V is copied, so the packed tensor goes; the norm keeps contiguous copies
             new += [take(line, size) for size in (*((q, k) if run.qk_layernorm else ()), k)]
             self._late, packed = packed, []
@@ -687,9 +648,7 @@ class Trace:
         for rank, width in ((run.q_rank, run.d + run.d_turned), (run.kv_rank, run.d + run.d_value)):
             if run.qk_layernorm:
                 kept += [take("latents", 2 * m * rank), *self._statistics(m)]
-            gathered = [take("transient", 2 * run.tokens * rank)] if run.sequence_parallel else []
             made.append(take("transient", 2 * run.tokens * heads * width))
-            free(*gathered)
         if not run.qk_layernorm:  # a slice, which the linear layer makes contiguous
             kept.append(take("latents", 2 * m * run.kv_rank))
         kept += [take("rotary cos and sin", 2 * run.s * run.d_turned) for _ in range(4)]
@@ -698,7 +657,7 @@ class Trace:
         free(*made)
         # Each layer has its own table and, from its start, cos and sin of 4,096 positions.
         self._keep_once("rotary table", 4 * (run.s + 3 * 4096) * run.d_turned, f"{self._at}")
-        self._step([*norm, *kept], run.residual_bytes)
+        self._steps.append(_Step([*norm, *kept], run.residual_bytes))
         return self._row_linear(self._core_attention(packed, (q, q, v), v))
 
     def _core_attention(self, packed: list[MemoryBlock], sizes: tuple[int, int, int], out: int) -> MemoryBlock:
@@ -721,27 +680,7 @@ class Trace:
         output = take("attention outputs", out)
         free(by_head, product)
 
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            self._cublas("backward")
-            probabilities = take("transient", scores)
-            parts = [take("transient", sizes[2])]
-            free(gradient)
-            if run.attention_dropout:
-                free(kept[1])
-                before = take("transient", scores)
-                free(probabilities, kept[2])
-                probabilities = before
-            free(kept[0])  # the softmax's backward writes in place
-            for size in sizes[:2]:
-                product = take("transient", size)
-                parts.append(take("transient", size))
-                free(product)
-            free(probabilities, *packed)
-            whole = take("transient", sum(sizes))
-            free(*parts)
-            return whole
-
-        self._steps.append(([*packed, *kept], backward))
+        self._steps.append(_Step([*packed, *kept], sum(sizes), [scores, *sizes]))
         return output
 
     def _fused_attention(
@@ -773,7 +712,7 @@ class Trace:
         if (run.attention == "flash" and run.b > 1) or (run.cp > 1 and run.exchanged_heads):
             kept.append(output)
             output = take("attention outputs", out)
-        self._step(kept, sum(sizes), sizes)
+        self._steps.append(_Step(kept, sum(sizes), sizes))
         return output
 
     def _head_forward(
@@ -818,8 +757,8 @@ class Trace:
                 free(output)
             for branch in reversed(branches):
                 inner = self.memory.hold(gradient)  # a branch's own gradient is added to the residual's in place
-                for _, backward in reversed(branch):
-                    inner = backward(inner)
+                for step in reversed(branch):
+                    inner = self._undo(step, inner)
                 free(inner)
             if run.full_recompute:
                 free(hidden)
@@ -832,35 +771,41 @@ class Trace:
         free(take("transient", 2 * run.v * run.h // run.t))
         return None
 
+    def _undo(self, step: _Step, gradient: MemoryBlock) -> MemoryBlock:
+        """Backward of a step, from its output's gradient to its input's: scratch, that gradient, then all else goes."""
+        scratch = [self.take("transient", size) for size in step.scratch]
+        before = self.take("transient", step.gradient_bytes)
+        weight_bytes = 2 * math.prod(step.weight)
+        if step.weight and self.run.fused_gradients:  # added to the main one; autograd gets an empty tensor a shape
+            self._keep_once("Transformer Engine's empty weight gradients", weight_bytes, f"{step.weight}")
+        elif step.weight:
+            scratch.append(self.take("transient", weight_bytes))
+        self.free(*scratch, *step.kept, gradient)
+        return before
+
     def _head_backward(self, norm: list[MemoryBlock], loss: list[MemoryBlock]) -> MemoryBlock:
         run, take, free = self.run, self.take, self.free
         n, h, t = run.tokens, run.h, run.t
-        gradients = [take("loss", 4 * n), take("loss", 4 * n)]
-        positions, update = take("loss", 8 * n), take("loss", 4 * n)
+        scratch = [take("loss", size * n) for size in (4, 4, 8, 4)]  # gradients, positions, the update
         if run.fused_loss:  # its forward wrote the gradient over the logits
             logits, *loss = loss
         else:
             logits = take("logits, 16 bits", 2 * n * run.v // t)
-        free(positions, update, *loss, *gradients)
-        whole = take("transient", 2 * n * h)
+        free(*scratch, *loss)
+        whole = [take("transient", 2 * n * h)]
         self._cublas("backward")
-        own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
+        whole += [take("transient", run.residual_bytes) for _ in range(run.sequence_parallel)]
         if len(self._deferred) // 4 < run.deferred:
             self._deferred += map(self.memory.hold, (logits, norm[0]))
         else:
             free(take("transient", 2 * run.v * h // t))
         free(logits, norm[0])
-        if own:
-            free(whole)
-            whole = own[0]
         gradient = take(RECEIVED, run.residual_bytes)
-        free(whole, *norm[1:])
+        free(*whole, *norm[1:])
         return gradient
 
     def _optimizer_step(self) -> None:
-        """count_zeros_fp32 compares each gradient with 0 (1 byte an element); then Adam, its moments at first use."""
-        for size in self._parameters:
-            self.free(self.take("transient", size))
+        """Adam makes its moments at first use."""
         for number, size in enumerate(self._parameters):
             for moment in ("first", "second"):
                 self._keep_once("Adam's moments", 4 * size, f"{moment} {number}")

@@ -63,7 +63,7 @@ def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[s
 
 def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = {}) -> Drawing:
     """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds, against an A100's memory."""
-    models = PAPER_MODELS | more
+    models = {**PAPER_MODELS, **more}
     held = {name: gpu_bytes(model, method) for name, model in models.items()}
     before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in models.items()}
     now = {name: sum(parts.values()) for name, parts in held.items()}

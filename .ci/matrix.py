@@ -34,7 +34,7 @@ PARTS = {
         "tests/measure/test_table2_exact.py",
         "tests/bench/test_hold.py",
     ],
-    "emulation": ["tests/measure/test_no_device.py"],
+    "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": [
         "tests/test_pipeline.py",
         "tests/labs/test_measure_pipeline.py",

@@ -1,24 +1,20 @@
-"""Ranks and GPUs that are not there: one process as one of many, and CUDA without a GPU, against the formulas."""
+"""CUDA without a GPU: what the stand-ins do on any build, and on a CUDA build what a layer keeps, against the formulas."""
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 
 from actmem.__main__ import main
 from actmem.attention_kernels import AttentionCall, attention_kernel, attention_rows
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LLAMA_MODELS
-from actmem.measure.emulate import cuda_without_device, emulated_rank, gpu_of_this_build
+from actmem.measure.emulate import cuda_without_device, gpu_of_this_build
 from actmem.measure.ledger import record
 from actmem.measure.parts import rows_by_term
-from actmem.parallel import collectives
-from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
 from actmem.torch_private import fake_tensors, torch_release
@@ -151,27 +147,3 @@ def test_without_a_gpu_it_is_one_line_and_2(arguments, message, capsys, monkeypa
     assert main(["record", f"{HERE}:tiny", "--device", "cuda", *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0]
-
-
-def test_tensors_are_fake_unless_real_ones_are_asked_for():
-    with emulated_rank(4, rank=3):
-        assert dist.get_backend() == "fake" and dist.get_rank() == 3 and isinstance(torch.zeros(2), FakeTensor)
-    with emulated_rank(4, real_tensors=True):
-        assert dist.get_backend() == "fake" and not isinstance(torch.zeros(2), FakeTensor)
-    assert not dist.is_initialized()
-
-
-@pytest.mark.parametrize("writes", [True, False])
-def test_reduce_scatter_gives_this_ranks_part_on_every_torch(monkeypatch, writes):
-    if not writes:  # as the fake backend was before torch 2.13
-        monkeypatch.setattr(collectives, "torch_reduce_scatter", lambda result, x, **_: None)
-    with emulated_rank(2, rank=1, real_tensors=True):
-        part = collectives.start_reduce_scatter(torch.arange(4.0), tensor_parallel()).wait()
-        assert part.tolist() == [2, 3]
-        assert collectives.all_gather(part, tensor_parallel()).tolist() == [2, 3, 2, 3]
-
-
-def test_a_second_world_is_refused():
-    with emulated_rank(2), pytest.raises(ConfigError, match="already a rank"), emulated_rank(2):
-        pass
-    assert not dist.is_initialized()

@@ -1,0 +1,35 @@
+"""One process as one rank of many: real tensors when asked for, and no unwritten memory among them."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actmem.config import ConfigError
+from actmem.measure.emulate import emulated_rank
+from actmem.parallel import collectives
+from actmem.parallel.groups import tensor_parallel
+
+
+def test_tensors_are_fake_unless_real_ones_are_asked_for():
+    with emulated_rank(4, rank=3):
+        assert dist.get_backend() == "fake" and dist.get_rank() == 3 and isinstance(torch.zeros(2), FakeTensor)
+    with emulated_rank(4, real_tensors=True):
+        assert dist.get_backend() == "fake" and not isinstance(torch.zeros(2), FakeTensor)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_reduce_scatter_gives_this_ranks_part_on_every_torch(monkeypatch, writes):
+    if not writes:  # as the fake backend was before torch 2.13
+        monkeypatch.setattr(collectives, "torch_reduce_scatter", lambda result, x, **_: None)
+    with emulated_rank(2, rank=1, real_tensors=True):
+        part = collectives.start_reduce_scatter(torch.arange(4.0), tensor_parallel()).wait()
+        assert part.tolist() == [2, 3]
+        assert collectives.all_gather(part, tensor_parallel()).tolist() == [2, 3, 2, 3]
+
+
+def test_a_second_world_is_refused():
+    with emulated_rank(2), pytest.raises(ConfigError, match="already a rank"), emulated_rank(2):
+        pass
+    assert not dist.is_initialized()

@@ -10,7 +10,7 @@ COMMANDS = ("plan", "record", "diff", "tape")
 
 def _plan(argv: list[str]) -> int:
     """The planner of a model that is named, or of one that a file describes."""
-    of_others = any(word.partition("=")[0] == "--framework" for word in argv)
+    of_others = any(word.partition("=")[0] in ("--framework", "--loss", "--lora") for word in argv)
     if of_others or any(":" in word or word.endswith(".json") for word in argv[:1]):
         from actmem.plan.own_model import main as run_own
         from actmem.tape.model_tape import solved_target

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actmem.__main__ import main
+from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.whole_step import loss_of, watch_step
 from actmem.plan.own_model import OwnModel, Way
 from actmem.plan.planned_models import planned_model_of
@@ -16,7 +17,7 @@ from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import Cluster
 from actmem.tape import model_tape
 from actmem.tape.evaluate import Run, moments
-from actmem.tape.model_tape import run_factory, solved_target
+from actmem.tape.model_tape import config_factory, run_factory, solved_target
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
 
@@ -164,6 +165,25 @@ def test_adapters_leave_weights_without_gradients(capsys):
         assert way["bytes"] == 2 * every + 4 * 2 * trained + real and not way["sharded"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [["--lora", "5"], at_night(["--loss", "chunked"]), ["--lora", "3", "--loss", "chunked"]]
+)
+def test_adapters_and_a_loss_in_chunks_of_a_configuration(options, capsys, tmp_path):
+    pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    _, found = planned(capsys, str(path), "--at", "s=64,b=3", "--memory", "1", "--allowance", "0", *options)
+    every, trained = found["num_parameters"], found["num_trained"]
+    assert (trained < every) == ("--lora" in options)
+    factory, sizes, _ = config_factory(str(path))
+    layers = sizes.pop("l")
+    for way in found["all_blocks"]:
+        with fused_attention_on_cpu():
+            real = peak(factory, {**sizes, "s": 64, "b": 3}, layers, "\n".join(way["code"]))
+        assert way["bytes"] == 2 * every + 3 * 2 * trained + real
+
+
 def fsdp_peak(code, sizes, layers):
     """The most bytes alive in the second of two microbatches, of a rank that runs ``code``, without inputs and step counts."""
     torch.manual_seed(0)
@@ -215,6 +235,8 @@ def test_a_configuration_of_hugging_face(capsys, tmp_path):
 def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
     transformers = pytest.importorskip("transformers")
     options = ["llama3-8b", "--framework", "hugging-face", "--gpus", "8", "--memory", "80", "--global-batch", "8"]
+    with_adapters = planned(capsys, "llama3-8b", "--lora", "16", "--memory", "80")[1]
+    assert with_adapters["num_trained"] == 16 * 32 * (2 * 4096 + 2 * (4096 + 1024) + 2 * 4096 + 3 * (4096 + 14336))
     code, found = planned(capsys, *options)
     assert code == 1 and found["num_parameters"] == planned_model_of("llama3-8b").num_parameters
     assert 78 < found["asked"]["bytes"] / 2**30 < 79
@@ -249,6 +271,11 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
         ("mixtral-8x7b", ["--framework", "hugging-face", "--memory", "9"], "has experts"),
         ("llama3-8b", ["--framework", "ours", "--memory", "9"], "framework: must be one of hugging-face"),
         ("{models}:odd_mlp", ["--at", "s=8,b=2,h=8,f=8,l=2", "--memory", "9"], "num_layers"),
+        (
+            "{models}:short_stack",
+            ["--at", AT, "--memory", "9", "--loss", "chunked"],
+            "loss: is what the factory's model",
+        ),
         ("{folder}/none.json", ["--at", "s=8,b=2", "--memory", "9"], "none.json"),
         ("{folder}/other.json", ["--at", "s=8,b=2", "--memory", "9"], "other.json"),
     ],

@@ -29,7 +29,7 @@ from actmem.plan.step_time import (
     work_seconds,
 )
 from actmem.rows import Row, total
-from actmem.tape.blocks import OFFLOAD, BlockModel, Need, recompute_code
+from actmem.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel, Need, adapter_code, recompute_code
 from actmem.tape.evaluate import parsed_sizes
 
 if TYPE_CHECKING:  # only the screen needs it
@@ -62,7 +62,7 @@ OPTIMIZERS = {
 }
 
 #: ``tape.model_tape.solved_target``, which needs torch.
-Solved = Callable[[str | dict, dict[str, int], str, str, list[str]], tuple[dict[str, BlockModel], dict[str, int], int]]
+Solved = Callable[..., tuple[dict[str, BlockModel], dict[str, int], int]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class OwnModel:
     cluster: Cluster
     global_batch_size: int
     optimizer: str = "adamw"
+    loss: str = "whole"
+    lora: int = 0
 
     @property
     def blocks(self) -> BlockModel:
@@ -237,14 +239,17 @@ class OwnModel:
                 return not self.fits(replace(way, micro_batch_size=size))
             return not replace(self, sizes={**self.sizes, letter: size}).fits(way)
 
-        # No tape has runs of one token.
-        sizes = range(1, _LARGEST_MICROBATCH + 1) if letter == "b" else range(2, _LARGEST_SEQUENCE + 1)
+        # No tape has runs of one token, and one with chunks has whole ones.
+        least, step = (LOSS_CHUNKS, LOSS_CHUNKS) if LOSS_CODE[self.loss] else (2, 1)
+        sizes = range(1, _LARGEST_MICROBATCH + 1) if letter == "b" else range(least, _LARGEST_SEQUENCE + 1, step)
         place = bisect_left(sizes, True, key=too_large)
         return sizes[place - 1] if place else 0
 
     def code(self, way: Way, dtype: str) -> list[str]:
         """What to paste."""
-        lines = recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
+        changes = f"{LOSS_CODE[self.loss]}\n{adapter_code(self.blocks.path, self.lora)}"
+        lines = [line for line in changes.split("\n") if line]
+        lines += recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
         lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
         return lines + ([f"optimizer = {OPTIMIZERS[self.optimizer]}"] if OPTIMIZERS[self.optimizer] else [])
 
@@ -264,7 +269,7 @@ def _parser() -> Parser:
     what = "Whether a model of your own fits, what it needs, and the cheapest changes that make it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="file.py:factory, pkg.module:factory, a Hugging Face config.json, or a name")
-    parser.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default with --framework: the name's, b = 1)")
+    parser.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default of a name: its own, b = 1)")
     parser.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
     parser.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
     parser.add_argument(
@@ -272,6 +277,12 @@ def _parser() -> Parser:
         metavar="mlp,…",
         help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again; "
         "offload: all of it, its input on the host",
+    )
+    parser.add_argument(
+        "--loss", default="whole", help="of a configuration: whole (the default), or chunked: eight chunks"
+    )
+    parser.add_argument(
+        "--lora", type=int, default=0, metavar="RANK", help="adapters beside the blocks' frozen linears"
     )
     parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
@@ -285,8 +296,8 @@ def _parser() -> Parser:
 def main(argv: Sequence[str], solved: Solved) -> int:
     """Exit code 0 if the model fits as asked, 1 if not, 2 on an impossible request.
 
-    solved: of the target, the sizes asked for, rules of letters, the dtype and parts of a block: their tapes, all sizes, and the
-    number of blocks.
+    solved: of the target, the sizes asked for, rules of letters, the dtype, parts of a block, the loss and the rank of adapters:
+    their tapes, all sizes, and the number of blocks.
     """
 
     def run(args: argparse.Namespace) -> int:
@@ -303,8 +314,9 @@ def main(argv: Sequence[str], solved: Solved) -> int:
 
 def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> tuple[OwnModel, Way]:
     target: str | dict = args.target
-    if args.framework is not None:
-        check_choice("framework", args.framework, (_HUGGING_FACE,))
+    is_named = args.framework is not None or not (":" in args.target or args.target.endswith(".json"))
+    if is_named:
+        check_choice("framework", args.framework or _HUGGING_FACE, (_HUGGING_FACE,))
         named = planned_model_of(args.target)
         target = hugging_face_config(named)
         given = {"s": named.seq_length, "b": 1} | given
@@ -317,14 +329,15 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
     if batch % (args.gpus * size):
         raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
-    again = args.again if args.again is not None else _ITS_PARTS if args.framework else ""
+    again = args.again if args.again is not None else _ITS_PARTS if is_named else ""
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
     solving = [part for part in parts if part != OFFLOAD]
-    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, solving)
+    rank = check_size("lora", args.lora, least=0)
+    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, solving, args.loss, rank)
     if OFFLOAD in parts:
         blocks = {**blocks, OFFLOAD: blocks[""]}
     sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
-    model = OwnModel(blocks, sizes, number, cluster, batch, args.optimizer)
+    model = OwnModel(blocks, sizes, number, cluster, batch, args.optimizer, args.loss, rank)
     return model, Way(size, 0, model.may_shard())
 
 

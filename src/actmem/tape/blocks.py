@@ -53,6 +53,41 @@ def contexts():
 for block in list(model.{path}.children())[:{again}]:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)"""
 
+_ADAPTERS = """from torch import nn
+class Adapted(nn.Module):
+    def __init__(self, linear, rank):
+        super().__init__()
+        like = {{"device": linear.weight.device, "dtype": linear.weight.dtype}}
+        self.linear, self.down = linear, nn.Linear(linear.in_features, rank, bias=False, **like)
+        self.up = nn.Linear(rank, linear.out_features, bias=False, **like)
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+model.requires_grad_(False)
+for parent in [*model.{path}.modules()]:
+    for name, linear in [*parent.named_children()]:
+        if isinstance(linear, nn.Linear):
+            setattr(parent, name, Adapted(linear, {rank}))"""
+#: What ``--loss`` takes, and the code of each, of Hugging Face's models; chunks of all tokens.
+LOSS_CHUNKS = 8
+LOSS_CODE = {
+    "whole": "",
+    "chunked": f"""from torch.nn.functional import pad
+from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem.parallel.groups import TensorParallel
+def forward(input_ids, labels):
+    x = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    targets = pad(labels[:, 1:], (0, 1), value=-100)
+    in_chunks = LinearCrossEntropy(TensorParallel(), chunk=-(-targets.numel() // {LOSS_CHUNKS}))
+    losses = in_chunks(x, model.get_output_embeddings().weight, targets)
+    return {{"loss": losses.sum() / labels[:, 1:].numel()}}
+model.forward = forward""",
+}
+
+
+def adapter_code(path: str, rank: int) -> str:
+    """Python that freezes the model and puts an adapter of that rank (LoRA) beside each linear of ``model.<path>``; none for rank 0."""
+    return _ADAPTERS.format(path=path, rank=rank) if rank else ""
+
 
 def recompute_code(path: str, again: int, part: str) -> str:
     """Python that lets the first blocks in ``model.<path>``, or a part of each, run again in backward.

@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,16 @@ from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
 from actmem.rows import Row
-from actmem.tape.blocks import BASES, OPERATIONS, BlockModel, operations_to_keep, recompute_code
+from actmem.tape.blocks import (
+    BASES,
+    LOSS_CHUNKS,
+    LOSS_CODE,
+    OPERATIONS,
+    BlockModel,
+    adapter_code,
+    operations_to_keep,
+    recompute_code,
+)
 from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Make, Mark, Run, Tape, added, moments
 from actmem.tape.record import Recorder, record_step
 from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw_sizes, parsed_letters, solve, solve_rows
@@ -195,14 +204,17 @@ def solved_blocks(
     may_be_one: Sequence[str] = (),
     parts: Sequence[str] = ("",),
     at: Mapping[str, int] = {},
+    lora: int = 0,
 ) -> dict[str, BlockModel]:
     """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for all of it.
 
-    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.  Raises
+    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.  lora: the
+    rank of ``blocks.adapter_code``, which runs first.  Raises
     ConfigError if there are no blocks, or if one more run shows that they aren't alike.
     """
     rng = random.Random(0)
     sizes = draw_sizes(letters, rules, rng)
+    factory = _changed(factory, adapter_code(_blocks_of(factory, sizes, dtype, parts)[0], lora))
     path, element_size, early, is_frozen = _blocks_of(factory, sizes, dtype, parts)
 
     def ends_and_block(trained: bool) -> tuple[Formula, Formula]:
@@ -244,25 +256,48 @@ def solved_blocks(
     return found
 
 
+def _changed(factory: Factory, code: str) -> Factory:
+    """The factory, whose model ``code`` has changed."""
+    if not code:
+        return factory
+
+    @wraps(factory)  # with its signature, which names its letters
+    def changed(**sizes: Any) -> Any:
+        model, inputs = factory(**sizes)
+        exec(code, {"model": model})
+        return model, inputs
+
+    return changed
+
+
 def solved_target(
-    target: str | dict, asked: Mapping[str, int], rules_text: str, dtype: str, parts: Sequence[str]
+    target: str | dict,
+    asked: Mapping[str, int],
+    rules_text: str,
+    dtype: str,
+    parts: Sequence[str],
+    loss: str = "whole",
+    lora: int = 0,
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
     """Tapes of ``file.py:factory`` or of a ``config.json``, all its sizes without the number of blocks, and that number.
 
     asked: sizes by letter; those of a config.json are its own unless they are here.  rules_text: as ``h:8a``.
-    parts: see ``solved_blocks``.
+    parts, lora: see ``solved_blocks``.  loss: a key of ``blocks.LOSS_CODE``, for a config.json only.
     """
     check_choice("dtype", dtype, tuple(factories.DTYPES))
+    check_choice("loss", loss, LOSS_CODE)
     sizes = dict(asked)
     if isinstance(target, dict) or target.endswith(".json"):
         factory, own, own_rules = config_factory(target)
-        rules_text = rules_text or own_rules
+        rules_text = rules_text or ",".join(filter(None, (own_rules, LOSS_CODE[loss] and f"s:{LOSS_CHUNKS}")))
         window = own.pop("window", 0)
         if window and sizes["s"] > window:
             raise ConfigError(
                 "at", f"s = {sizes['s']} is above the sliding window of {window}: no formula holds for both"
             )
         sizes = own | sizes
+    elif LOSS_CODE[loss]:
+        raise ConfigError("loss", "is what the factory's model returns: change it there")
     else:
         factory = factories.load_factory(target)
     if _BLOCKS not in sizes:
@@ -274,8 +309,14 @@ def solved_target(
             raise ConfigError("letters", f"there is no {letter}, only {', '.join(sizes)}")
     letters, rules, _ = parsed_letters(",".join(own_text.get(letter, letter) for letter in sizes))
     may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
+    if LOSS_CODE[loss]:
+        own_factory, factory = factory, _changed(factory, LOSS_CODE[loss])
+        tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
+        losses = [loss_of(factories.run_forward(*_built(each, tiny, ""))) for each in (own_factory, factory)]
+        if not torch.allclose(*losses):
+            raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
     with fused_attention_on_cpu():
-        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes), sizes, number
+        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora), sizes, number
 
 
 def _peak_of_all(events: list[Event]) -> tuple[int, int]:

@@ -132,70 +132,44 @@ class ModelShape:
         return replace(self, **sizes)
 
 
-@dataclass(frozen=True)
-class Parallel:
-    """How many devices share one model.  The paper's letters: t, p, m (model chunks a device).
-
-    ``sequence_parallel`` splits layer norms and dropouts along the sequence among the same t ranks.
-    """
-
-    tensor_parallel_size: int = 1
-    sequence_parallel: bool = False
-    pipeline_parallel_size: int = 1
-    num_model_chunks: int = 1
-
-    @property
-    def sequence_parts(self) -> int:
-        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
-        return self.tensor_parallel_size if self.sequence_parallel else 1
-
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "num_model_chunks"):
-            check_size(name, getattr(self, name), LARGEST_PARALLEL_SIZE)
-        if not isinstance(self.sequence_parallel, bool):
-            raise ConfigError("sequence_parallel", f"must be True or False, got {shown(self.sequence_parallel)}")
-        if self.num_model_chunks > 1 and self.pipeline_parallel_size == 1:
-            raise ConfigError("num_model_chunks", "interleaving needs pipeline_parallel_size of at least 2")
-
-
 #: What ZeRO divides among the data-parallel ranks (1910.02054): nothing, optimizer states, gradients
 #: as well, weights as well (FSDP).
 ZERO_STAGES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Sizes of every axis.  Devices: data · context · pipeline · tensor; the tensor ranks share experts.
+class Parallel:
+    """How devices share the work; data · context · pipeline · tensor of them.  The paper's letters: t, p, m (model chunks a device).
 
-    zero_stage: one of ZERO_STAGES.  micro_batch_size: sequences (b).  Raises ConfigError on a bad size.
+    ``sequence_parallel`` splits layer norms and dropouts along the sequence among the same t ranks, which share experts
+    too.  micro_batch_size: the planner's, in sequences (b).  zero_stage: one of ZERO_STAGES.  Formulas of a layer or a
+    stage read t, p, m and ``sequence_parallel`` only.  Raises ConfigError on a bad size.
     """
 
-    data_parallel_size: int = 1
     tensor_parallel_size: int = 1
+    sequence_parallel: bool = False
     pipeline_parallel_size: int = 1
-    micro_batch_size: int = 1
     num_model_chunks: int = 1
+    micro_batch_size: int = 1
+    data_parallel_size: int = 1
     context_parallel_size: int = 1
-    sequence_parallel: bool = True
     zero_stage: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("data", "context"):
-            check_size(f"{name}_parallel_size", getattr(self, f"{name}_parallel_size"), LARGEST_PARALLEL_SIZE)
+        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel"):
+            check_size(f"{name}_size", getattr(self, f"{name}_size"), LARGEST_PARALLEL_SIZE)
+        check_size("num_model_chunks", self.num_model_chunks, LARGEST_PARALLEL_SIZE)
         check_size("micro_batch_size", self.micro_batch_size)
         check_choice("zero_stage", self.zero_stage, ZERO_STAGES)
-        _ = self.parallel  # checks the other sizes
+        if not isinstance(self.sequence_parallel, bool):
+            raise ConfigError("sequence_parallel", f"must be True or False, got {shown(self.sequence_parallel)}")
+        if self.num_model_chunks > 1 and self.pipeline_parallel_size == 1:
+            raise ConfigError("num_model_chunks", "interleaving needs pipeline_parallel_size of at least 2")
 
-    @cached_property
-    def parallel(self) -> Parallel:
-        """The axes that share one copy of the model: t, p, m."""
-        p, m = self.pipeline_parallel_size, self.num_model_chunks
-        return Parallel(self.tensor_parallel_size, self.sequence_parallel, p, m)
-
-    @cached_property
-    def within_layer(self) -> Parallel:
-        """The axes that one layer sees: t, and whether the sequence is cut too."""
-        return Parallel(self.tensor_parallel_size, self.sequence_parallel)
+    @property
+    def sequence_parts(self) -> int:
+        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        return self.tensor_parallel_size if self.sequence_parallel else 1
 
     @property
     def shared(self) -> str:
@@ -203,12 +177,12 @@ class Layout:
         return "alone" if self.tensor_parallel_size == 1 else "sequence" if self.sequence_parallel else "tensor"
 
     @cached_property
-    def stage_axes(self) -> Layout:
-        """What a stage's activations depend on: this layout without data-parallel ranks."""
+    def stage_axes(self) -> Parallel:
+        """What a stage's activations depend on: all of this without data-parallel ranks."""
         return replace(self, data_parallel_size=1, zero_stage=1)
 
     @cached_property
-    def layer_axes(self) -> Layout:
+    def layer_axes(self) -> Parallel:
         """What a layer's tensors depend on: t, c, b and whether the sequence is cut."""
         return replace(self.stage_axes, pipeline_parallel_size=1, num_model_chunks=1)
 

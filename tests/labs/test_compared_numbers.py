@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from actmem.config import Layout, ModelShape
+from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import static_rows
@@ -63,8 +63,8 @@ def test_the_most_that_fit():
 def test_the_states_are_those_of_the_bill(stage):
     model = planned_model_of("22b")
     for t, dp in ((1, 7), (8, 7), (2, 64), (4, 3), (8, 11)):
-        parameters = total(static_rows(model, Layout(1, t, zero_stage=0), 0)["weights"]) // 2
-        parts = static_rows(model, Layout(dp, t, zero_stage=stage), 0)
+        parameters = total(static_rows(model, Parallel(t, True, zero_stage=0), 0)["weights"]) // 2
+        parts = static_rows(model, Parallel(t, True, data_parallel_size=dp, zero_stage=stage), 0)
         billed = {part: total(parts[part]) for part in STATE_PARTS}
         assert rank_state_bytes(parameters, dp, stage) == billed
 

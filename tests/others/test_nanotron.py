@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from actmem.config import ConfigError, Layout, padded_vocab_size
+from actmem.config import ConfigError, Parallel, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.rows import total
 from actmem_course.others.nanotron import first_stage_layers, nanotron_bills, nanotron_layer_rows, nanotron_peak
@@ -16,7 +16,7 @@ MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
 
 
 def peak(dp=1, tp=1, pp=1, mbz=1):
-    layout = Layout(dp, tp, pp, mbz)
+    layout = Parallel(tp, True, pp, micro_batch_size=mbz, data_parallel_size=dp)
     return nanotron_peak(MODEL, layout, LENGTH, layout.num_microbatches(NANOTRON_GLOBAL_BATCH))
 
 
@@ -31,7 +31,7 @@ def test_a_layers_rows_are_the_closed_form(tp, mbz):
 @pytest.mark.parametrize("tp", [1, 4])
 def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
     """The tensors of sharded_cross_entropy, made here in its order, and the inputs of the norm and of the head."""
-    layout, tokens = Layout(1, tp, 1, 2), 2 * LENGTH
+    layout, tokens = Parallel(tp, True, 1, micro_batch_size=2), 2 * LENGTH
     (loss,) = (bill for bill in nanotron_bills(MODEL, layout, LENGTH, 8) if bill.moment == "loss")
     with torch.device("meta"):
         logits = torch.empty(tokens, padded_vocab_size(MODEL.vocab_size, tp, multiple=1) // tp)
@@ -60,14 +60,14 @@ def test_parameters_are_those_of_the_whole_model():
 
 
 def test_activations_are_layers_times_microbatches_in_flight():
-    layout = Layout(1, 2, 4, 4)
+    layout = Parallel(2, True, 4, micro_batch_size=4)
     layers = total(nanotron_layer_rows(MODEL, LENGTH, 4, 2)) * first_stage_layers(MODEL, 4)
     bill = nanotron_bills(MODEL, layout, LENGTH, 64)[0]
-    assert total(bill.parts["activations"]) == in_flight(layout.parallel, 0) * (layers + 8 * LENGTH * 4)
+    assert total(bill.parts["activations"]) == in_flight(layout, 0) * (layers + 8 * LENGTH * 4)
 
 
 def test_few_microbatches_leave_the_pipeline_part_empty():
-    layout = Layout(64, 1, 16, 16)
+    layout = Parallel(1, False, 16, micro_batch_size=16, data_parallel_size=64)
     assert total(nanotron_bills(MODEL, layout, LENGTH, 1)[0].parts["activations"]) * 16 == total(
         nanotron_bills(MODEL, layout, LENGTH, 16)[0].parts["activations"]
     )
@@ -76,17 +76,17 @@ def test_few_microbatches_leave_the_pipeline_part_empty():
 def test_the_fullest_moment():
     assert peak(pp=1).moment == "loss"
     assert peak(pp=4).moment == "backward of the last MLP"
-    bills = nanotron_bills(MODEL, Layout(2, 1, 1, 1), LENGTH, 512)
+    bills = nanotron_bills(MODEL, Parallel(data_parallel_size=2), LENGTH, 512)
     assert [bill.moment for bill in bills] == ["backward of the last MLP", "loss", "optimizer step"]
-    assert nanotron_peak(MODEL, Layout(2, 1, 1, 1), 1, 512).moment == "optimizer step"
+    assert nanotron_peak(MODEL, Parallel(data_parallel_size=2), 1, 512).moment == "optimizer step"
 
 
 @pytest.mark.parametrize(
     ("model", "layout", "message"),
     [
-        (decoder(2048, 4096, 24, 32, 8, 50257), Layout(), "num_key_value_heads: nanotron packs Q, K and V"),
-        (MODEL, Layout(tensor_parallel_size=3), "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3"),
-        (MODEL, Layout(zero_stage=3), "layout: these runs have one chunk a rank"),
+        (decoder(2048, 4096, 24, 32, 8, 50257), Parallel(), "num_key_value_heads: nanotron packs Q, K and V"),
+        (MODEL, Parallel(3, True), "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3"),
+        (MODEL, Parallel(zero_stage=3), "layout: these runs have one chunk a rank"),
     ],
 )  # fmt: skip
 def test_what_it_refuses(model, layout, message):

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from actmem.config import ConfigError, Layout
+from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import Exchange
 from actmem.layers.llama import LlamaStage
 from actmem.measure.comms import count_collectives
@@ -38,21 +38,21 @@ def test_parameters_are_the_published_count(name, count):
 
 def test_more_ranks_than_key_heads_hold_copies():
     d, s = planned_model_of("llama3-8b").shape, 1024
-    eight, sixteen = (by_term(layer_rows(d, Layout(tensor_parallel_size=t), s)) for t in (8, 16))
+    eight, sixteen = (by_term(layer_rows(d, Parallel(t, True), s)) for t in (8, 16))
     assert sixteen["K"] == eight["K"] and 2 * sixteen["Q"] == eight["Q"]
     with pytest.raises(ConfigError, match="num_key_value_heads: 6 must divide tensor_parallel_size = 4"):
-        layer_rows(decoder(768, 3072, 1, 12, 6, 100), Layout(tensor_parallel_size=4), 1024)
+        layer_rows(decoder(768, 3072, 1, 12, 6, 100), Parallel(4, True), 1024)
 
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match="recompute: must be one of none, elementwise, full"):
-        planned_model_of("llama3-8b").rows(Layout(), "selective")
+        planned_model_of("llama3-8b").rows(Parallel(), "selective")
 
 
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_modes_go_from_the_least_recomputed_to_the_most(name):
     model = planned_model_of(name)
-    layout = Layout(tensor_parallel_size=8)
+    layout = Parallel(8, True)
     sizes = [total(model.rows(layout, mode)) for mode in model.recompute_modes]
     work = [model.added_work(layout, mode) for mode in model.recompute_modes]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
@@ -65,7 +65,7 @@ def test_shards_of_a_layer_add_up(name):
     model = planned_model_of(name)
     # With more ranks than key heads each makes K and V of one head, which others make too.
     t = min(8, getattr(model.shape, "num_key_value_heads", 8))
-    whole, part = (model.layer_work(Layout(tensor_parallel_size=each)) for each in (1, t))
+    whole, part = (model.layer_work(Parallel(each, True)) for each in (1, t))
     assert whole.product_flops == t * part.product_flops
     assert abs(3 * model.num_layers * whole.product_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)
 
@@ -78,7 +78,7 @@ EXPERTS = decoder(64, 256, 4, 8, 4, 512, TOKENS, num_experts=8, experts_per_toke
 @pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
-    layout = Layout(1, 4, sequence_parallel=sequence_parallel)
+    layout = Parallel(4, sequence_parallel)
     model = PlannedLlama("experts", EXPERTS)
     with emulated_rank(4):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from actmem.config import ConfigError, Layout
+from actmem.config import ConfigError, Parallel
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
@@ -86,8 +86,7 @@ def test_every_plan_is_its_bill_to_the_byte(name):
 def test_a_bill_holds_the_papers_rows(name, recompute):
     model = PAPER_MODELS[name]
     own = model.parallel
-    layout = Layout(1, own.tensor_parallel_size, own.pipeline_parallel_size, model.shape.micro_batch_size,
-                    own.num_model_chunks, sequence_parallel=True, zero_stage=0)  # fmt: skip
+    layout = replace(own, sequence_parallel=True, micro_batch_size=model.shape.micro_batch_size, zero_stage=0)
     n = layout.num_microbatches(model.global_batch_size)
     for rank in (0, own.pipeline_parallel_size - 1):
         bill = rank_bill(PlannedGPT(name, model.shape), layout, recompute, n, rank)
@@ -100,7 +99,10 @@ def test_a_bill_holds_the_papers_rows(name, recompute):
 
 def test_zero_divides_what_it_says():
     model = planned_model_of("22b")
-    bills = [rank_bill(model, Layout(8, 4, 1, 1, zero_stage=stage), "full", 1, 0).by_part() for stage in range(4)]
+    bills = [
+        rank_bill(model, Parallel(4, True, data_parallel_size=8, zero_stage=stage), "full", 1, 0).by_part()
+        for stage in range(4)
+    ]
     n = bills[0]["weights"] // 2
     assert [bill["optimizer states"] for bill in bills] == [12 * n, *[12 * -(-n // 8)] * 3]
     assert [bill["gradients"] for bill in bills] == [4 * n, 4 * n, *[4 * -(-n // 8)] * 2]
@@ -110,7 +112,7 @@ def test_zero_divides_what_it_says():
 def test_other_optimizers_keep_other_states():
     model = planned_model_of("22b")
     adam, eight, momentum, sgd = (
-        rank_bill(model.with_optimizer(name), Layout(8, 4, 1, 1), "full", 1, 0).by_part()
+        rank_bill(model.with_optimizer(name), Parallel(4, True, data_parallel_size=8), "full", 1, 0).by_part()
         for name in ("adamw", "adamw8bit", "momentum", "sgd")
     )
     share = adam["optimizer states"] // 12
@@ -123,7 +125,7 @@ def test_other_optimizers_keep_other_states():
 
 def test_microbatches_that_keep_everything_cost_their_bytes():
     model = planned_model_of("1t")
-    layout = Layout(1, 8, 64, 1, zero_stage=0)
+    layout = Parallel(8, True, 64, zero_stage=0)
     none, some, selective = (
         total(rank_bill(model, layout, mode, 512, 0, whole).parts["activations"])
         for mode, whole in (("none", 0), ("selective", 10), ("selective", 0))
@@ -168,7 +170,7 @@ def test_more_memory_never_makes_the_best_plan_slower():
 
 def test_zero_3_gathers_two_layers_and_the_ends_of_this_rank():
     h, v, s = TINY.hidden_size, TINY.vocab_size, TINY.seq_length
-    layout = Layout(2, pipeline_parallel_size=4, zero_stage=3)
+    layout = Parallel(1, False, 4, data_parallel_size=2, zero_stage=3)
     buffers = [static_rows(PlannedGPT("tiny", TINY), layout, rank)["communication buffers"] for rank in range(4)]
     sizes = [by_term(rows)["gathered weights"] for rows in buffers]
     two_layers = 2 * (12 * h * h + 13 * h)
@@ -193,7 +195,7 @@ def test_the_whole_command_finds_a_plan(name, capsys):
 def test_a_million_tokens_on_an_emulated_rank(recompute, rank):
     model = planned_model_of("llama3-8b").with_sizes(seq_length=MILLION)
     no_time = StepSeconds(0, 0, 0, 0, 0, 0, 0)
-    plan = Plan(Layout(4, 8, 32, zero_stage=2), recompute, 0, 1.0, 16, rank, 0, no_time)
+    plan = Plan(Parallel(8, True, 32, data_parallel_size=4, zero_stage=2), recompute, 0, 1.0, 16, rank, 0, no_time)
     comparison = verify_plan(model, plan)
     assert comparison.exact, comparison.describe()
 
@@ -203,7 +205,7 @@ SHARDS = Shards(10**8, 10**7, 12)
 
 
 def layout(stage, p=1, m=1):
-    return Layout(64 // p, 1, p, num_model_chunks=m, sequence_parallel=False, zero_stage=stage)
+    return Parallel(1, False, p, num_model_chunks=m, data_parallel_size=64 // p, zero_stage=stage)
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from actmem.config import Layout
+from actmem.config import Parallel
 from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
 from actmem.plan.search import Plan, rank_parameters
 from actmem.plan.settings import hugging_face_settings, megatron_settings, torchtitan_settings
@@ -28,7 +28,7 @@ def as_words(flags):
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_megatrons_flags_make_a_model_of_as_many_parameters(name, t):
     model = planned_model_of(name)
-    layout = Layout(2, t, sequence_parallel=t > 1, zero_stage=1)
+    layout = Parallel(t, t > 1, data_parallel_size=2, zero_stage=1)
     run = MegatronRun(as_words(megatron_settings(model, plan(layout), 8)), "h100", gpus=2 * t)
     assert sum(size for _, size in run.chunk_parameters(0)) == rank_parameters(model, layout.stage_axes, 0)[0]
     papers = name in ("22b", "175b", "530b", "1t")
@@ -36,15 +36,17 @@ def test_megatrons_flags_make_a_model_of_as_many_parameters(name, t):
 
 
 def test_megatrons_uneven_ends():
-    flags = megatron_settings(planned_model_of("llama3-405b"), plan(Layout(1, 8, 16)), 2048)
+    flags = megatron_settings(planned_model_of("llama3-405b"), plan(Parallel(8, True, 16)), 2048)
     assert {"--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7"} <= {*flags}
-    flags = megatron_settings(planned_model_of("22b"), plan(Layout(1, 1, 7)), 8)
+    flags = megatron_settings(planned_model_of("22b"), plan(Parallel(1, False, 7)), 8)
     assert not any("first-pipeline" in flag for flag in flags)
 
 
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
-    lines = torchtitan_settings(planned_model_of(name), plan(Layout(8, 2, 4, zero_stage=3)), 64)
+    lines = torchtitan_settings(
+        planned_model_of(name), plan(Parallel(2, True, 4, data_parallel_size=8, zero_stage=3)), 64
+    )
     tomllib = pytest.importorskip("tomllib")
     found = tomllib.loads("\n".join(lines))
     if not found:
@@ -60,7 +62,7 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
 @pytest.mark.parametrize(("stage", "optimizer"), [(0, "adamw"), (1, "adamw8bit"), (2, "momentum"), (3, "sgd")], ids=str)
 def test_hugging_faces_lines_are_training_arguments(stage, optimizer):
     transformers = pytest.importorskip("transformers")
-    layout = Layout(8, 2, sequence_parallel=False, zero_stage=stage)
+    layout = Parallel(2, data_parallel_size=8, zero_stage=stage)
     lines = hugging_face_settings(planned_model_of("llama3-8b").with_optimizer(optimizer), plan(layout), 64)
     call = ast.parse(f"TrainingArguments({', '.join(line for line in lines if not line.startswith('#'))})", mode="eval")
     assert isinstance(call.body, ast.Call)

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from actmem.config import ZERO_STAGES, ConfigError, Layout, ModelShape
+from actmem.config import ZERO_STAGES, ConfigError, ModelShape, Parallel
 from actmem.models import PAPER_MODELS
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
 from actmem.plan.search import Plan, bill_of, find_plans
@@ -35,49 +35,52 @@ def plan(layout, recompute="none", n=16, rank=0, whole=0):
 
 
 CASES = {
-    "one device": (SMALL, plan(Layout(sequence_parallel=False))),
-    "tensor": (SMALL, plan(Layout(1, 4, sequence_parallel=False), "selective")),
-    "tensor and sequence": (SMALL, plan(Layout(1, 8), "elementwise")),
-    "larger microbatches": (SMALL, plan(Layout(1, 2, micro_batch_size=3), "full")),
-    "pipeline, first": (SMALL, plan(Layout(1, 2, 4), "none")),
-    "pipeline, second": (SMALL, plan(Layout(1, 2, 4), "selective", rank=1)),
-    "pipeline, last": (SMALL, plan(Layout(1, 2, 4), "elementwise", rank=3)),
-    "few microbatches": (SMALL, plan(Layout(1, 2, 4), "none", n=2)),
-    "chunks, first": (SMALL, plan(Layout(1, 2, 2, num_model_chunks=2), "none")),
-    "chunks, last": (SMALL, plan(Layout(1, 2, 2, num_model_chunks=4), "full", rank=1)),
-    "appendix C": (SMALL, plan(Layout(1, 2, 4), "selective", whole=3)),
-    "data parallel": (SMALL, plan(Layout(4, 2, zero_stage=0), "selective")),
-    "ZeRO-1": (SMALL, plan(Layout(3, 2, zero_stage=1), "none")),
-    "ZeRO-2": (SMALL, plan(Layout(5, 2, zero_stage=2), "none")),
-    "ZeRO-3": (SMALL, plan(Layout(7, 2, zero_stage=3), "none")),
-    "uneven, first": (ODD, plan(Layout(1, 2, 4), "selective")),
-    "uneven, second": (ODD, plan(Layout(1, 2, 4), "selective", rank=1)),
-    "uneven, last": (ODD, plan(Layout(1, 2, 4), "none", rank=3)),
-    "llama, one device": (LLAMA, plan(Layout(sequence_parallel=False))),
-    "llama, tensor": (LLAMA, plan(Layout(1, 2, sequence_parallel=False), "elementwise")),
-    "llama, more ranks than key heads": (LLAMA, plan(Layout(1, 8), "none")),
-    "llama, pipeline": (LLAMA, plan(Layout(1, 2, 2, 3), "full")),
-    "llama, last": (LLAMA, plan(Layout(2, 2, 2), "elementwise", rank=1)),
-    "llama, chunks": (LLAMA, plan(Layout(1, 4, 2, num_model_chunks=2), "none", rank=1)),
-    "llama, appendix C": (LLAMA, plan(Layout(1, 2, 4), "elementwise", whole=2)),
-    "qwen3, more ranks than key heads": (QWEN3, plan(Layout(1, 8), "elementwise")),
-    "qwen3, last": (QWEN3, plan(Layout(2, 2, 2), "none", rank=1)),
-    "qwen3, tensor": (QWEN3, plan(Layout(1, 4, sequence_parallel=False), "full")),
-    "llama, ZeRO-3": (LLAMA, plan(Layout(3, 2, zero_stage=3), "none")),
-    "many words, first": (WORDS, plan(Layout(1, 1, 2, 2, sequence_parallel=False), "none")),
-    "many words, last": (WORDS, plan(Layout(1, 2, 2, 2, sequence_parallel=False), "full", rank=1)),
-    "llama, many words": (LLAMA_WORDS, plan(Layout(1, 4, 2, 2), "none")),
-    "large heads": (LARGE_HEADS, plan(Layout(1, 2, 2), "elementwise", rank=1)),
-    "large experts": (EXPERTS.with_routing("one-sided"), plan(Layout(1, 4, sequence_parallel=False), "full")),
-    "experts": (EXPERTS, plan(Layout(1, 2, 2), "none", rank=1)),
-    "inputs on the host": (LLAMA, plan(Layout(1, 2, 2, 3), "offload")),
-    "inputs on the host, one layer": (LLAMA, plan(Layout(1, 2, 4), "offload", rank=3)),
-    "inputs on the host, appendix C": (QWEN3, plan(Layout(1, 4, 2, sequence_parallel=False), "offload", whole=1)),
-    "inputs on the host, embedding": (LLAMA_WORDS, plan(Layout(1, 4, 2, 2), "offload")),
-    "context": (LLAMA, plan(Layout(2, context_parallel_size=4, zero_stage=2))),
-    "context, tensor": (LLAMA, plan(Layout(1, 8, context_parallel_size=2), "elementwise")),
-    "context, pipeline": (LLAMA, plan(Layout(1, 2, 2, 3, context_parallel_size=2), "full", rank=1)),
-    "context, norms over heads": (QWEN3, plan(Layout(1, 2, 2, context_parallel_size=2), "none")),
+    "one device": (SMALL, plan(Parallel())),
+    "tensor": (SMALL, plan(Parallel(4), "selective")),
+    "tensor and sequence": (SMALL, plan(Parallel(8, True), "elementwise")),
+    "larger microbatches": (SMALL, plan(Parallel(2, True, 1, micro_batch_size=3), "full")),
+    "pipeline, first": (SMALL, plan(Parallel(2, True, 4), "none")),
+    "pipeline, second": (SMALL, plan(Parallel(2, True, 4), "selective", rank=1)),
+    "pipeline, last": (SMALL, plan(Parallel(2, True, 4), "elementwise", rank=3)),
+    "few microbatches": (SMALL, plan(Parallel(2, True, 4), "none", n=2)),
+    "chunks, first": (SMALL, plan(Parallel(2, True, 2, num_model_chunks=2), "none")),
+    "chunks, last": (SMALL, plan(Parallel(2, True, 2, num_model_chunks=4), "full", rank=1)),
+    "appendix C": (SMALL, plan(Parallel(2, True, 4), "selective", whole=3)),
+    "data parallel": (SMALL, plan(Parallel(2, True, data_parallel_size=4, zero_stage=0), "selective")),
+    "ZeRO-1": (SMALL, plan(Parallel(2, True, data_parallel_size=3, zero_stage=1), "none")),
+    "ZeRO-2": (SMALL, plan(Parallel(2, True, data_parallel_size=5, zero_stage=2), "none")),
+    "ZeRO-3": (SMALL, plan(Parallel(2, True, data_parallel_size=7, zero_stage=3), "none")),
+    "uneven, first": (ODD, plan(Parallel(2, True, 4), "selective")),
+    "uneven, second": (ODD, plan(Parallel(2, True, 4), "selective", rank=1)),
+    "uneven, last": (ODD, plan(Parallel(2, True, 4), "none", rank=3)),
+    "llama, one device": (LLAMA, plan(Parallel())),
+    "llama, tensor": (LLAMA, plan(Parallel(2), "elementwise")),
+    "llama, more ranks than key heads": (LLAMA, plan(Parallel(8, True), "none")),
+    "llama, pipeline": (LLAMA, plan(Parallel(2, True, 2, micro_batch_size=3), "full")),
+    "llama, last": (LLAMA, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise", rank=1)),
+    "llama, chunks": (LLAMA, plan(Parallel(4, True, 2, num_model_chunks=2), "none", rank=1)),
+    "llama, appendix C": (LLAMA, plan(Parallel(2, True, 4), "elementwise", whole=2)),
+    "qwen3, more ranks than key heads": (QWEN3, plan(Parallel(8, True), "elementwise")),
+    "qwen3, last": (QWEN3, plan(Parallel(2, True, 2, data_parallel_size=2), "none", rank=1)),
+    "qwen3, tensor": (QWEN3, plan(Parallel(4), "full")),
+    "llama, ZeRO-3": (LLAMA, plan(Parallel(2, True, data_parallel_size=3, zero_stage=3), "none")),
+    "many words, first": (WORDS, plan(Parallel(1, False, 2, micro_batch_size=2), "none")),
+    "many words, last": (WORDS, plan(Parallel(2, False, 2, micro_batch_size=2), "full", rank=1)),
+    "llama, many words": (LLAMA_WORDS, plan(Parallel(4, True, 2, micro_batch_size=2), "none")),
+    "large heads": (LARGE_HEADS, plan(Parallel(2, True, 2), "elementwise", rank=1)),
+    "large experts": (EXPERTS.with_routing("one-sided"), plan(Parallel(4), "full")),
+    "experts": (EXPERTS, plan(Parallel(2, True, 2), "none", rank=1)),
+    "inputs on the host": (LLAMA, plan(Parallel(2, True, 2, micro_batch_size=3), "offload")),
+    "inputs on the host, one layer": (LLAMA, plan(Parallel(2, True, 4), "offload", rank=3)),
+    "inputs on the host, appendix C": (QWEN3, plan(Parallel(4, False, 2), "offload", whole=1)),
+    "inputs on the host, embedding": (LLAMA_WORDS, plan(Parallel(4, True, 2, micro_batch_size=2), "offload")),
+    "context": (LLAMA, plan(Parallel(data_parallel_size=2, context_parallel_size=4, zero_stage=2))),
+    "context, tensor": (LLAMA, plan(Parallel(8, True, context_parallel_size=2), "elementwise")),
+    "context, pipeline": (
+        LLAMA,
+        plan(Parallel(2, True, 2, micro_batch_size=3, context_parallel_size=2), "full", rank=1),
+    ),
+    "context, norms over heads": (QWEN3, plan(Parallel(2, True, 2, context_parallel_size=2), "none")),
 }
 
 
@@ -117,7 +120,7 @@ def test_a_wrong_line_is_found(monkeypatch):
 @pytest.mark.parametrize("p", [2, 4])
 def test_chunks_are_the_models_layers_once(p):
     for model in (SMALL, ODD):
-        of_ranks = [chunks_of(model, plan(Layout(1, 1, p, sequence_parallel=False), rank=rank)) for rank in range(p)]
+        of_ranks = [chunks_of(model, plan(Parallel(1, False, p), rank=rank)) for rank in range(p)]
         assert [layer for chunks in of_ranks for chunk in chunks for layer in chunk] == list(range(model.num_layers))
 
 
@@ -139,19 +142,19 @@ def test_a_wrong_peak_is_found(monkeypatch):
 
 def test_a_model_that_this_library_cannot_run():
     with pytest.raises(ConfigError, match="verify: this library runs no stage of tied yet"):
-        verify_plan(TIED, plan(Layout(8, zero_stage=3)))
+        verify_plan(TIED, plan(Parallel(data_parallel_size=8, zero_stage=3)))
 
 
 def test_the_report_says_the_lines_and_the_peak():
     console = Console(record=True, width=120, quiet=False, file=StringIO())
-    assert report_verification(console, LLAMA, plan(Layout(1, 2, context_parallel_size=2))) is True
+    assert report_verification(console, LLAMA, plan(Parallel(2, True, context_parallel_size=2))) is True
     text = console.export_text()
     assert "lines equal what is counted" in text and "Beyond that, at the peak" in text and "difference 0" in text
 
 
 def test_the_embedding_can_be_the_fullest():
     embedding = "_LookupBackward: embedding_dense_backward"
-    one = plan(Layout(1, 1, 2, sequence_parallel=False))
+    one = plan(Parallel(1, False, 2))
     transients = [{row.term for row in bill_of(model, one).parts["transient"]} for model in (WORDS, SMALL)]
     assert [embedding in terms for terms in transients] == [True, False]
 
@@ -183,8 +186,7 @@ def cases():
         t, sequence_parallel = nth(TENSOR, number)
         p, m, rank = nth(PIPELINE, number + number // len(PIPELINE))
         zero = nth(ZERO_STAGES, number // 2)
-        layout = Layout(1 if zero == 0 else 3, t, p, nth(MICRO_BATCHES, number // 3), m,
-                        sequence_parallel=sequence_parallel, zero_stage=zero)  # fmt: skip
+        layout = Parallel(t, sequence_parallel, p, num_model_chunks=m, micro_batch_size=nth(MICRO_BATCHES, number // 3), data_parallel_size=1 if zero == 0 else 3, zero_stage=zero)  # fmt: skip
         if model.routing:
             model = model.with_routing(nth(ROUTING, number))
         recompute = nth(model.recompute_modes, number)
@@ -229,7 +231,7 @@ def test_named_shapes_under_context_parallelism(name):
         with pytest.raises(ConfigError, match=f"context_parallel_size: {model.name}"):
             find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {"context_parallel_size": 2})
         return
-    layout = Layout(1, 4, 2, 2, context_parallel_size=2)
+    layout = Parallel(4, True, 2, micro_batch_size=2, context_parallel_size=2)
     every_line_and_the_peak_are_what_is_counted(model, plan(layout, "elementwise", n=4))
 
 
@@ -241,7 +243,7 @@ def test_only_experts_have_a_routing(name):
             model.with_routing("one-sided")
         return
     worst = model.with_routing("one-sided")
-    layout = Layout(tensor_parallel_size=4)
+    layout = Parallel(4, True)
     assert total(worst.rows(layout, "none")) > total(model.rows(layout, "none"))
     with pytest.raises(ConfigError, match="routing: must be one of even, one-sided"):
         model.with_routing("learned")

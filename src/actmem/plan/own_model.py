@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from actmem.command_line import Parser, empty_table, screen, write
-from actmem.config import ConfigError, Layout, check_choice, check_size
+from actmem.config import ConfigError, Parallel, check_choice, check_size
 from actmem.formulas.states import states_with
 from actmem.plan.plan_command import add_cluster_options, cluster_of
 from actmem.plan.planned_models import RankWork, planned_model_of
@@ -201,7 +201,7 @@ class OwnModel:
         compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
         each = self.blocks.element_size
         shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if way.sharded else each)
-        layout = Layout(ranks, sequence_parallel=False, zero_stage=3 if way.sharded else 0)
+        layout = Parallel(data_parallel_size=ranks, zero_stage=3 if way.sharded else 0)
         of_block = compute / (3 * self.num_blocks)
         data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
         held, size = self._held_weights(way)

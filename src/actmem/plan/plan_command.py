@@ -15,7 +15,7 @@ from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import find_plans
 from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
 
-#: Options that fix one axis, and the size of Layout that each fixes.
+#: Options that fix one axis, and the size that each fixes.
 _AXES = {
     "--tensor": "tensor_parallel_size",
     "--pipeline": "pipeline_parallel_size",

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.command_line import empty_table
-from actmem.config import ConfigError, Layout
+from actmem.config import ConfigError, Parallel
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.search import Found, Plan, Refused, bill_of, find_plans
 from actmem.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
@@ -111,7 +111,7 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
     }
 
 
-def allowance_rows(layout: Layout, cluster: Cluster) -> list[Row]:
+def allowance_rows(layout: Parallel, cluster: Cluster) -> list[Row]:
     """What the allowance is for, as others saw it; the allocator has the rest, none if the others take all."""
     sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size)
     groups = sum(size > 1 for size in (*sizes, layout.replicas))
@@ -147,7 +147,7 @@ def _whose_bill(request: Request) -> str:
     return f"{text} Hugging Face's, counted: {command}"
 
 
-def layout_text(layout: Layout) -> str:
+def layout_text(layout: Parallel) -> str:
     """A layout in one line: only the sizes that aren't 1."""
     parts = [f"TP {layout.tensor_parallel_size}" + (" + SP" if layout.sequence_parallel else "")]
     for name, size in (

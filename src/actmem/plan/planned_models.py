@@ -15,7 +15,6 @@ from typing import Any
 
 from actmem.config import (
     ConfigError,
-    Layout,
     ModelShape,
     Parallel,
     check_choice,
@@ -123,39 +122,39 @@ class PlannedModel(ABC):
         return self._with(routing=routing)
 
     @abstractmethod
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: Parallel) -> None:
         """Raise ConfigError if t or context ranks can't share a layer."""
 
     @abstractmethod
-    def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
+    def rows(self, layout: Parallel, what: str, device_type: str = "cuda") -> list[Row]:
         """What is kept of one microbatch by one layer under the mode ``what``, by the embedding ("first"), or by the final
         norm, the output layer and the loss, with the logits ("last")."""
 
-    def host_rows(self, layout: Layout, what: str) -> list[Row]:
+    def host_rows(self, layout: Parallel, what: str) -> list[Row]:
         """What one layer keeps in the host's memory under the mode ``what``."""
         return []
 
     @abstractmethod
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+    def part(self, layout: Parallel, what: str, device_type: str = "cuda") -> StagePart:
         """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
 
     @abstractmethod
-    def layer_parameters(self, layout: Layout) -> int:
+    def layer_parameters(self, layout: Parallel) -> int:
         """Elements of one layer."""
 
     @abstractmethod
-    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+    def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
         """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
 
     @abstractmethod
-    def moved_bytes(self, layout: Layout) -> int:
+    def moved_bytes(self, layout: Parallel) -> int:
         """Bytes that one layer's forward pass reads and writes, each operation alone."""
 
     @abstractmethod
-    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+    def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
         """Those of what recomputation runs again."""
 
-    def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
+    def end_parameters(self, layout: Parallel, first: bool, last: bool) -> int:
         """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
         tables = int(first or last) if self.tied_embeddings else first + last
         vectors = first * self.learned_positions * self.seq_length + last * self.norm_vectors
@@ -164,51 +163,51 @@ class PlannedModel(ABC):
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
-        alone = Layout(sequence_parallel=False)
+        alone = Parallel()
         return self.num_layers * self.layer_parameters(alone) + self.end_parameters(alone, True, True)
 
-    def own_vocabulary(self, layout: Layout) -> int:
+    def own_vocabulary(self, layout: Parallel) -> int:
         """Rows of the embedding on one rank: v/t, after v is padded to a multiple of t."""
         t = layout.tensor_parallel_size
         return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
 
     def parts(
-        self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
+        self, layout: Parallel, recompute: str, first: bool, last: bool, device_type: str = "cuda"
     ) -> tuple[StagePart, StagePart | None]:
         """The tapes of a stage: of a layer, and of the model's ends that it has."""
         ends = "whole" if first and last else "first" if first else "last" if last else ""
         layer = self.part(layout, f"layer {recompute}", device_type)
         return layer, self.part(layout, ends, device_type) if ends else None
 
-    def layer_work(self, layout: Layout) -> RankWork:
+    def layer_work(self, layout: Parallel) -> RankWork:
         """One layer's forward pass."""
         return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
 
-    def added_work(self, layout: Layout, recompute: str) -> RankWork:
+    def added_work(self, layout: Parallel, recompute: str) -> RankWork:
         """What recomputation runs again in one layer."""
         mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
-    def last_work(self, layout: Layout) -> RankWork:
+    def last_work(self, layout: Parallel) -> RankWork:
         """The output layer's forward pass, and the loss's."""
         moved = _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
         return RankWork(self.part(layout, "last").forward_flops, moved)
 
     def model_flops(self, global_batch_size: int) -> int:
         """FLOPs of one step of the whole model without recomputation."""
-        layout = Layout(micro_batch_size=global_batch_size, sequence_parallel=False)
+        layout = Parallel(micro_batch_size=global_batch_size)
         layer, end = (self.part(layout, what).forward_flops for what in ("layer none", "last"))
         return 3 * (self.num_layers * layer + end)
 
-    def tokens(self, layout: Layout) -> int:
+    def tokens(self, layout: Parallel) -> int:
         """Tokens of one microbatch on a context-parallel rank."""
         return self.seq_length // layout.context_parallel_size * layout.micro_batch_size
 
-    def hidden_elements(self, layout: Layout) -> int:
+    def hidden_elements(self, layout: Parallel) -> int:
         """Elements of a layer's input and output on one rank."""
-        return self.tokens(layout) * self.shape.hidden_size // layout.within_layer.sequence_parts
+        return self.tokens(layout) * self.shape.hidden_size // layout.sequence_parts
 
-    def output_bytes(self, layout: Layout) -> int:
+    def output_bytes(self, layout: Parallel) -> int:
         """What one stage sends to the next for one microbatch, in 16 bits."""
         return 2 * self.hidden_elements(layout)
 
@@ -224,17 +223,17 @@ class PlannedGPT(PlannedModel):
         super().__init__(name, shape)
         self.global_batch_size = PAPER_MODELS[name].global_batch_size if name in PAPER_MODELS else None
 
-    def _one_layer(self, layout: Layout) -> tuple[ModelShape, Parallel]:
+    def _one_layer(self, layout: Parallel) -> tuple[ModelShape, Parallel]:
         """The shape with one layer, and t with sequence parallelism: what one layer's formulas take."""
-        return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.within_layer
+        return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.layer_axes
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: Parallel) -> None:
         if layout.context_parallel_size > 1:
             raise ConfigError("context parallelism", "this layer has none")
         check_layer(*self._one_layer(layout))
         check_vocab_size(self.shape.vocab_size, layout.tensor_parallel_size)
 
-    def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
+    def rows(self, layout: Parallel, what: str, device_type: str = "cuda") -> list[Row]:
         sizes = self._one_layer(layout)
         if what == "first":
             return embedding_rows(*sizes)
@@ -244,22 +243,22 @@ class PlannedGPT(PlannedModel):
         extras = layer_extra_rows(*sizes, what, device_type=device_type)
         return layer_rows(*sizes, what) + [row for row in extras if row.term != "causal mask"]
 
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+    def part(self, layout: Parallel, what: str, device_type: str = "cuda") -> StagePart:
         a, _, h, s = self.shape.letters()
         t = layout.tensor_parallel_size
         name = f"{what} {layout.shared}{' cuda' if device_type == 'cuda' else ''}"
         return stage_part("gpt", name, (s, layout.micro_batch_size, a // t, h // a, self.own_vocabulary(layout), t))
 
-    def layer_parameters(self, layout: Layout) -> int:
+    def layer_parameters(self, layout: Parallel) -> int:
         return sum(parameter_counts(*self._one_layer(layout)).values()) - self.end_parameters(layout, True, True)
 
-    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+    def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
         return layer_exchanges(*self._one_layer(layout), recompute)
 
-    def moved_bytes(self, layout: Layout) -> int:
+    def moved_bytes(self, layout: Parallel) -> int:
         return sum(operation.bytes for operation in forward_operations(*self._one_layer(layout)))
 
-    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+    def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
         operations = forward_operations(*self._one_layer(layout))
         core = {operation.name for operation in operations if operation.core}
         # *full* runs all but the last again.
@@ -284,22 +283,22 @@ class PlannedLlama(PlannedModel):
         self.routing, self.tied_embeddings = "even" if shape.num_experts else "", shape.tied_embeddings
         self.global_batch_size = _BATCHES.get(name)
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: Parallel) -> None:
         self._layer_shape(layout)
 
-    def _whole_shape(self, layout: Layout) -> LlamaShape:
+    def _whole_shape(self, layout: Parallel) -> LlamaShape:
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
 
-    def _layer_shape(self, layout: Layout) -> LlamaShape:
+    def _layer_shape(self, layout: Parallel) -> LlamaShape:
         """One layer as a context-parallel rank sees it: its part of the sequence.
 
         Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``layers.context``).
         """
-        return own_context_shape(self._whole_shape(layout), layout.within_layer, layout.context_parallel_size)
+        return own_context_shape(self._whole_shape(layout), layout, layout.context_parallel_size)
 
-    def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
+    def rows(self, layout: Parallel, what: str, device_type: str = "cuda") -> list[Row]:
         tokens, t = self.tokens(layout), layout.tensor_parallel_size
-        whole, hidden = layout.within_layer.sequence_parts, 2 * self.hidden_elements(layout)
+        whole, hidden = layout.sequence_parts, 2 * self.hidden_elements(layout)
         if what == "first":
             return [Row("token ids", 4 * tokens, 1, "embedding")]
         if what == "last":
@@ -312,13 +311,13 @@ class PlannedLlama(PlannedModel):
             ]
         check_choice("recompute", what, (*PlannedLlama.recompute_modes, *self.modes_on_request))
         mode = llama_layer_terms(self.shape).input_on_host() if what == OFFLOAD else what
-        return llama_rows(self._layer_shape(layout), layout.within_layer, mode, routed_tokens=self._routed(layout))
+        return llama_rows(self._layer_shape(layout), layout, mode, routed_tokens=self._routed(layout))
 
-    def host_rows(self, layout: Layout, what: str) -> list[Row]:
+    def host_rows(self, layout: Parallel, what: str) -> list[Row]:
         terms = llama_layer_terms(self.shape)
         return on_host(self.rows(layout, "none"), terms, terms.input_on_host()) if what == OFFLOAD else []
 
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+    def part(self, layout: Parallel, what: str, device_type: str = "cuda") -> StagePart:
         d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
         if what == "whole" and d.tied_embeddings:
             raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
@@ -339,7 +338,7 @@ class PlannedLlama(PlannedModel):
         counts = d.num_experts // t, d.experts_per_token or 0, self._routed(layout) or 0
         return stage_part("experts", f"{name} experts", (*sizes, *counts))
 
-    def layer_parameters(self, layout: Layout) -> int:
+    def layer_parameters(self, layout: Parallel) -> int:
         d, t = self.shape, layout.tensor_parallel_size
         own_heads = d.query_size // t + self._key_value_size(layout)
         shared = 2 * d.hidden_size * (own_heads + 1) + 2 * d.d * d.qk_norm
@@ -347,29 +346,30 @@ class PlannedLlama(PlannedModel):
             return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
         return shared + d.mlp_weights // t
 
-    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        parallel, shape = layout.within_layer, self._whole_shape(layout)
-        among_context = context_exchanges(shape, parallel, layout.context_parallel_size, recompute=_run_as(recompute))
-        return llama_exchanges(self._layer_shape(layout), parallel, _run_as(recompute)) + among_context
+    def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
+        among_context = context_exchanges(
+            self._whole_shape(layout), layout, layout.context_parallel_size, recompute=_run_as(recompute)
+        )
+        return llama_exchanges(self._layer_shape(layout), layout, _run_as(recompute)) + among_context
 
-    def _key_value_size(self, layout: Layout) -> int:
+    def _key_value_size(self, layout: Parallel) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""
         return max(self.shape.num_key_value_heads // layout.tensor_parallel_size, 1) * self.shape.d
 
-    def _routed(self, layout: Layout) -> int | None:
+    def _routed(self, layout: Parallel) -> int | None:
         """Pairs of a token and an expert on rank 0, which takes most (R); None without experts."""
         if not self.routing:
             return None
-        return forced_routed_tokens(self._layer_shape(layout), layout.within_layer, self.routing, 0)
+        return forced_routed_tokens(self._layer_shape(layout), layout, self.routing, 0)
 
-    def _mlp_rows(self, layout: Layout) -> int:
+    def _mlp_rows(self, layout: Parallel) -> int:
         """Elements of gate, as of up: of this rank's columns for every token, or of its experts for the tokens that they take."""
         d, routed = self.shape, self._routed(layout)
         if routed is not None:
             return routed * d.ffn_hidden_size
         return self.tokens(layout) * d.ffn_hidden_size // layout.tensor_parallel_size
 
-    def moved_bytes(self, layout: Layout) -> int:
+    def moved_bytes(self, layout: Parallel) -> int:
         d, tokens, hidden, wide = self.shape, self.tokens(layout), self.hidden_elements(layout), self._mlp_rows(layout)
         heads = tokens * (d.query_size // layout.tensor_parallel_size + self._key_value_size(layout))
         # Into and out of the linears and flash attention, and SwiGLU's three; then two norms and sums, and rotation.
@@ -381,7 +381,7 @@ class PlannedLlama(PlannedModel):
         pairs = hidden * (d.experts_per_token or 0)
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
-    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+    def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
         region = Recompute.of(_run_as(recompute)).region
         if region != "terms":
             return self.moved_bytes(layout) if region == "layer" else 0
@@ -389,7 +389,7 @@ class PlannedLlama(PlannedModel):
         heads = tokens * (d.query_size // t + self._key_value_size(layout)) if d.qk_norm else 0
         return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
 
-    def last_work(self, layout: Layout) -> RankWork:
+    def last_work(self, layout: Parallel) -> RankWork:
         """With the bytes that the output layer moves."""
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size

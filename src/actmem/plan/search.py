@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
 
-from actmem.config import ZERO_STAGES, ConfigError, Layout, check_size
+from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
 from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import State
@@ -81,7 +81,7 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 
 
 @lru_cache(maxsize=2**12)
-def refusal(model: PlannedModel, stage_axes: Layout) -> str:
+def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
     """Why ranks can't share the model as the layout says; empty if they can."""
     try:
         model.check(stage_axes.layer_axes)
@@ -92,7 +92,7 @@ def refusal(model: PlannedModel, stage_axes: Layout) -> str:
 
 
 @lru_cache(maxsize=2**12)
-def rank_parameters(model: PlannedModel, stage_axes: Layout, pipeline_rank: int) -> tuple[int, int, int]:
+def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int]:
     """Elements on one rank; of them, those of one layer and those of the model's ends."""
     p = stage_axes.pipeline_parallel_size
     layer = model.layer_parameters(stage_axes.layer_axes)
@@ -102,17 +102,17 @@ def rank_parameters(model: PlannedModel, stage_axes: Layout, pipeline_rank: int)
 
 
 @lru_cache(maxsize=2**12)
-def kept_rows(model: PlannedModel, layer_axes: Layout, what: str, device_type: str = "cuda") -> Sequence[Row]:
+def kept_rows(model: PlannedModel, layer_axes: Parallel, what: str, device_type: str = "cuda") -> Sequence[Row]:
     """Rows of what one microbatch keeps.  what: see ``PlannedModel.rows``."""
     return model.rows(layer_axes, what, device_type)
 
 
-def share(elements: int, layout: Layout, divided: bool) -> int:
+def share(elements: int, layout: Parallel, divided: bool) -> int:
     """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
     return -(-elements // layout.replicas) if divided else elements
 
 
-def static_rows(model: PlannedModel, layout: Layout, pipeline_rank: int) -> dict[str, list[Row]]:
+def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
     """Weights, gradients, optimizer states and communication buffers, by part: what doesn't depend on recomputation."""
     elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
 
@@ -140,28 +140,28 @@ def static_rows(model: PlannedModel, layout: Layout, pipeline_rank: int) -> dict
     }
 
 
-def flights(model: PlannedModel, layout: Layout, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
+def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
     """Chunk-microbatches in flight on a rank, and layers of each."""
     m = layout.num_model_chunks
     layers = stage_layers(model.num_layers, layout.pipeline_parallel_size, m)[pipeline_rank]
-    return in_flight(layout.parallel, pipeline_rank, num_microbatches), layers // m
+    return in_flight(layout, pipeline_rank, num_microbatches), layers // m
 
 
 def _kept(
-    model: PlannedModel, layout: Layout, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
+    model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
 ) -> list[tuple[str, int]]:
     """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often."""
     flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
     kept = [(recompute, (flight - whole) * layers), ("none", whole * layers)]
     if pipeline_rank == 0:
-        kept.append(("first", embeddings_in_flight(layout.parallel, num_microbatches)))
+        kept.append(("first", embeddings_in_flight(layout, num_microbatches)))
     if pipeline_rank == layout.pipeline_parallel_size - 1:
         kept.append(("last", 1))
     return [(what, count) for what, count in kept if count]
 
 
 def _next_backward(
-    model: PlannedModel, layout: Layout, recompute: str, pipeline_rank: int, device_type: str = "cuda"
+    model: PlannedModel, layout: Parallel, recompute: str, pipeline_rank: int, device_type: str = "cuda"
 ) -> tuple[StagePart, StagePart | None, bool, bool, int]:
     """The backward pass that comes then, as ``transient_bytes`` takes it."""
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
@@ -173,7 +173,7 @@ def _next_backward(
 
 @lru_cache(maxsize=2**10)
 def held_bytes(
-    model: PlannedModel, stage_axes: Layout, recompute: str, num_microbatches: int, pipeline_rank: int
+    model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
     """The bytes of ``rank_bill`` without ``static_rows``."""
     kept = _kept(model, stage_axes, recompute, num_microbatches, pipeline_rank)
@@ -183,7 +183,7 @@ def held_bytes(
 
 def rank_bill(
     model: PlannedModel,
-    layout: Layout,
+    layout: Parallel,
     recompute: str,
     num_microbatches: int,
     pipeline_rank: int,
@@ -230,12 +230,12 @@ def divisors(number: int, largest: int) -> list[int]:
 
 def layouts(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
-) -> Iterator[Layout]:
+) -> Iterator[Parallel]:
     """Layouts of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
 
     t divides a node, c is a power of 2 that leaves 2,048 tokens a rank, b is at most 32.
 
-    fixed: sizes by their names in Layout; only layouts that have them.
+    fixed: sizes by their names in Parallel; only layouts that have them.
     """
     contexts = [1]
     while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
@@ -253,7 +253,7 @@ def layouts(
             for m, sp, b in product(chunks, sequential, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                for layout in (Layout(dp, t, p, b, m, cp, sp, zero) for zero in stages):
+                for layout in (Parallel(t, sp, p, m, b, dp, cp, zero) for zero in stages):
                     if all(getattr(layout, name) == size for name, size in fixed.items()):
                         yield layout
 
@@ -262,11 +262,23 @@ def layouts(
 class Refused:
     """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
 
-    layout: Layout
+    layout: Parallel
     recompute: str
     num_microbatches: int
     pipeline_rank: int
     bytes: int
+
+    @property
+    def order(self) -> tuple:
+        """Sorts them: by bytes, then by sizes."""
+        one = self.layout
+        return (
+            self.bytes,
+            one.data_parallel_size,
+            one.tensor_parallel_size,
+            one.pipeline_parallel_size,
+            one.micro_batch_size,
+        )
 
 
 @dataclass(frozen=True)
@@ -277,7 +289,7 @@ class Plan:
     microbatches, those that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
     """
 
-    layout: Layout
+    layout: Parallel
     recompute: str
     whole_microbatches: int
     recomputed_share: float
@@ -352,11 +364,11 @@ class _Search:
             rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
             raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
         best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
-        close = heapq.nsmallest(keep, nearest, key=lambda refused: (refused.bytes, repr(refused.layout)))
+        close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.order)
         near = sum(plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total for plan in plans)
         return Found(best, close, self.counted, len(plans), self.unfit, near)
 
-    def _layer_seconds(self, layout: Layout, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
+    def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
         """One layer: forward, recomputation, exchanges; and the output layer's forward."""
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
         again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
@@ -368,7 +380,7 @@ class _Search:
             work_seconds(self.model.last_work(layout), self.cluster),
         )
 
-    def _best(self, layout: Layout) -> Plan | Refused:
+    def _best(self, layout: Parallel) -> Plan | Refused:
         """With the least recomputation that fits; refused if none does."""
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
@@ -394,7 +406,7 @@ class _Search:
         seconds = self._seconds(layout, recompute, n, recomputed)
         return Plan(layout, recompute, whole, recomputed, n, fullest, sizes[fullest], seconds)
 
-    def _whole(self, layout: Layout, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
+    def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
         everything, least = (total(kept_rows(self.model, layout.layer_axes, mode)) for mode in ("none", recompute))
         more = everything - least
@@ -405,7 +417,7 @@ class _Search:
         sizes[0] += whole * more * layers
         return whole, float(recomputed_share(whole, flight, n))
 
-    def _seconds(self, layout: Layout, recompute: str, n: int, recomputed: float) -> StepSeconds:
+    def _seconds(self, layout: Parallel, recompute: str, n: int, recomputed: float) -> StepSeconds:
         forward, again, traffic, head = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
         per_rank = stage_layers(self.model.num_layers, p, m)

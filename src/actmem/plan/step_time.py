@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, Layout, check_size
+from actmem.config import ConfigError, Parallel, check_size
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
 from actmem.formulas.llama_terms import CONTEXT_EXCHANGE, EXPERT_EXCHANGE
 from actmem.formulas.states import State
@@ -172,7 +172,7 @@ class Traffic:
 _WAITED_FOR = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 
 
-def layer_traffic(model: PlannedModel, layout: Layout, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
+def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
     """Exchanges of one layer among tensor and context ranks, by whether they stay inside a node."""
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
     traffic = {True: Traffic(), False: Traffic()}
@@ -191,7 +191,7 @@ def layer_traffic(model: PlannedModel, layout: Layout, recompute: str, cluster: 
     return traffic
 
 
-def pipeline_seconds(model: PlannedModel, layout: Layout, cluster: Cluster) -> float:
+def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) -> float:
     """Sends of one microbatch through one chunk: an output on, a gradient back."""
     if layout.pipeline_parallel_size == 1:
         return 0.0
@@ -212,7 +212,7 @@ class Shards:
 
 
 def data_seconds(
-    shards: Shards, layout: Layout, num_microbatches: int, room: tuple[float, float], cluster: Cluster
+    shards: Shards, layout: Parallel, num_microbatches: int, room: tuple[float, float], cluster: Cluster
 ) -> tuple[float, float]:
     """Exchanges among data-parallel ranks in one step: seconds that computing waits for them, and those that it hides.
 

@@ -312,8 +312,8 @@ def solved_target(
     if LOSS_CODE[loss]:
         own_factory, factory = factory, _changed(factory, LOSS_CODE[loss])
         tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
-        losses = [loss_of(factories.run_forward(*_built(each, tiny, ""))) for each in (own_factory, factory)]
-        if not torch.allclose(*losses):
+        one, other = (loss_of(factories.run_forward(*_built(each, tiny, ""))) for each in (own_factory, factory))
+        if not torch.allclose(one, other):
             raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
     with fused_attention_on_cpu():
         return solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora), sizes, number

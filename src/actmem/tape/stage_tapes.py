@@ -101,9 +101,8 @@ def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePa
     found = dict.fromkeys(("before", "at", "after", "held"), StageMoment(0))
     for name, (size, place, stays) in most.items():
         found[name] = StageMoment(size - kept, place, stays, events, values)
-    return StagePart(
-        kept, gradient_bytes=gradient, forward_flops=flops["forward"], backward_flops=flops["backward"], **found
-    )
+    before, at, after, held = found.values()
+    return StagePart(kept, before, at, after, held, gradient, flops["forward"], flops["backward"])
 
 
 def _moments(

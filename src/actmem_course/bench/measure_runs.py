@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from actmem.config import ConfigError, Layout, check_size, shown
+from actmem.config import ConfigError, Parallel, check_size, shown
 from actmem.models import PAPER_MODELS
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.search import Bill, find_plans
@@ -34,7 +34,7 @@ _SIZES = ("gpus", "dp", "tp", "pp", "mbz")
 
 def predict_nanotron(run: NanotronRun) -> Bill:
     """The bill of rank 0 of the 1.1B Llama at its peak.  Raises ConfigError on sizes that don't fit together."""
-    layout = Layout(run.dp, run.tp, run.pp, run.mbz)
+    layout = Parallel(run.tp, True, run.pp, micro_batch_size=run.mbz, data_parallel_size=run.dp)
     if layout.num_devices != run.gpus:
         raise ConfigError("gpus", f"must be dp · tp · pp = {layout.num_devices}, got {run.gpus}")
     count = layout.num_microbatches(NANOTRON_GLOBAL_BATCH)

@@ -8,7 +8,7 @@ gradients added up in float32 without a DDP wrapper, fused AdamW, flash attentio
 
 from __future__ import annotations
 
-from actmem.config import ConfigError, Layout, check_divides, padded_vocab_size
+from actmem.config import ConfigError, Parallel, check_divides, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.llama_shape import LlamaShape
 from actmem.plan.search import Bill
@@ -77,7 +77,7 @@ def _parameters(decoder: LlamaShape, num_layers: int, whole: bool, t: int, vocab
     return layers + tables * vocab_size * h // t + h * whole
 
 
-def _static_parts(parameters: int, decoder: LlamaShape, layout: Layout, layers: int, seq_length: int) -> dict:
+def _static_parts(parameters: int, decoder: LlamaShape, layout: Parallel, layers: int, seq_length: int) -> dict:
     dp, t = layout.data_parallel_size, layout.tensor_parallel_size
     head_size = decoder.hidden_size // decoder.num_attention_heads
     table = seq_length * head_size
@@ -129,7 +129,7 @@ def _backward_rows(decoder: LlamaShape, seq_length: int, b: int, t: int) -> list
     return [*fuller, Row("weight gradient of the down projection", 2 * h * f // t, t, "16-bit, before it is added")]
 
 
-def nanotron_bills(decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int) -> list[Bill]:
+def nanotron_bills(decoder: LlamaShape, layout: Parallel, seq_length: int, num_microbatches: int) -> list[Bill]:
     """Rank 0's bill at each moment that can be its fullest: in backward, in the loss, in the optimizer's step.
 
     Raises ConfigError on a layout that nanotron can't run, or a decoder that its path doesn't fit.
@@ -143,7 +143,7 @@ def nanotron_bills(decoder: LlamaShape, layout: Layout, seq_length: int, num_mic
     parameters = _parameters(decoder, num_layers, whole, t, vocab_size)
     static = _static_parts(parameters, decoder, layout, num_layers, seq_length)
 
-    flight = in_flight(layout.parallel, 0, num_microbatches)
+    flight = in_flight(layout, 0, num_microbatches)
     source = f"{flight} microbatches × {num_layers} layers: "
     activations = [
         Row(row.term, flight * num_layers * row.bytes, row.split_by, source + row.source)
@@ -163,6 +163,6 @@ def nanotron_bills(decoder: LlamaShape, layout: Layout, seq_length: int, num_mic
     return bills
 
 
-def nanotron_peak(decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int) -> Bill:
+def nanotron_peak(decoder: LlamaShape, layout: Parallel, seq_length: int, num_microbatches: int) -> Bill:
     """The bill of the moment at which rank 0 holds most."""
     return max(nanotron_bills(decoder, layout, seq_length, num_microbatches), key=lambda bill: bill.bytes)

@@ -243,7 +243,7 @@ def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Dr
     )
 
 
-#: What to change if a plan doesn't fit: words, sizes in Layout or an axis to double with half the replicas, and mode.
+#: What to change if a plan doesn't fit: words, sizes of the layout or an axis to double with half the replicas, and mode.
 _AID: dict[str, tuple[dict[str, int], str, str]] = {
     "sequence parallelism": ({"sequence_parallel": True}, "", ""),
     "one sequence a microbatch": ({"micro_batch_size": 1}, "", ""),

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from actmem.config import Layout
+from actmem.config import Parallel
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
@@ -88,7 +88,7 @@ def judged_plan(job: str, answer: Any) -> Plan:
         (zero_stage not in range(4), f"{job}: zero_stage must be 0, 1, 2 or 3, not {zero_stage}"),
         (recompute not in modes, f"{job}: recompute must be one of {', '.join(modes)}, not {recompute!r}"),
     ))  # fmt: skip
-    if reason := refusal(model, Layout(1, t, p, b, sequence_parallel=bool(sequence_parallel and t > 1))):
+    if reason := refusal(model, Parallel(t, bool(sequence_parallel and t > 1), p, micro_batch_size=b)):
         raise Wrong(f"{job}: {reason}")
     # One rank alone has nothing to divide: any answer means the same.
     fixed = dict(zip(_SIZES, sizes)) | {

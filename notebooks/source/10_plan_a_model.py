@@ -24,15 +24,14 @@ from actmem_course.show.marks import GuessLine
 from actmem_course.show.measured import runs_figure
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
-from actmem_course.show.today import first_aid, plan_of_request, plan_wall
+from actmem_course.show.today import first_aid, plan_wall, stored_plan
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
 agree = Agreement()
 cluster = Cluster(64, 80 * GIBIBYTE)
 found = find_plans(model, cluster, 512)
-fewest, _, _ = plan_of_request(model, Cluster(16, 80 * GIBIBYTE), 512)
-parts = fewest.by_part()
+parts, _, _ = stored_plan("llama3-70b", 80, 16)
 states = sum(parts[part] for part in ("weights", "gradients", "optimizer states"))
 question = Prediction(
     "Llama 3 70B, sequences of 8,192 tokens, 512 of them in a step. The bars are the fastest plans on 64 and on 256 GPUs of 80 GiB. Now you have 16. "

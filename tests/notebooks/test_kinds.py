@@ -1,22 +1,10 @@
 """The chapters that browsers open as notebooks stand for all; and every control of every chapter, moved here."""
 
-from functools import cache
-
 import pytest
 
-from actmem_course.show import today
 from actmem_course.show.in_page import run_cell
 from notebooks.site.slices import figures
 from tests.notebooks.kinds import IN_JUPYTERLAB, NAMES, kinds, stored
-
-
-@pytest.fixture(scope="module", autouse=True)
-def each_plan_is_searched_once():
-    """A search takes seconds.  The course keeps none: the mutation run changes formulas under it."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("planned_model_of", "plan_of_request"):
-            patch.setattr(today, name, cache(getattr(today, name)))
-        yield
 
 
 def test_chapters_opened_in_jupyterlab_have_every_kind():

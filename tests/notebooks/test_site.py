@@ -261,14 +261,28 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     reader.nothing_missing(opened)
 
 
+#: Drawings and words that run out of their card, and words smaller than 9 pixels.
+CUT = """
+() => [...document.querySelectorAll(".actmem-card")].flatMap((card) => {
+  const frame = card.getBoundingClientRect();
+  return [...card.querySelectorAll(".main-svg, .main-svg text, .actmem-legend span")].filter((part) => {
+    const { left, right, top, bottom, width } = part.getBoundingClientRect();
+    const isOut = left < frame.left - 1 || right > frame.right + 1 || top < frame.top - 1 || bottom > frame.bottom + 1;
+    return width && (isOut || parseFloat(getComputedStyle(part).fontSize) < 9);
+  }).map((part) => part.textContent.slice(0, 80));
+})
+"""
+
+
 @pytest.mark.parametrize("name", BY_DAY)
 def test_a_chapter_on_a_phone(name, reader, shots):
-    """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard."""
+    """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard; every drawing is whole."""
     opened = reader.open(f"notebooks/{Path(name).stem}.html", width=390)
     page = opened.page
     for cell, code in figures(stored(name)).items():
         use(page.locator(f".actmem-shown[data-cell='{cell}']"), run_cell(code))
     no_sideways(page)
+    assert page.evaluate(CUT) == []
     shots(page, f"phone-{Path(name).stem}", full_page=True)
     reader.nothing_missing(opened)
     page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")

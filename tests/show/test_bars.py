@@ -11,6 +11,7 @@ from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.plan.actions import PricedLayer, frontier, recompute_choices
 from actmem.plan.planned_models import planned_model_of
+from actmem.plan.search import bill_of, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
 from actmem_course.others import paper
@@ -21,7 +22,17 @@ from actmem_course.show.layer import layer_bars
 from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
 from actmem_course.show.recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
-from actmem_course.show.today import first_aid, frontier_figure, kept_today, llama_bars, plan_of_request, plan_wall
+from actmem_course.show.today import (
+    PLANNED,
+    PLANS,
+    first_aid,
+    frontier_figure,
+    kept_today,
+    llama_bars,
+    plan_line,
+    plan_wall,
+)
+from tests.tiers import sampled
 
 LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
 GPT3, SMALL = model_shape("175B"), model_shape("22B")
@@ -49,8 +60,8 @@ def loss_totals(shape, t):
 
 
 def bill(name, gpus):
-    found, _, _ = plan_of_request(planned_model_of(name), Cluster(gpus, 80 * GIBIBYTE), 512)
-    return sum(max(size, 0) for size in found.by_part().values())
+    (best,) = find_plans(planned_model_of(name), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans
+    return sum(max(size, 0) for size in bill_of(planned_model_of(name), best).by_part().values())
 
 
 def inputs(shape):
@@ -134,6 +145,12 @@ def test_stages_work_as_much_with_a_shared_vocabulary(p):
     assert len(set(shared)) == 1 and set(last[:-1]) == {32 // p} < {last[-1], 32 // p}
     with pytest.raises(ConfigError, match="num_layers: 32 must be divisible by pipeline_parallel_size = 5"):
         stage_work(LLAMA, 5)
+
+
+@pytest.mark.parametrize(("name", "memory", "gpus"), sampled(PLANNED, 1))
+def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
+    """After a change of the planner: python -m actmem_course.show.today"""
+    assert plan_line(name, memory, gpus) in PLANS.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize(("drawing", "said"), [

@@ -98,7 +98,7 @@ def test_bars_are_as_wide_as_their_bytes(shape):
 
 
 def test_it_has_every_tensor_once_in_the_order_of_the_forward_pass():
-    drawn = [term for _, terms in layer.ATTENTION_COLUMN + layer.MLP_COLUMN for term in terms]
+    drawn = [term for _, terms in layer.LAYER_OPERATIONS for term in terms]
     assert len(drawn) == len(LAYER_TERMS)
     assert [term for term in drawn if term != "V"] == [term for term in LAYER_TERMS if term != "V"]
 

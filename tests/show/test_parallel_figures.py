@@ -163,7 +163,7 @@ def test_the_filled_area_is_what_is_held():
         for trace in filled:
             for i in range(0, len(trace["x"]), 6):
                 area += (trace["x"][i + 1] - trace["x"][i]) * (trace["y"][i + 2] - trace["y"][i])
-        frame = 0.92 * 5.0 / 4 * 0.78
+        frame = 0.92 * 4.85 / 4 * 0.78
         assert area / (4 * frame) == pytest.approx(sum(1 / part.row.split_by for part in parts(GPT3, 4, mode)))
 
 

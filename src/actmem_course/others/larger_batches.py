@@ -9,12 +9,15 @@ one layer's tensors.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.recipes import Recompute
 from actmem.rows import total
+
+_overhead = cache(layer_overhead)
 
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
@@ -23,6 +26,7 @@ def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
     return shape.num_layers * left + (whole - left)
 
 
+@cache
 def batch_factor(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     """How many sequences fit in the memory of one without recomputation."""
     return Fraction(fullest_bytes(shape, "none"), fullest_bytes(shape, recompute))
@@ -34,7 +38,7 @@ def throughput(shape: ModelShape, recompute: Recompute | str, fixed_share: Fract
     fixed_share φ: the fixed cost of a step, relative to the cost of the sequences that fit
     without recomputation.  (1 + φ) / (1 + overhead + φ/factor).
     """
-    return (1 + fixed_share) / (1 + layer_overhead(shape, recompute) + fixed_share / batch_factor(shape, recompute))
+    return (1 + fixed_share) / (1 + _overhead(shape, recompute) + fixed_share / batch_factor(shape, recompute))
 
 
 def break_even(shape: ModelShape, recompute: Recompute | str) -> Fraction:

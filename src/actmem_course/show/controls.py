@@ -147,8 +147,9 @@ def after(previous: Drawing, drawing: Drawing) -> Drawing:
     need, kept = drawing.axis.end * drawing.axis.unit, previous.axis.end * previous.axis.unit
     axis = previous.axis if _SHORTEST * kept <= need <= kept else drawing.axis
     drawn = _on_axis(drawing, axis)
-    ends = _ends(previous)
-    if ends == _ends(drawn):
+    now = _ends(drawn)
+    ends = {name: end for name, end in _ends(previous).items() if now.get(name, end) != end}
+    if not ends:
         return drawn
     return replace(drawn, traces=[*drawn.traces, _marks(ends, axis)])
 

@@ -19,19 +19,18 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
   else lines.push(word);
   return lines;
 }, []).join("<br>")).join("<br>");
-// Plotly neither wraps nor shrinks words beside an axis: on a narrow page they leave no room, or run out of it.
-const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 130;
-// So do legends, and words beside a bar.
-const BESIDE = 22;
-const worded = (data, width) => data.map((trace) => {
-  const text = trace.orientation === "h" && Array.isArray(trace.text) ? trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) : trace.text;
-  return { ...trace, text, name: trace.name && wrap(trace.name, Math.floor(width / LETTER) - 12) };
+// Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22;
+const smaller = (size) => Math.max(10, 0.75 * size);
+const worded = (data, isDiagram) => data.map((trace) => {
+  if (isDiagram) return trace.textfont ? { ...trace, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } } : trace;
+  if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;
+  return { ...trace, text: trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) };
 });
-const fitted = (data, layout, width) => {
-  if (width >= NARROW) return layout;
+const fitted = (layout, width) => {
   const fit = { ...layout };
-  const names = [...new Set(data.flatMap(({ orientation, y }) => orientation === "h" ? y ?? [] : []))].filter((name) => typeof name === "string");
-  let left = layout.margin?.l ?? 60;
+  const names = layout.yaxis?.categoryarray ?? [];
+  let left = layout.margin.l;
   if (names.length && layout.yaxis?.showticklabels !== false && !layout.yaxis?.ticktext) {
     const room = (layout.height - SIDES) / names.length;  // of one bar: two lines of words or one
     const words = names.map((name) => room < 2 * LINE ? name : wrap(name, 16));
@@ -41,14 +40,39 @@ const fitted = (data, layout, width) => {
   let lines = 1;
   for (const [name, axis] of Object.entries(layout)) {
     if (!/^xaxis\d*$/.test(name) || !axis.title?.text) continue;
-    const [from, to] = axis.domain ?? [0, 1];
-    const text = wrap(axis.title.text, Math.max(12, Math.floor((width - Math.max(left, 60)) * (to - from) / LETTER)));
-    fit[name] = { ...axis, title: { ...axis.title, text } };
+    // A title stands below the middle of its axis, and may be wider.
+    const [from, to] = axis.domain ?? [0, 1], plot = width - left - layout.margin.r;
+    const middle = left + plot / 2, room = to - from < 1 ? plot * (to - from) : 2 * Math.min(middle, width - middle);
+    const text = wrap(axis.title.text, Math.max(12, Math.floor(room / LETTER)));
+    fit[name] = { nticks: 4, ...axis, title: { ...axis.title, text } };
     lines = Math.max(lines, text.split("<br>").length);
   }
-  const entries = data.filter(({ name, showlegend }) => name && showlegend !== false).map(({ name }) => name.split("<br>").length);
-  const more = LINE * (lines - 1 + Math.max(0, entries.reduce((sum, rows) => sum + rows, 0) - 1));
-  return { ...fit, height: layout.height + more, margin: { ...layout.margin, b: (layout.margin?.b ?? layout.template.layout.margin.b) + more } };
+  const more = LINE * (lines - 1);
+  return { ...fit, height: layout.height + more, margin: { ...layout.margin, l: left, b: layout.margin.b + more } };
+};
+
+// The legend is text of the page as well: it wraps, and costs Plotly a third of its time.  A swatch is 30 by 14.
+const HATCHES = {
+  "/": "M8 10L17 1M13 13L22 4", "x": "M8 10L17 1M13 13L22 4M8 4L17 13M13 1L22 10", "-": "M8 5H22M8 9H22", "+": "M8 5H22M8 9H22M12 1V13M18 1V13",
+  ".": "M11 4h2M16 4h2M13 7h2M18 7h2M11 10h2M16 10h2",
+};
+const SYMBOLS = {
+  "circle": "M10 7a5 5 0 1 0 10 0a5 5 0 1 0-10 0", "square": "M10 2h10v10H10z", "diamond": "M15 1L21 7 15 13 9 7z", "triangle-up": "M15 1L21 12H9z",
+  "line-ns": "M15 0V14", "line-ew": "M9 7H21",
+};
+const DASHES = { dash: "8 4", dot: "2 3" };
+const path = (d, fill, stroke, width = 1, dash = "") => `<path d="${d}" fill="${fill}" stroke="${stroke}" stroke-width="${width}" stroke-dasharray="${dash}"/>`;
+const swatch = ({ type, mode = "", line = {}, marker = {}, fill, fillcolor }) => {
+  if (type === "bar") return path("M8 1h14v12h-14z", marker.color, "#222222") + path(HATCHES[marker.pattern?.shape] ?? "", "none", "#555555");
+  const symbol = marker.symbol ?? "circle", isOpen = symbol.endsWith("-open"), colour = marker.color ?? line.color;
+  return (fill ? path("M0 7H30V14H0z", fillcolor ?? `${line.color}80`, "none") : "")
+    + (mode.includes("lines") ? path("M0 7H30", "none", line.color, line.width, DASHES[line.dash]) : "")
+    + (mode.includes("markers") ? path(SYMBOLS[symbol.replace("-open", "")], isOpen ? "none" : colour, isOpen ? colour : "#222222", symbol.startsWith("line") ? 3 : 1) : "");
+};
+const legendOf = (data, { showlegend }) => {
+  const named = data.filter((trace) => trace.name && trace.showlegend !== false);
+  if (!(showlegend ?? named.length > 1)) return "";
+  return named.map((trace) => `<span><svg width="30" height="14">${swatch(trace)}</svg><span>${trace.name.replaceAll("<br>", " ")}</span></span>`).join("");
 };
 
 // What is said to a guess, without waiting for Python.
@@ -101,7 +125,7 @@ export class Figure {
     place.append(this.panel, this.message, this.figures);
     if (state.question) place.append(this.form());
     this.update();
-    seen(place).then(() => this.draw());
+    seen(place).then(() => this.draw()).then(() => new ResizeObserver(() => this.resized()).observe(place));
   }
 
   update() {
@@ -113,28 +137,28 @@ export class Figure {
 
   async draw() {
     const Plotly = await this.plotly;
+    const width = this.width = this.place.clientWidth;
     for (const [number, { data, layout, config, alt }] of this.state.drawings.entries()) {
-      const first = !this.nodes[number];
-      if (first) {
+      if (!this.nodes[number]) {
         const title = make("p", { class: "actmem-title", "aria-hidden": "true" });
         const plot = make("div", { class: "actmem-plot", role: "figure" });
-        // A diagram keeps its width, and scrolls where there is less room.
-        const diagram = layout.xaxis?.visible === false;
-        const frame = make("div", diagram ? { class: "actmem-frame actmem-diagram", tabindex: "0", role: "group", "aria-label": "diagram; scrolls sideways" } : { class: "actmem-frame" }, plot);
-        this.figures.append(make("div", { class: "actmem-card" }, title, frame));
-        this.nodes.push({ title, plot });
+        const legend = make("p", { class: "actmem-legend", "aria-hidden": "true" });
+        this.figures.append(make("div", { class: "actmem-card" }, title, plot, legend));
+        this.nodes.push({ title, plot, legend });
       }
-      const { title, plot } = this.nodes[number];
+      const { title, plot, legend } = this.nodes[number];
       // Titles are text of the page, which wraps; Plotly would cut them.
-      const lines = layout.title?.text ?? "";
-      title.innerHTML = lines.replaceAll("<br>", " ");
+      title.innerHTML = (layout.title?.text ?? "").replaceAll("<br>", " ");
+      const entries = legendOf(data, layout);
+      if (legend.entries !== entries) legend.innerHTML = legend.entries = entries;
       plot.setAttribute("aria-label", alt);
-      const top = 24, cut = (layout.margin?.t ?? layout.template.layout.margin.t) - top;
-      const bare = { ...layout, title: undefined, height: layout.height - cut, margin: { ...layout.margin, t: top } };
-      const width = this.place.clientWidth;
-      const shown = width < NARROW ? worded(data, width) : data;
-      await Plotly.react(plot, shown, fitted(shown, bare, width), config);
-      if (first) new ResizeObserver(() => this.resize()).observe(plot.parentElement);
+      // Plotly keeps the room for what is text of the page, above and below.
+      const margin = { ...layout.template.layout.margin, ...layout.margin }, t = 24, b = Math.min(margin.b, 52);
+      const cut = margin.t - t + margin.b - b;
+      const bare = { ...layout, title: undefined, showlegend: false, width, height: layout.height - cut, margin: { ...margin, t, b } };
+      const isDiagram = layout.xaxis?.visible === false, isNarrow = width < NARROW;
+      const shown = isNarrow ? worded(data, isDiagram) : data;
+      await Plotly.react(plot, shown, isNarrow ? fitted(bare, width) : bare, config);
     }
     if (this.nodes.length) this.place.dataset.drawn = "true";
   }
@@ -143,13 +167,9 @@ export class Figure {
     this.plotly.then((Plotly) => this.nodes.forEach(({ plot }) => Plotly.purge(plot)));
   }
 
-  resize() {
-    this.plotly.then((Plotly) => {
-      for (const { plot } of this.nodes) {
-        const width = plot.clientWidth;
-        if (width && plot.isConnected && Math.abs((plot._fullLayout?.width ?? 0) - width) > 1) Plotly.Plots.resize(plot);
-      }
-    });
+  resized() {
+    const width = this.place.clientWidth;
+    if (width && this.place.isConnected && Math.abs(this.width - width) > 1) this.draw();
   }
 
   // While an answer is awaited, only the last place of each control is kept.

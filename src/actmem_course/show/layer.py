@@ -71,20 +71,18 @@ def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
     )
 
 
-#: The two columns: each operation and the tensors that its gradient reads, in the order of the forward pass.
-ATTENTION_COLUMN = (
-    ("layer<br>norm 1", ("layer-norm 1 input",)),
-    ("Q, K, V<br>products", ("QKV projection input",)),
+#: Each operation and the tensors that its gradient reads, in the order of the forward pass: the attention block, then the MLP.
+LAYER_OPERATIONS = (
+    ("layer norm 1", ("layer-norm 1 input",)),
+    ("Q, K, V products", ("QKV projection input",)),
     ("QKᵀ", ("Q", "K")),
     ("softmax", ("softmax output",)),
     ("dropout", ("softmax dropout mask",)),
-    ("attention<br>over V", ("softmax dropout output", "V")),
+    ("attention over V", ("softmax dropout output", "V")),
     ("projection", ("attention projection input",)),
     ("dropout", ("attention dropout mask",)),
     ("+ input", ()),
-)
-MLP_COLUMN = (
-    ("layer<br>norm 2", ("layer-norm 2 input",)),
+    ("layer norm 2", ("layer-norm 2 input",)),
     ("h→4h", ("h→4h input",)),
     ("GeLU", ("GeLU input",)),
     ("4h→h", ("4h→h input",)),
@@ -94,7 +92,7 @@ MLP_COLUMN = (
 #: Names that fit into half of a line; next to its operation each is clear.
 _SHORT = {"softmax dropout output": "dropout output", "softmax dropout mask": "dropout mask"}
 _OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), PAINT["white"], Fill("#FFFFFF", "/")
-_COLUMN, _OP, _KEPT, _GAP, _HIGH, _FOOT = 5.2, 1.0, 3.9, 0.15, 0.74, 7.24
+_OP, _KEPT, _GAP, _HIGH = 1.55, 3.9, 0.12, 0.74
 #: The upper part of a line is words, the lower part bars; all bars are of this height, so widths are bytes.
 _BAR_TOP, _BAR = 0.4, 0.36
 #: Where the words of a line's second tensor begin, after those of the first.
@@ -104,9 +102,9 @@ _SECOND = 2.35
 def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_TERMS)) -> Drawing:
     """Figures 2 and 3 of the paper in one: operations in order, each next to the tensors that it keeps, as wide as their bytes.
 
-    The left column is the attention block, the right one the MLP; the first ``step`` of the 15 tensors are lit, as forward
-    has stored them, the last one framed.  rows: of one layer, from ``layer_rows``.  A tensor without a row is recomputed: it
-    never lights up.  Raises ConfigError where step is not from 1 to 15.
+    The first ``step`` of the 15 tensors are lit, as forward has stored them, the last one framed; the bar at the foot is
+    the share that is stored.  rows: of one layer, from ``layer_rows``.  A tensor without a row is recomputed: it never
+    lights up.  Raises ConfigError where step is not from 1 to 15.
     """
     if not 1 <= step <= len(LAYER_TERMS):
         raise ConfigError("step", f"must be from 1 to {len(LAYER_TERMS)}, got {step}")
@@ -115,30 +113,33 @@ def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_
     unit = axis_unit(min(row.bytes for row in rows))
     # What the widest line would hold if nothing were recomputed: so the scale doesn't depend on that.
     whole = {row.term: row.bytes for row in layer_rows(shape)}
-    lines = [terms for _, terms in ATTENTION_COLUMN + MLP_COLUMN]
-    per_byte = _KEPT / max(sum(whole[term] for term in terms) for terms in lines)
+    per_byte = _KEPT / max(sum(whole[term] for term in terms) for _, terms in LAYER_OPERATIONS)
     drawn: list[Box] = []
     arrows: list[tuple[float, float, str]] = []
     names: list[tuple[float, float, str]] = []
     frames: dict[str, Box] = {}
-    for x, column in ((0.0, ATTENTION_COLUMN), (_COLUMN, MLP_COLUMN)):
-        for y, (operation, terms) in enumerate(column):
-            said = f"{operation.replace('<br>', ' ')}: keeps {', '.join(terms) or 'nothing'}"
-            drawn.append(Box(x, y, _OP, _HIGH, _OPERATION, operation, said))
-            if y:
-                arrows.append((x + _OP / 2, y - (1 - _HIGH) / 2, "↓"))
-            bar = text = x + _OP + _GAP
-            for term in terms:
-                fill, name, hover = _look(term, kept.get(term), term in lit, shape, unit)
-                names.append((text, y + 0.17, name))
-                frames[term] = Box(bar, y + _BAR_TOP, per_byte * whole[term], _BAR, fill, "", hover)
-                text += _SECOND
-                bar += per_byte * whole[term]
-    drawn += frames.values()
-    arrows.append((_COLUMN + _OP / 2, -0.3, "from the attention block ↓"))
-    so_far = total(kept[term] for term in lit if term in kept)
-    drawn += _stored(so_far, total(rows))
-    arrows.append((_COLUMN + (_OP + _GAP + _KEPT) / 2, _FOOT + 0.25, f"{so_far / total(rows):.0%} stored"))
+    for y, (operation, terms) in enumerate(LAYER_OPERATIONS):
+        drawn.append(
+            Box(0, y, _OP, _HIGH, _OPERATION, operation, f"{operation}: keeps {', '.join(terms) or 'nothing'}")
+        )
+        if y:
+            arrows.append((_OP / 2, y - (1 - _HIGH) / 2, "↓"))
+        bar = text = _OP + _GAP
+        for term in terms:
+            fill, name, hover = _look(term, kept.get(term), term in lit, shape, unit)
+            names.append((text, y + 0.17, name))
+            frames[term] = Box(bar, y + _BAR_TOP, per_byte * whole[term], _BAR, fill, "", hover)
+            text += _SECOND
+            bar += per_byte * whole[term]
+    so_far, foot, width = (
+        total(kept[term] for term in lit if term in kept),
+        len(LAYER_OPERATIONS) + 0.1,
+        _OP + _GAP + _KEPT,
+    )
+    share = f"stored so far: {size_text(so_far)} of {size_text(total(rows))}"
+    drawn += [*frames.values(), Box(0, foot, width, 0.7, EMPTY, "", share)]
+    drawn.append(Box(0, foot, width * so_far / total(rows), 0.7, Fill("#BBBBBB", ""), "", share))
+    arrows.append((width / 2, foot + 0.35, f"{so_far / total(rows):.0%} stored"))
     size = kept[now].bytes if now in kept else 0
     said = f"{formula_of(kept[now], shape)} = {size_text(size)}" if now in kept else "not kept, made again in backward"
     frame = line("", *frames[now].outline(), INK, width=4, showlegend=False)
@@ -148,7 +149,7 @@ def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_
         [*boxes(drawn, 12), frame, labels(arrows, 12), labels(names, 12, "middle right")],
         f"Drawing of the layer at s={s}, b={b}, h={h}, a={a}, its operations in order with what each keeps: tensor {step} of "
         f"{len(LAYER_TERMS)}, {now}, {size:,} bytes; stored so far {so_far:,} of {total(rows):,} bytes.",
-        _COLUMN + _OP + _GAP + _KEPT + 0.08, len(ATTENTION_COLUMN), 560, -0.08, -0.6,
+        width + 0.08, foot + 0.75, 660, -0.08, -0.1,
     )  # fmt: skip
 
 
@@ -164,16 +165,6 @@ def _look(term: str, row: Row | None, lit: bool, shape: ModelShape, unit: tuple[
     return FILLS[about.kind], f"{name} <b>{formula}</b>, {three_digits(row.bytes / unit[0])} {unit[1]}", hover
 
 
-def _stored(so_far: int, whole: int) -> list[Box]:
-    """The share of all tensors that is stored so far; under the MLP, where there is room."""
-    width = _OP + _GAP + _KEPT
-    say = f"stored so far: {size_text(so_far)} of {size_text(whole)}"
-    return [
-        Box(_COLUMN, _FOOT, width, 0.5, EMPTY, "", say),
-        Box(_COLUMN, _FOOT, width * so_far / whole, 0.5, Fill("#BBBBBB", ""), "", say),
-    ]
-
-
 #: What a player can say of an operation, the first of which is no answer.
 NO_ANSWER, INPUT, INPUTS, OUTPUT, MASK, NOTHING = ("?", "its input", "both inputs", "its output", "a mask", "nothing")
 ANSWERS = (NO_ANSWER, INPUT, INPUTS, OUTPUT, MASK, NOTHING)
@@ -183,8 +174,7 @@ _LINEARS = ("Q, K, V products", "projection", "h→4h", "4h→h")
 def operations() -> dict[str, tuple[str, ...]]:
     """The layer's kinds of operation in the order of forward, each with all tensors that the layer keeps for it."""
     found: dict[str, tuple[str, ...]] = {}
-    for drawn, terms in (*ATTENTION_COLUMN, *MLP_COLUMN):
-        name = drawn.replace("<br>", " ")
+    for name, terms in LAYER_OPERATIONS:
         kind = "layer norm" if name.startswith("layer norm") else "linear" if name in _LINEARS else name
         found[kind] = (*found.get(kind, ()), *terms)
     return {("adding the residual" if name == "+ input" else name): terms for name, terms in found.items()}

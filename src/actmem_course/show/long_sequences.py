@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
@@ -107,28 +107,17 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
-    """The peak after each step; above its bar who asked for the step, and what it costs."""
-    steps = long_steps(shape, c)
-    drawing = bar_chart(
-        f"{shape.seq_length:,} tokens on one GPU: {size_text(steps[0].bytes)} become {size_text(steps[-2].bytes)}<br>"
+    """The peak after each step, with who asked for it and what it costs."""
+    steps = {f"{one.name} ({one.asked})": one for one in long_steps(shape, c)}
+    first, *_, on_one, _ = steps.values()
+    return bar_chart(
+        f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"
         f"(if nothing is recomputed: {size_text(everything_kept(shape))})",
-        {part: {step.name: step.parts.get(part, 0) for step in steps} for part in _FILLS},
+        {part: {name: step.parts.get(part, 0) for name, step in steps.items()} for part in _FILLS},
         "at the peak, beside weights",
         fills=tuple(_FILLS.values()),
+        notes={name: f"{size_text(step.bytes)}, {step.price}" for name, step in steps.items()},
     )
-    # Above the bars, where also a narrow page has room.
-    above = {"x": 0, "xanchor": "left", "yanchor": "bottom", "yshift": 12, "align": "left", "showarrow": False}
-    said = [{**above, "y": one.name, "text": f"<b>{one.name}</b> ({one.asked})<br>{one.price}"} for one in steps]
-    layout = {
-        **drawing.layout,
-        "annotations": [*drawing.layout["annotations"], *said],
-        "yaxis": {**drawing.layout["yaxis"], "showticklabels": False},
-        "bargap": 0.72,
-        "height": 220 + 88 * len(steps),
-        "margin": {"l": 24, "r": 24, "t": 100, "b": 104},
-    }
-    costs = "; ".join(f"{one.name}: {one.price} ({one.asked})" for one in steps)
-    return replace(drawing, layout=layout, alt=f"{drawing.alt} What each costs, and who asked for it: {costs}.")
 
 
 _WIDE, _NARROW, _COPIES = "kept in 16 bits", "linears' inputs in 8 bits", "8-bit copies of weights"

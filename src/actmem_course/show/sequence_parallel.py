@@ -28,7 +28,7 @@ EXCHANGES_AFTER = {
     "4h→h input": _LEAVE,
 }
 _HEADS = ("Q", "K", "V", *CORE_ATTENTION_TERMS)
-_LEFT, _RANKS, _RIGHT, _HIGH = 3.6, 5.0, 1.3, 0.78
+_LEFT, _RANKS, _RIGHT, _HIGH = 3.85, 4.85, 1.2, 0.78
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def rank_parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> Drawi
         (_LEFT + (rank + 0.46) * column, -0.4, f"rank {rank}" if t < 8 else str(rank)) for rank in range(t)
     ]
     unit, unit_name = axis_unit(max(part.row.bytes for part in held))
-    middle.append((right, -0.4, f"each, {unit_name}"))
+    middle.append((right, -0.4, unit_name))
     y = 0.0
     for part in held:
         names.append((_LEFT - 0.12, y + _HIGH / 2, part.row.term))

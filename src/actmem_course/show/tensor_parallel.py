@@ -49,6 +49,8 @@ ORDERS = (COLUMNS_FIRST, ROWS_FIRST)
 LARGEST = len(RANK_FILLS)
 #: Between two matrices, and the narrowest part that a number fits into.
 _GAP, _NARROWEST = 1.1, 0.33
+#: The most blocks of a rank beside each other: more are drawn in lines.
+_ACROSS = 12
 BY_HEAD, BY_KIND = "head by head", "all Q, then all K, then all V"
 ROW_ORDERS = (BY_HEAD, BY_KIND)
 
@@ -216,22 +218,25 @@ def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads
     """Why the rows of the QKV weight go head by head: the blocks of each rank, filled where it has the head's Q, K and V."""
     a, t = num_attention_heads, tensor_parallel_size
     parts = shares(order, a, t)
-    drawn, names, height = [], [], 0.7
-    margin = 0.16 * 3 * a / t  # where the ranks' names stand
+    each = 3 * a // t
+    across = min(each, _ACROSS)
+    lines, margin, height = -(-each // across), 0.16 * across, 0.7  # margin: where the ranks' names stand
+    drawn, names = [], []
     for rank, share in enumerate(parts):
         whole = complete_heads(share)
-        names.append((0.45 * margin, rank + height / 2, f"rank {rank}"))
+        names.append((0.45 * margin, rank * lines + height / 2, f"rank {rank}"))
         for place, (kind, head) in enumerate(share):
             fill, has = (FILLS["Q, K, V"], "has Q, K and V") if head in whole else (EMPTY, "lacks a part")
             said = f"{kind} of head {head}: rank {rank} {has} of this head"
-            drawn.append(Box(margin + place, rank, 1.0, height, fill, f"{kind}{head}", said))
+            down, right = divmod(place, across)
+            drawn.append(Box(margin + right, rank * lines + down, 1.0, height, fill, f"{kind}{head}", said))
     alone = sum(len(complete_heads(share)) for share in parts)
     finding = f"{alone} of {a} heads can be computed without an exchange"
     if alone == a:
         finding = f"each rank attends with its {a // t} heads alone"
     return diagram(
         f"Rows of the QKV weight {order}:<br>{finding}",
-        [*boxes(drawn, 12 if 3 * a // t <= 12 else 10), labels(names)],
+        [*boxes(drawn, 12), labels(names)],
         f"The {3 * a} blocks of the QKV weight, {order}, cut into {t} equal parts: {finding}.",
-        margin + 3 * a / t + 0.05, t + 0.1, 130 + 45 * t,
+        margin + across + 0.05, t * lines + 0.1, 130 + 45 * t * lines,
     )  # fmt: skip

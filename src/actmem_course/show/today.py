@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -224,17 +227,38 @@ def plan_of_request(model: PlannedModel, cluster: Cluster, global_batch_size: in
 
 #: Of a step, in the figure of plans.
 _SEQUENCES = 512
+#: The requests of ``plan_wall``: model, GiB of a GPU, GPUs.  A search takes seconds and a key should take none, so what each
+#: finds is stored: by ``python -m actmem_course.show.today``.
+PLANNED = list(product(("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), (40, 80, 141), (16, 64, 256)))
+PLANS = Path(__file__).with_name("plans.tsv")
+
+
+def plan_line(name: str, memory: int, gpus: int) -> str:
+    """A request and what is found: whether it fits, the plan in words, and the fullest rank's bytes for each of PLAN_FILLS."""
+    bill, plan, fits = plan_of_request(planned_model_of(name), Cluster(gpus, memory * GIBIBYTE), _SEQUENCES)
+    parts = bill.by_part() if bill else {}
+    return "\t".join(map(str, (name, memory, gpus, fits, plan, *(max(parts.get(part, 0), 0) for part in PLAN_FILLS))))
+
+
+@cache
+def _stored_lines() -> dict[tuple[str, ...], list[str]]:
+    lines = [line.split("\t") for line in PLANS.read_text(encoding="utf-8").splitlines()]
+    return {tuple(line[:3]): line[3:] for line in lines}
+
+
+def stored_plan(name: str, memory: int, gpus: int) -> tuple[dict[str, int], str, bool]:
+    """One of PLANNED: bytes of the fullest rank by part, the plan in words, whether it fits."""
+    fits, plan, *sizes = _stored_lines()[name, str(memory), str(gpus)]
+    return dict(zip(PLAN_FILLS, map(int, sizes))), plan, fits == "True"
 
 
 def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Drawing:
-    """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB."""
-    model = planned_model_of(name)
-    plans = {f"{count:,} GPUs": plan_of_request(model, Cluster(count, memory * GIBIBYTE), _SEQUENCES) for count in gpus}
-    bills = {count: bill.by_part() if bill else {} for count, (bill, _, _) in plans.items()}
-    parts = {part: {count: max(of.get(part, 0), 0) for count, of in bills.items()} for part in PLAN_FILLS}
+    """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB; requests of PLANNED."""
+    plans = {f"{count:,} GPUs": stored_plan(name, memory, count) for count in gpus}
+    parts = {part: {count: sizes[part] for count, (sizes, _, _) in plans.items()} for part in PLAN_FILLS}
     fitting = ", ".join(count for count, (_, _, fits) in plans.items() if fits)
     return bar_chart(
-        f"{model.name} with {memory} GiB a GPU fits on {fitting or 'none of them'}",
+        f"{name} with {memory} GiB a GPU fits on {fitting or 'none of them'}",
         {part: sizes for part, sizes in parts.items() if any(sizes.values())},
         "fullest GPU of the fastest plan",
         fills=[fill for part, fill in PLAN_FILLS.items() if any(parts[part].values())],
@@ -306,3 +330,7 @@ def first_aid(name: str, memory: int) -> Drawing:
         "fullest GPU; time against the first bar",
         limit=("what a plan may use", limit),
     )
+
+
+if __name__ == "__main__":
+    PLANS.write_text("".join(f"{plan_line(*request)}\n" for request in PLANNED), encoding="utf-8")

@@ -118,9 +118,9 @@ class CaseRun:
         """Note a tensor; raises Wrong if it is none."""
         self.see(name, check_plain_tensor(name, found).clone(), how, why, parts)
 
-    def see_number(self, case: str, found: Any) -> None:
-        """Note a whole number; raises Wrong if it is none.  case: of which arguments it is the result."""
-        self.see(f"{case}: the result", check_whole_number("the result", found), "equal")
+    def see_number(self, case: str, found: Any, sum_of: str = "") -> None:
+        """Note a whole number; raises Wrong if it is none.  case: of which arguments it is the result; sum_of: what it adds up."""
+        self.see(f"{case}: the result", check_whole_number("the result", found), "equal", sum_of)
 
     def passes(
         self,
@@ -326,12 +326,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         what, more, element_size, *spare = other.why
         return [too_much(a, b.bytes + sum(spare), what, t, more or _beside(a, b, element_size))]
     if how == "most":
-        said = (one.why or name).format(found=a, enough=b)
-        return [
-            said
-            if any(seen.how == "any" for seen in right.seen[rank].values())
-            else f"the numbers are right, but {said}"
-        ]
+        many_ways = any(seen.how == "any" for seen in right.seen[rank].values())
+        return ["the numbers are right, but " * (not many_ways) + (one.why or name).format(found=a, enough=b)]
     if how == "exchanges":
         return [collectives_fault(name, a, b)]
     if how == "total":
@@ -344,14 +340,25 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [describe(whole, summed(everyone), summed(right.value(name)), t)]
     if not isinstance(b, Tensor):
         a, b = (f"{value:,}" if type(value) is int else value for value in (a, b))
-        return [f"{name} is {a}; expected {b}" + f": {other.why}" * bool(other.why)]
+        why = other.why if one.why == other.why else one.why and f"{one.why}, not {other.why}"
+        return [f"{name} is {a}; expected {b}" + f": {why}" * bool(why)]
     if copied := _copies_apart(found, right, name):
         return [copied]
     if a is None:
         return [one.why]
     if a.shape == b.shape and a.dtype != b.dtype:
-        why = f": {other.why}" if other.why else ", as the input has"
-        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}{why}"]
+        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}: round once, at the end"]
+    for another, seen in right.seen[rank].items():
+        if (
+            another != name
+            and isinstance(seen.value, Tensor)
+            and seen.value.numel() > 1
+            and a.any()
+            and close(a, seen.value)
+        ):
+            return [
+                f"{forward}{name} has the value of {another.rpartition(': ')[2]}" + f": {other.why}" * bool(other.why)
+            ]
     if how == "half":
         return [f"right in float64, but {name} is not: {other.why}"]
     if how == "bits" and close(a, b):
@@ -365,46 +372,35 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
 
 def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[str]:
     """How a wrong tensor was made from the ranks' parts: from what they had before, or from the right ones."""
-    value, why, t = found.seen[rank][name].value, right.seen[rank][name].why, len(found.seen)
-    if (
-        t == 1
-        or right.seen[rank][name].how == "near"
-        or not isinstance(value, Tensor)
-        or not isinstance(right.seen[rank][name].value, Tensor)
-    ):
+    value, ours, t = found.seen[rank][name].value, right.seen[rank][name], len(found.seen)
+    if t == 1 or ours.how == "near" or not isinstance(value, Tensor) or not isinstance(ours.value, Tensor):
         return []
     if value.numel() < 2:  # any number is a multiple of another
         return []
-    if right.seen[rank][name].parts is not None:
+    if ours.parts is not None:
         parts = [part for own in right.seen if (part := own[name].parts) is not None]
         backward = found.seen[rank].get(name.partition("the gradient")[0] + "backward")
         ran = backward.why[0] if backward and "the gradient" in name else ""
-        should = next((made for _, made in made_of(right.seen[rank][name].value, parts, rank)), OWN_PART)
-        return explain_exchange(value, parts, rank, should, why, ran if should is not OWN_PART else "")
+        should = next((made for _, made in made_of(ours.value, parts, rank)), OWN_PART)
+        return explain_exchange(value, parts, rank, should, ours.why, ran if should is not OWN_PART else "")
     parts = right.value(name)
     if all(close(part, parts[0]) for part in parts if part.shape == parts[0].shape):
         said = describe("", value, parts[rank], t)
-        whole = (
-            "it is added up over the ranks once too often"
-            if "gradient" in name
-            else "the result is the same on every rank"
-        )
+        often = "it is added up over the ranks once too often"
+        whole = often if "gradient" in name else "the result is the same on every rank"
         if "1/t" in said:
             whole = "it is the ranks' sum, not their mean"
         return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
     own = f"each rank's {name.rpartition('the gradient of ')[2]} is its own, so its gradient needs no exchange"
-    alone = why or (own if "gradient" in name else "each rank has another one")
+    alone = ours.why or (own if "gradient" in name else "each rank has another one")
     return explain_exchange(value, parts, rank, OWN_PART, alone)
 
 
 def _copies_apart(found: Happened, right: Happened, name: str) -> str:
     """What to say of a bias that every rank has, and only some ranks use; "" if it is none."""
     rights = right.value(name)
-    if (
-        "the gradient of" not in name
-        or right.seen[0][name].how != "total"
-        and not all(close(v, rights[0]) for v in rights)
-    ):
+    copies = right.seen[0][name].how == "total" or all(close(value, rights[0]) for value in rights)
+    if "the gradient of" not in name or not copies:
         return ""
     users = [rank for rank, value in enumerate(found.value(name)) if value is not None and value.any()]
     if not 0 < len(users) < len(rights):
@@ -489,8 +485,8 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
     if forward.unrecorded:
         raise Wrong(
             f"{forward.unrecorded} runs on a tensor that autograd follows, and autograd does not record it: torch warns that the "
-            "gradient may be silently wrong, and will refuse it. Run it in the forward of a torch.autograd.Function, whose "
-            "backward says what the gradient is"
+            "gradient may be silently wrong, and will refuse it. Give it x.detach() if no gradient passes there; else run it in the "
+            "forward of a torch.autograd.Function, whose backward says what the gradient is"
         )
 
 

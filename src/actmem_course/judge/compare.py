@@ -75,24 +75,24 @@ def check_whole_number(what: str, value: Any) -> int:
 def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
     """How ``found`` differs from ``expected``, when no known mistake explains it."""
     if found.shape != expected.shape:
-        return f"{what} has shape {list(found.shape)}; expected {list(expected.shape)}"
+        transposed = found.dim() == 2 and close(found.t(), expected)
+        why = ": it is transposed" * transposed
+        return f"{what} has shape {list(found.shape)}; expected {list(expected.shape)}{why}"
     if not found.isfinite().all():
         return f"{what} has infinite or undefined values"
     if not found.any():
         return f"{what} is zero everywhere"
     ratio = factor(found, expected)
     if ratio is not None:
-        return f"{what} is {times(ratio, t)} what it should be"
+        mean = ": is a mean taken where a sum belongs?" * ("1/" in times(ratio, t) and t == 1)
+        return f"{what} is {times(ratio, t)} what it should be{mean}"
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:
         if wrong_rows == [len(found) - 1]:
             return f"{what} is wrong in its last row, {wrong_rows[0]}, alone: is a shorter piece at the end left out?"
         rows = "row" if len(wrong_rows) == 1 else "rows"
-        which = (
-            f"{rows} {ranges}"
-            if (ranges := _ranges(wrong_rows)).count(",") < _MOST_RANGES
-            else f"{len(wrong_rows)} rows"
-        )
+        ranges = _ranges(wrong_rows)
+        which = f"{rows} {ranges}" if ranges.count(",") < _MOST_RANGES else f"{len(wrong_rows)} rows"
         return f"{what} is wrong in {which} of dimension 0 and right in the others"
     error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
     return f"{what} has the right shape but wrong values: off by up to {error:.2g} times the largest right value"
@@ -119,7 +119,8 @@ def times(ratio: float, t: int = 1) -> str:
     for value, words in reversed(named.items()):
         if abs(ratio - value) < 1e-6 * abs(value):
             return words
-    return f"{ratio:.4g} times"
+    part = round(1 / ratio)
+    return f"1/{part} of" if 1 < part < 1000 and abs(part * ratio - 1) < 1e-6 else f"{ratio:.6g} times"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -2,7 +2,8 @@
 
 A mistake is what such an edit does.  ``mistakes`` of a lab's cases states one in a line: ``old -> new | the sentence``,
 with ``\\n`` for a new line and `` ;; `` between several replacements.  The families below drop, move, repeat and exchange
-what is done to a value, one after the other; their sentences name functions and weights, and where these belong.
+what is done to a value, one after the other, and change the arithmetic; their sentences name functions and weights, and
+where these belong.
 """
 
 from __future__ import annotations
@@ -54,15 +55,6 @@ def stated(text: str, source: str) -> list[Edit]:
             edited = edited.replace(old, new)
         found.append(Edit(words, edited, stated=True))
     return found
-
-
-def orders(old: str, words: str) -> str:
-    """Rows for the other orders of q, k, v in a piece of ours; words: with the order."""
-    others = [order for order in permutations("qkv") if order != ("q", "k", "v")]
-    return "\n".join(
-        f"{old} -> {old.replace('q, k, v', ', '.join(order))} | {words.format(', '.join(order).upper())}"
-        for order in others
-    )
 
 
 def pairs_of(edits: list[Edit], source: str) -> Iterator[Edit]:
@@ -144,10 +136,17 @@ class Families:
 
     def __init__(self, source: str, function: str, places: Mapping[str, str]):
         self.source, self.places = source, {**{o.name: o.place for o in OPERATORS}, **places}
-        self.functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+        module = ast.parse(source).body
+        self.functions = {node.name: node for node in module if isinstance(node, ast.FunctionDef)}
         self.function = self.functions[function]
         self._inline_calls(function)
-        _inline_names(self.function.body)
+        used = _names_of(self.function, ast.Load)
+        #: The function, and the autograd Functions that it applies.
+        self.edited: list[ast.stmt] = [self.function]
+        self.edited += [node for node in module if isinstance(node, ast.ClassDef) and node.name in used]
+        for node in ast.walk(ast.Module(self.edited, [])):
+            if isinstance(node, ast.FunctionDef):
+                _inline_names(node.body)
 
     def all(self) -> Iterator[Edit]:
         """The likelier first."""
@@ -192,6 +191,28 @@ class Families:
                         [(node, [*wrappers[:place], put, *wrappers[place:]], leaf)],
                     )
         yield from self._statements()
+        yield from self._arithmetic()
+
+    def _arithmetic(self):
+        """A term or factor left out or turned round, another comparison, number or function, arguments swapped."""
+        for function in ast.walk(ast.Module(self.edited, [])):
+            if isinstance(function, ast.FunctionDef):
+                when = f"in {function.name}, " * (function is not self.function)
+                known = _known(function)
+                for node in [node for node in ast.walk(ast.Module(function.body, [])) if isinstance(node, ast.expr)]:
+                    for words, new in _otherwise(node):
+                        words[1::2] = [f"“{_said(piece, known)}”" for piece in words[1::2]]
+                        if max(map(len, words)) <= _LONGEST:
+                            yield when + "".join(words), self._exchanged(node, new)
+
+    def _exchanged(self, old: ast.expr, new: ast.expr) -> str:
+        """Our module with one expression in place of another."""
+        for node in self.edited:
+            _Exchange(old, new).visit(node)
+        source = self._source_with([])
+        for node in self.edited:
+            _Exchange(new, old).visit(node)
+        return source
 
     def _statements(self):
         """A statement that calls something, or decides, is left out, comes twice, or elsewhere."""
@@ -264,6 +285,10 @@ class Families:
             yield f"{other} is also used where {one} belongs", self._renamed(nodes, {one: other})
             if one < other:
                 yield f"{one} and {other} are swapped", self._renamed(nodes, {one: other, other: one})
+        for name, (place, *others) in nodes.items():
+            if name.endswith("bias") and "group" in parameters and not others:
+                part = ast.parse(f"{ast.unparse(place)} / dist.get_world_size(group)", mode="eval").body
+                yield f"{name} is divided by t: add the whole of it{self._belongs(name)}", self._exchanged(place, part)
 
     def _renamed(self, nodes, names):
         field = {ast.Attribute: "attr", ast.Name: "id"}
@@ -283,10 +308,10 @@ class Families:
         before = [(node, field, getattr(node, field)) for node, field, _ in changes]
         for node, field, value in changes:
             setattr(node, field, value)
-        function = ast.unparse(ast.fix_missing_locations(self.function))
+        edited = "\n\n\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in self.edited)
         for node, field, value in before:
             setattr(node, field, value)
-        return f"{self.source}\n\n{function}\n"
+        return f"{self.source}\n\n{edited}\n"
 
     def _inline_calls(self, function: str) -> None:
         """The functions of one line that ours calls, in place of their calls; not the operators."""
@@ -307,6 +332,96 @@ class Families:
                 return _Put(given).visit(copy.deepcopy(_returned(called)))
 
         Inline().visit(self.function)
+
+
+#: A sentence quotes no longer piece of ours.
+_LONGEST = 70
+_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+_ANOTHER = {"min": "max", "max": "min", "sum": "mean", "mean": "sum"}
+#: By operator: the words about what is left out, and the operator that stands there by mistake.
+_ARITHMETIC: dict[type[ast.operator], tuple[str, str, type[ast.operator]]] = {
+    ast.Mult: ("the factor ", " is missing beside ", ast.Div),
+    ast.Div: ("", " does not divide ", ast.Mult),
+    ast.FloorDiv: ("", " does not divide ", ast.Mult),
+    ast.Add: ("", " is not added to ", ast.Sub),
+    ast.Sub: ("", " is not subtracted from ", ast.Add),
+}
+
+
+def _otherwise(node: ast.expr) -> Iterator[tuple[list, ast.expr]]:
+    """What may stand for an expression by mistake: the sentence, whose every second piece is code, and the code."""
+    changed: list[ast.expr] = []
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        before, between, turned = _ARITHMETIC[type(node.op)]
+        pairs = [(node.left, node.right), (node.right, node.left)]
+        for one, other in pairs if isinstance(node.op, (ast.Mult, ast.Add)) else pairs[:1]:
+            times = isinstance(node.op, ast.Mult)
+            if not times or not isinstance(other, ast.Constant):  # what a sum counts is told by its terms
+                yield [before, other, between, one], one
+                if times:
+                    yield ["the factor ", other, " comes twice"], _with(node, left=node, right=other)
+        if not isinstance(node.op, (ast.Mult, ast.Add)):
+            changed.append(_with(node, left=node.right, right=node.left))
+        if isinstance(node.op, ast.Div):
+            changed.append(_with(node, left=ast.Constant(1)))
+        changed.append(_with(node, op=turned()))
+        for field, number in ast.iter_fields(node) if isinstance(node.op, (ast.Add, ast.Sub)) else ():
+            if isinstance(number, ast.Constant) and isinstance(number.value, int):
+                changed += [_with(node, **{field: ast.Constant(number.value + step)}) for step in (-1, 1)]
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        changed += [_with(node, ops=[op()])] if (op := _COMPARED.get(type(node.ops[0]))) else []
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
+        changed += [_with(node, slice=ast.Constant(i)) for i in range(3) if i != node.slice.value]
+    elif isinstance(node, ast.IfExp):
+        yield ["whether ", node.test, " is not asked: it is always ", node.body, ""], node.body
+        yield ["whether ", node.test, " is not asked: it is always ", node.orelse, ""], node.orelse
+    elif isinstance(node, ast.Call):
+        field = {ast.Name: "id", ast.Attribute: "attr"}.get(type(node.func), "")
+        if name := _ANOTHER.get(getattr(node.func, field, "")):
+            changed.append(_with(node, func=_with(node.func, **{field: name})))
+        changed += [_with(node, keywords=[k for k in node.keywords if k is not left]) for left in node.keywords]
+        if _name(node.func) in ("min", "max"):
+            changed += node.args
+        elif not _name(node.func).endswith(".apply"):
+            changed += [_with(node, args=args) for args in _swapped(node.args)]
+    elif isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load):
+        changed += [_with(node, elts=elements) for elements in _swapped(node.elts)]
+    for new in changed:
+        yield ["", new, " stands where ", node, " belongs"], new
+
+
+def _swapped(items: list) -> Iterator[list]:
+    """With each two of them in the other's place."""
+    for one, other in combinations(range(len(items)), 2):
+        yield [items[{one: other, other: one}.get(i, i)] for i in range(len(items))]
+
+
+def _with(node: ast.AST, **fields: Any) -> Any:
+    """A copy with other fields."""
+    return type(node)(**{**dict(ast.iter_fields(node)), **fields})
+
+
+def _said(piece: ast.expr, known: Mapping[str, ast.expr]) -> str:
+    """A piece of ours, without its local names if it is short."""
+    long = ast.unparse(_Put(known).visit(copy.deepcopy(piece)))
+    return long if len(long) <= _LONGEST // 2 else ast.unparse(piece)
+
+
+def _known(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """What local names stand for that get their value once; a letter for an argument stays a letter."""
+    stored = [*_names_of(function, ast.Store), *(argument.arg for argument in function.args.args)]
+    given = {_name(node.targets[0]): node.value for node in ast.walk(function) if isinstance(node, ast.Assign)}
+    return {name: value for name, value in given.items() if stored.count(name) == 1 and not isinstance(value, ast.Name)}
+
+
+class _Exchange(ast.NodeTransformer):
+    """One expression in place of another."""
+
+    def __init__(self, old: ast.expr, new: ast.expr):
+        self.old, self.new = old, new
+
+    def visit(self, node):
+        return self.new if node is self.old else self.generic_visit(node)
 
 
 class _Put(ast.NodeTransformer):
@@ -361,6 +476,13 @@ def _spine(node: ast.expr) -> tuple[list[Wrapper], ast.expr]:
     while True:
         if isinstance(node, ast.Call) and node.args:
             func, first = _name(node.func), node.args[0]
+            if func in ("min", "max"):
+                return found, node
+            if func.endswith("linear") and len(node.args) > 2 and _name(node.args[2]).endswith("bias"):
+                bias, nothing = node.args[2], ast.BinOp(ast.Constant(0), ast.Mult(), node.args[2])
+                name = _name(bias).rpartition(".")[2]
+                found.append(Wrapper(name, "the bias", lambda x, b=bias: ast.BinOp(x, ast.Add(), b)))  # type: ignore[misc]
+                node = ast.Call(node.func, [*node.args[:2], nothing, *node.args[3:]], node.keywords)
             weight = next((_name(a).rpartition(".")[2] for a in node.args[1:] if _name(a).endswith("weight")), "")
             name = f"the product with {weight}" if func.endswith("linear") and weight else func.rpartition(".")[2]
             kind = "the product" if func.endswith("linear") else name

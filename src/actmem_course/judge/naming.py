@@ -86,31 +86,36 @@ class Naming:
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)
         rows, source, partly = stated_edits(self.exercise), source_of(self.module), ""
+        # What is seen besides tells one wrong answer from another, so that the syntax may name what raises or costs too much.
+        told = any(seen.how == "any" for seen in found.seen[0].values())
+        of_costs = chain(rows, made_edits(self.exercise) if told else ())
         if not wrong:
-            return self.edit_like(found, (), group, rows)[0] if any(found.errors) and group < 0 else ""
+            if group >= 0 or not any(found.errors):
+                return ""
+            return self.edit_like(found, (), group, of_costs)[0]
         said, explained = described(found, right, wrong)
-        if right.seen[0][next(iter(wrong))].how not in NUMBERS:
-            whole, part = self.edit_like(found, list(wrong), group, rows)
+        first = right.seen[0][next(iter(wrong))]
+        if first.how not in NUMBERS:
+            whole, part = self.edit_like(found, list(wrong), group, of_costs)
             return whole or part or said
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source)
         for edits in (chain(rows, missing), chain(made_edits(self.exercise), pairs_of(rows, source)))[
-            : 1 + (group < 0)
+            : 1 + (group < 0 and first.how != "pattern")
         ]:
             whole, part = self.edit_like(found, list(wrong), group, edits)
-            if whole or explained:
+            if whole or explained and first.parts is not None:
                 return whole or said
             partly = partly or part
-        return partly or said
+        return said if explained else partly or said
 
     def edit_like(self, found: Happened, wrong: Sequence[str], group: int, edits: Iterable[Edit]) -> tuple[str, str]:
         """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first.
 
-        Where the numbers are right, all that is wrong costs the same.  One whole number may be the same by chance, so of these
-        two must be.
+        Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.
         """
         partly, start, rows = "", time.process_time(), stated_edits(self.exercise)
         costs = bool(wrong) and self.ours(group).seen[0][wrong[0]].how not in NUMBERS
-        wrong = wrong if costs else wrong[:2]
+        wrong = wrong if costs else wrong[:1]
         for edit in edits:
             if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
                 break
@@ -129,8 +134,10 @@ class Naming:
                 enough = any(there[:1]) and _same(outcome, found, ("any",))
                 whole = enough and all(there) and set(differences(outcome, self.ours(group))) == set(wrong)
             else:
-                enough = any(there[:1]) and (there == [True, True] or not isinstance(found.value(wrong[0])[0], int))
-                whole = _same(outcome, found)
+                # An edit that changes nothing there is like an answer that is nearly right.
+                same_fault = all(there) and (not wrong or wrong[0] in differences(outcome, self.ours(group)))
+                enough = same_fault and any(there) and not isinstance(found.value(wrong[0])[0], int)
+                whole = same_fault and _same(outcome, found)
             if whole:
                 return words, ""
             partly = partly or words * enough

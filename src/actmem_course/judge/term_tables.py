@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any
+
+import torch
 
 from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.verdict import Wrong
@@ -59,6 +62,18 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
             return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
     (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
     return f"is {found:,} B where {true:,} B are kept ({' '.join(f'{name}={n}' for name, n in letters.items())})"
+
+
+def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms: str) -> str:
+    """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: the value of each letter in each case."""
+    spelled = [term.replace("s²", "ss").partition("/")[::2] for term in terms]
+    values = [[prod(z[x] for x in over) / prod(z[x] for x in under) for over, under in spelled] for z in sizes]
+    made, wanted = torch.tensor(values, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
+    counts = torch.linalg.lstsq(made, wanted[:, None]).solution.flatten().round()
+    said = " + ".join(
+        f"{int(count)}{term}".removeprefix("1" * (count == 1)) for term, count in zip(terms, counts) if count
+    )
+    return said if made.mv(counts).equal(wanted) else ""
 
 
 def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:

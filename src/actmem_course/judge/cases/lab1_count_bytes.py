@@ -8,7 +8,8 @@ from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
+from actmem_course.judge.compare import check_whole_number
+from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio, explain_sum
 
 #: s, b, h, a, t, sequence_parallel, recompute.
 RANKS = (
@@ -17,9 +18,11 @@ RANKS = (
     (12, 3, 56, 8, 4, True, "full"),
 )  # fmt: skip
 #: s, b, h, f.
-GATED = ((5, 3, 8, 14), (7, 2, 10, 22))
+GATED = ((5, 3, 8, 14), (7, 2, 10, 22), (3, 1, 6, 4), (2, 5, 4, 6))
+#: s, b, h, a, t that t divides, so that a sum of terms can be taken apart.
+_APART = ((8, 1, 16, 4, 2), (8, 2, 32, 8, 4), (16, 1, 24, 4, 4), (16, 3, 16, 8, 8), (24, 1, 32, 4, 2), (8, 1, 64, 8, 8))
 #: h, a.
-CROSSOVERS = ((12288, 96), (20, 4), (1600, 25), (1536, 16))  # a rest of 4/10, none, 2/10, 8/10
+CROSSOVERS = ((12288, 96), (20, 4), (1600, 25), (1536, 16), (4, 2))  # a rest of 4/10, none, 2/10, 8/10, 6/10
 
 
 #: s, b, h, a that share no factor, so that every wrong power of one of them shows.
@@ -58,14 +61,24 @@ def _reason(term: str, found: int, true: int) -> str:
 
 
 def rank_bytes(r: CaseRun) -> None:
+    letters = [dict(zip("sbhat", sizes)) for sizes in _APART]
     for s, b, h, a, t, sequence_parallel, recompute in RANKS:
+        apart = [
+            check_whole_number("the result", r["rank_bytes"](*sizes, sequence_parallel, recompute)) for sizes in _APART
+        ]
         case = f"t={t}, {'with' if sequence_parallel else 'without'} sequence parallelism, {recompute=}, {s=} {b=} {h=} {a=}"
-        r.see_number(case, r["rank_bytes"](s, b, h, a, t, sequence_parallel, recompute))
+        r.see_number(
+            case,
+            r["rank_bytes"](s, b, h, a, t, sequence_parallel, recompute),
+            explain_sum(apart, letters, "sbh", "sbh/t", "as²b", "as²b/t"),
+        )
 
 
 def gated_mlp_bytes(r: CaseRun) -> None:
-    for s, b, h, f in GATED:
-        r.see_number(f"{s=} {b=} {h=} {f=}", r["gated_mlp_bytes"](s, b, h, f))
+    found = [check_whole_number("the result", r["gated_mlp_bytes"](*sizes)) for sizes in GATED]
+    words = explain_sum(found, [dict(zip("sbhf", sizes)) for sizes in GATED], "sbh", "sbf", "hf")
+    for (s, b, h, f), number in zip(GATED, found):
+        r.see_number(f"{s=} {b=} {h=} {f=}", number, words)
 
 
 def crossover_seq_length(r: CaseRun) -> None:
@@ -82,12 +95,8 @@ _WHOLE = (
 _SHARED = "10sbh is not divided by t: sequence parallelism shares layer norms and dropouts too"
 _INPUT_WHOLE = "the layer's input is 2sbh on every rank without sequence parallelism"
 _INPUT_SHARED = "the layer's input is cut by sequence parallelism, so it is 2sbh/t"
-_MANY_SHARED = "sequence parallelism divides more than one input (2sbh): two layer-norm inputs, two block inputs, two masks, 10sbh in all"
-_WHOLE_ROWS = "layer-norm 1 input, QKV projection input, layer-norm 2 input, h→4h input"
 _SELECTIVE = "selective drops the three tensors of the core attention, 5as²b/t"
-_TWICE = "the coefficients are bytes already, but they are multiplied by 2 again"
 _FOUR = "the input of silu and its result, the other factor of the product, and the input of the last linear"
-_CUT = "5as²b is not divided by t, although the heads are shared among the ranks"
 _TIMES = "(5 * num_attention_heads)"
 MISTAKES = {
     "1.2": f"""
@@ -95,45 +104,20 @@ MISTAKES = {
         tensor_parallel_size if sequence_parallel else 1 -> 1 | {_SHARED}
         10 * sbh // cut -> 10 * sbh // t | {_WHOLE}
         10 * sbh // cut -> 10 * sbh | {_SHARED}
-        10 * sbh // cut -> 8 * sbh + 2 * sbh // cut | {_MANY_SHARED}
         `return 2 * sbh // cut` -> return 2 * sbh // t | {_INPUT_WHOLE}
         `return 2 * sbh // cut` -> return 2 * sbh | {_INPUT_SHARED}
         `{_FULL}` ->  | this is what selective recomputation keeps; full recomputation keeps only the layer's input
-        b // t if -> b if | {_CUT}
-        24 * sbh // t -> 24 * sbh | 24sbh is not divided by t: what the blocks keep between their two linears is shared among the ranks
-        24 * sbh // t -> (8 * sbh + 16 * sbh // t) | Q, K, V and the attention projection's input are not divided by t, although the heads are shared among the ranks
-        {_BOTH} -> 34 * sbh ;; b // t if -> b if | nothing is divided by t
-        {_BOTH} -> 8 * sbh // cut + 26 * sbh // t | one of these is divided by t, but every rank has all of it: {_WHOLE_ROWS}
-        {_BOTH} -> 6 * sbh // cut + 28 * sbh // t | two of these are divided by t, but every rank has all of it: {_WHOLE_ROWS}
         {_BOTH} -> 34 * sbh // t | {_WHOLE}
-        return 2 * sbh // cut -> return 4 * sbh // cut ;; return {_BOTH} + core -> return 2 * ({_BOTH} + core) | {_TWICE}
-        return {_BOTH} + core -> return 2 * ({_BOTH} + core) | {_TWICE}
         return 2 * sbh // cut -> return sbh // cut ;; return {_BOTH} + core -> return ({_BOTH} + core) // 2 | elements are counted, not bytes
         return {_BOTH} + core -> return ({_BOTH} + core) // 2 | elements are counted, not bytes
         ` if recompute == "none" else 0` ->  | this is what is kept without recomputation: {_SELECTIVE}
-        == "none" else 0 -> == "none" else a * s * s * b // t | softmax dropout mask is counted, but selective recomputation drops it: {_SELECTIVE}
-        == "none" else 0 -> == "none" else 2 * a * s * s * b // t | one of softmax output and softmax dropout output is counted, but selective recomputation drops both: {_SELECTIVE}
-        24 * sbh // t -> (24 if recompute == "none" else 18) * sbh // t | Q, K and V are dropped as well: the second run starts from them, so they stay
-        24 * sbh // t -> (24 if recompute == "none" else 0) * sbh // t | selective recomputation drops 5as²b only; this drops what the blocks keep besides (24sbh/t) as well
-        5 * a -> 4 * a | softmax dropout mask (as²b) is left out
-        5 * a -> 3 * a | one of softmax output and softmax dropout output (2as²b each) is left out
-        5 * a -> 6 * a | softmax dropout mask is taken with 2 bytes an element (a mask has 1)
-        10 * sbh -> 9 * sbh | one of these is left out: attention dropout mask, MLP dropout mask
-        10 * sbh -> 8 * sbh | one of these is left out ({_WHOLE_ROWS}), or both dropout masks
-        10 * sbh -> 11 * sbh | one of these is counted with 2 bytes an element (a mask has 1): attention dropout mask, MLP dropout mask
-        10 * sbh -> 12 * sbh | these are counted with 2 bytes an element (a mask has 1): attention dropout mask, MLP dropout mask
-        24 * sbh -> 22 * sbh | one of these is left out: Q, K, V, attention projection input
-        24 * sbh -> 16 * sbh | one of these is left out: GeLU input, 4h→h input
     """,
     "1.3": f"""
         return 2 * s -> return 4 * s | x is counted twice: two linears read it, but it is one tensor in memory
         4 * 2 * s * b * f -> 3 * 2 * s * b * f | a tensor of [s, b, f] is left out, one of four: {_FOUR}; the gradients need all of them
         `return 2 * s * b * h + ` -> return | x is left out: the gradients of both first weights need it
-        4 * 2 * s * b * f -> 2 * 2 * s * b * f | two tensors of [s, b, f] are left out, of four: {_FOUR}
-        4 * 2 * s * b * f -> 2 * s * b * f | three tensors of [s, b, f] are left out, of four: {_FOUR}
         4 * 2 * s * b * f -> 4 * 2 * s * b * 4 * h | 4h is used in place of f, which is feed_forward_size
         {_ALL} -> return s * b * h + 4 * s * b * f | elements are counted, not bytes
-        4 * 2 * s * b * f -> 5 * 2 * s * b * f | one tensor of [s, b, f] too many
     """,
     "1.4": f"""
         {_TIMES} + 1 -> {_TIMES} | 34h/5a is rounded down, and at that s the core attention does not keep more than the rest: the smallest s that does is the next whole number
@@ -141,6 +125,8 @@ MISTAKES = {
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) + 1 | 34h/5a is rounded to the nearest whole number: round down, and take the next
         34 * hidden_size // {_TIMES} -> 34 * num_attention_heads // (5 * hidden_size) | h and a are swapped: wide heads make the core attention small beside the rest
         {_TIMES} -> (4 * num_attention_heads) | the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2
+        34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) | 34h/5a is rounded to the nearest whole number: round down, and take the next
+        34 * hidden -> 19 * hidden | the core is compared with the MLP only; attention and the layer norms belong to the layer too
         {_TIMES} -> (2 * num_attention_heads) | only the softmax output is counted: the dropout's mask and output belong to the core as well
         34 * hidden -> 24 * hidden | what layer norms, block inputs and dropout masks keep (10sbh) is left out of the rest of the layer
         34 * hidden -> 11 * hidden | the core is compared with the rest of attention only; the MLP and the layer norms belong to the layer too

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.edits import orders
 from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
 from actmem_course.judge.verdict import Wrong
 from actmem_course.pieces import core_attention, merge_heads, split_heads
@@ -57,8 +56,24 @@ def split_attention(r: CaseRun) -> None:
     r.see("the shape of this rank's qkv_weight", list(own_qkv.shape), "equal")
     r.see("the shape of this rank's projection_weight", list(own_projection.shape), "equal")
     if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
+        rows, columns = _heads_of(own_qkv, qkv, heads), _heads_of(own_projection.t(), projection.t(), heads)
+        whole = len(rows) == 3 * here and len(columns) == here  # and none is a part of one
+        if whole and rows != [f"{which}{head[1:]}" for which in "QKV" for head in columns]:
+            raise Wrong(
+                f"rank {r.rank}'s QKV part has the rows of {', '.join(rows)}, and its projection the columns of heads "
+                f"{', '.join(head[1:] for head in columns)}: take Q, then K, then V of the same heads, in the order of the columns"
+            )
         context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
         r.see("the attention", F.linear(context, own_projection), "total")
+
+
+def _heads_of(part: Tensor, whole: Tensor, heads: int) -> list[str]:
+    """Which heads of Q, K, V the rows of a part are, in their order: ``Q0``.  Empty unless they are rows of the whole."""
+    d = whole.shape[1] // heads
+    places = (part[:, None] == whole).all(-1).nonzero()[:, 1].tolist()
+    if places != [first + i for first in places[::d] for i in range(d)]:
+        return []
+    return [f"{'QKV'[first // len(whole.t())]}{first // d % heads}" for first in places[::d]]
 
 
 def mlp(r: CaseRun) -> None:
@@ -108,6 +123,7 @@ PLACES = {
     "down_bias": _AFTER,
     "projection_bias": _AFTER,
     "up_bias": "before the gelu",
+    "qkv_bias": "before the core attention",
 }
 _TARGET = "the target's logit is known only to the rank that holds it: it must be summed over the ranks, and is here this rank's own part"
 #: How the target's logit is found wrongly, with words.
@@ -127,10 +143,6 @@ _SHIFTED = (
     "target = logits.gather -> target = (logits - largest.unsqueeze(-1)).gather ;; "
     "sums[0].log() + largest - sums[1] -> sums[0].log() - sums[1]"
 )
-_ORDERS = orders(
-    "core_attention(q, k, v), x",
-    "Q, K and V come in the order {}: split_heads gives Q, K, V, and core_attention takes them so",
-)
 MISTAKES = {
     "2.8": "\n".join(f"{how}{edit} | {words}" for edit, words in _PICKED.items() for how in ("", f"{_SHIFTED} ;; "))
     + rf"""
@@ -139,13 +151,13 @@ MISTAKES = {
         largest = logits.amax(-1) -> largest = 0 * logits.amax(-1) | right for small logits, but exp overflows for logits of a thousand and more: subtract the largest logit of all ranks before exp
         return sums[0].log() + largest -> return logits.logsumexp(-1) | the result is this rank's own softmax: the sum of the exponentials must run over all ranks
         sums[0].log() + largest -> sums[0].log() | the largest logit is subtracted and not added back: subtract it from the target's logit too, or add it to the logarithm
-        sums[0].log() + largest -> sums[0].log() + 2 * largest | the largest logit is added back twice
         (exponentials.sum(-1), target) -> (logits.logsumexp(-1), target) ;; sums[0].log() + largest -> sums[0] | the ranks' logarithms are added up: add the sums of the exponentials, and take one logarithm
         return sums[0].log() + largest - -> return (sums[0].log() + largest).exp() - | the logarithm of the sum is missing
         return sums[0].log() -> return sums[0] | the logarithm of the sum is missing
         return sums[0].log() -> return (sums[0] / dist.get_world_size(group)).log() | the sum of the exponentials is averaged over the ranks: all-reduce with SUM, and divide by nothing
         `+ largest - sums[1]` -> + largest | the target's logit is not subtracted
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).mean() | the result is the mean over all positions; expected one loss per position
+        return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).mean().expand(targets.shape) | every position has the mean over all positions; expected one loss per position
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).sum() | the result is the sum over all positions; expected one loss per position
         exponentials / sums[0].unsqueeze(-1) -> logits.softmax(-1) | the forward is right; the gradient of logits is that of this rank's own softmax: divide by the sum over all ranks
         softmax, index, mine = ctx.saved_tensors -> softmax, index, mine = [0 * ctx.saved_tensors[0], *ctx.saved_tensors[1:]] | the forward is right; the gradient of logits is that of the target's logit alone: none comes back through the sum of the exponentials, so its all-reduce needs a backward
@@ -156,24 +168,12 @@ MISTAKES = {
         ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot) / ctx.t * | the forward is right; the gradient of logits is 1/t of what it should be: nothing in it is averaged over the ranks
     """,
     "2.3": r"""
-        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight) | bias is missing: it belongs after the linear, once
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias if dist.get_rank(group) == 0 else None) | bias is used on rank 0 only: each rank's bias is that of its own features, so add it on every rank
-        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
-        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias / dist.get_world_size(group)) | bias is divided by t: add the whole of it
-        F.linear(f(x, group), weight, bias) -> f(F.linear(x, weight, bias), group) | the forward is right, the gradients are not: f comes after bias: it belongs at the entry, once
-        F.linear(f(x, group), weight, bias) -> F.linear(f_bar(x, group), weight, bias) | f belongs where f_bar is called: f's forward must return x as it is
-        F.linear(f(x, group), weight, bias) -> F.linear(f(f(x, group), group), weight, bias) | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
     """,
     "2.4": r"""
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) | bias is missing: it belongs after the sum over the ranks, once
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias), group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) + f_bar(bias, group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
-        f_bar(F.linear(x, weight), group) + bias -> f(f_bar(F.linear(x, weight), group), group) + bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) - bias | bias is subtracted: add it
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | f_bar gives 1/t of the sum of the ranks' parts: f_bar's forward must all-reduce once, with SUM
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f(x, group), weight), group) + bias | the forward is right, the gradients are not: f is called before the linear, where there is nothing to exchange
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f_bar(x, group), weight), group) + bias | f_bar is called before the linear, where there is nothing to exchange
     """,
     "2.5": r"""
         mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t)[rank] | the 3h rows are cut into t blocks, so rank 0 gets the first rows and not its heads: each rank needs Q, K and V of the same heads, so cut each of the three
@@ -181,40 +181,24 @@ MISTAKES = {
         projection_weight.chunk(t, dim=1) -> projection_weight.chunk(t) | the projection is cut along its output features: heads are its input features, dimension 1 of [out, in]
         projection_weight.chunk(t, dim=1) -> projection_weight.t().chunk(t, dim=1) | the projection part is cut from projection_weight's transpose: take columns of projection_weight as it is
         mine.reshape(3 * h // t, h) -> mine.view(3, num_attention_heads // t, -1, h).transpose(0, 1).reshape(3 * h // t, h) | the QKV part has the right rows in another order: expected all rows of Q first, then K, then V
-        projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=1)[t - 1 - rank] | a rank has the QKV rows of some heads and the projection's columns of others: take those of the same heads
-        mine.reshape(3 * h // t, h) -> mine[[1, 0, 2]].reshape(3 * h // t, h) | the QKV part has K first, then Q, then V: expected Q first
-        mine.reshape(3 * h // t, h) -> torch.cat([x.chunk(t)[(rank + (i > 0)) % t] for i, x in enumerate(qkv_weight.chunk(3))]) | a rank's Q, K and V belong to different heads: take the three of the same heads
         dist.get_rank(group)\n    h = -> 0\n    h = | every rank takes the same heads, those of rank 0: which heads are a rank's follows from dist.get_rank(group)
         view(3, t, h // t, h)[:, rank] -> view(3, h // t, t, h)[:, :, rank] ;; projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | heads are cut apart: each rank has every t-th row, and needs whole heads
     """,
     "2.6": r"""
-        gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) | the gelu is missing: it belongs between the two linears
-        gelu(column -> gelu(gelu)(column ;; gelu(gelu)(column_parallel_linear(x, up_weight, up_bias, group)) -> gelu(gelu(column_parallel_linear(x, up_weight, up_bias, group))) | the gelu comes twice: it belongs between the two linears
         gelu(column -> F.gelu(column | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
         gelu(column -> F.relu(column | relu is used instead of gelu
-        gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) ;; return row_parallel_linear(y, down_weight, down_bias, group) -> return gelu(row_parallel_linear(y, down_weight, down_bias, group)) | the gelu comes after down_bias: it belongs between the two linears
-        return row_parallel_linear(y, down_weight, down_bias, group) -> return gelu(row_parallel_linear(y, down_weight, down_bias, group)) | the gelu comes at the end as well: it belongs between the two linears
-        column_parallel_linear(x, up_weight -> column_parallel_linear(f(x, group), up_weight | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
-        column_parallel_linear(x, up_weight, up_bias, -> column_parallel_linear(x, up_weight, 0 * up_bias, | up_bias is missing: it belongs before the gelu
-        column_parallel_linear(x, up_weight, up_bias, group) -> column_parallel_linear(x, up_weight, up_bias, group) + up_bias | up_bias comes twice: it belongs before the gelu
-        row_parallel_linear(y, down_weight, down_bias, group) -> row_parallel_linear(y, down_weight, 0 * down_bias, group) | down_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
         row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
-        row_parallel_linear(y, down_weight, down_bias, group) -> f(f_bar(F.linear(y, down_weight), group), group) + down_bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
         return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
-        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group)) | f_bar is called before the gelu, where there is nothing to exchange
-        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f(column_parallel_linear(x, up_weight, up_bias, group), group)) | the forward is right, the gradients are not: f is called before the gelu, where there is nothing to exchange
     """,
     "2.7": r"""
-        {orders}
         core_attention(q, k, v), x -> F.scaled_dot_product_attention(q, k, v), x | there is no causal mask, so a token attends to later ones: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** 0.5, k, v), x | the scores are not divided by the root of the head size: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention does it
-        core_attention(q, k, v), x -> core_attention(q * num_attention_heads ** -0.5, k, v), x | the scores are divided by the root of h, not of the head size: use core_attention
         num_attention_heads // dist.get_world_size(group) -> num_attention_heads | a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks
-        column_parallel_linear(x, qkv -> column_parallel_linear(f(x, group), qkv | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
-        column_parallel_linear(x, qkv_weight, qkv_bias, -> column_parallel_linear(x, qkv_weight, 0 * qkv_bias, | qkv_bias is missing: it belongs before the core attention
-        row_parallel_linear(context, projection_weight, projection_bias, group) -> row_parallel_linear(context, projection_weight, 0 * projection_bias, group) | projection_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        context = merge_heads(core_attention(q, k, v), x.shape[1]) -> context = f_bar(merge_heads(core_attention(q, k, v), x.shape[1]), group) | f_bar is called before the product with projection_weight, where there is nothing to exchange
+        column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here) -> column_parallel_linear(x, qkv_weight, qkv_bias, group).unflatten(-1, (heads_here, 3, -1)).transpose(-2, -3).flatten(-3), heads_here) | the rows of Q, K and V are read head by head, as Megatron-LM stores them; here all of Q come first: use split_heads
+        merge_heads(core_attention(q, k, v), x.shape[1]) -> core_attention(q, k, v).reshape(x.shape[0], x.shape[1], -1) | the heads are reshaped where they lie, sequence last: use merge_heads, which puts the sequence first again
+        , x.shape[1]) -> , heads_here) | merge_heads is given a number of heads: its second argument is the number of sequences, x.shape[1]
+        , x.shape[1]) -> , x.shape[0]) | merge_heads is given the sequence length: its second argument is the number of sequences, x.shape[1]
         return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: this is attention alone; the layer adds x afterwards
-    """.replace("{orders}", _ORDERS),
+    """,
 }

@@ -91,7 +91,8 @@ def layer(r: CaseRun) -> None:
     own = random_weights(4 * heads, heads, seed=30, device=r.device).part(r.rank, r.t).named()
     why = {"": "leave each block through g_bar, which keeps this rank's tokens"}
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, total=PARTIAL, why=why)
-    words = f"linear is called {len(calls)} times: use it for QKV and for h → 4h, so that the lab can replace it"
+    often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
+    words = f"linear is {often}: use it for QKV and for h → 4h, so that the lab can replace it"
     r.see("calls of linear", abs(len(calls) - 2), "most", words)
 
 
@@ -139,9 +140,21 @@ def dropout_generators(r: CaseRun) -> None:
             if not isinstance(made, (tuple, list)) or [isinstance(x, torch.Generator) for x in made] != [True, True]:
                 raise Wrong("expected two torch.Generators: for Dropouts.core and for Dropouts.block")
             # One generator for both is fine where both are this rank's own: the draws then follow each other.
+            if made[0] is made[1] and not parallel and r.t > 1:
+                raise Wrong(
+                    "without sequence_parallel, one generator serves core and block: core's draws differ by rank, block's must not"
+                )
             for name, generator in zip(("core", "block"), made):
                 draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
         r.see(f"with{'' if parallel else 'out'} sequence_parallel", draws, "pattern", partial(_draws_fault, parallel))
+
+
+_DRAWN = {
+    2: "ranks draw the same for core: each holds different heads, so every rank must drop differently there",
+    3: "ranks draw the same for block: each holds different tokens, and would repeat one pattern of drops",
+    4: "ranks draw different numbers for block: each holds the whole [s, b, h], and the replicas would drift apart",
+    5: "core and block draw the same numbers on some ranks: give the two generators seeds that are never equal",
+}
 
 
 def _draws_fault(parallel: bool, one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, str]:
@@ -150,31 +163,11 @@ def _draws_fault(parallel: bool, one: tuple[str, int], other: tuple[str, int], s
     when = f"with{'' if parallel else 'out'} sequence_parallel{' and with seed 0' * (seeds[0] == seeds[1] == 'with seed 0')}, "
     late = len({one[1], other[1]}) > 1 and 0.5 * (seeds[0] != "")
     if not same and one[1] == other[1]:
-        return (
-            0,
-            "the same seed gives other numbers the second time: seed each generator with manual_seed, from seed alone",
-        )
+        return 0, "the same seed gives other numbers the second time: seed each with manual_seed, from seed alone"
     if same and "with another seed" in seeds and seeds[0] != seeds[1] and one[1] == other[1]:
         return 1, "another seed gives the same numbers: derive each generator's seed from the argument seed"
-    if same and kinds == ("core", "core"):
-        return (
-            2 + late,
-            f"{when}ranks draw the same for core: each holds different heads, so every rank must drop differently there",
-        )
-    if same and kinds == ("block", "block"):
-        return (
-            3 + late,
-            f"{when}ranks draw the same for block: each holds different tokens, and would repeat one pattern of drops",
-        )
-    if not same:
-        return (
-            4 + late,
-            f"{when}ranks draw different numbers for block: each holds the whole [s, b, h], and the replicas would drift apart",
-        )
-    return (
-        5 + late,
-        f"{when}core and block draw the same numbers on some ranks: give the two generators seeds that are never equal",
-    )
+    grave = 4 if not same else 5 if kinds[0] != kinds[1] else 2 if kinds[0] == "core" else 3
+    return grave + late, when + _DRAWN[grave]
 
 
 _AFTER = "after the sum over the ranks, once (the sum would hold it t times)"
@@ -189,9 +182,6 @@ PLACES = {
 MISTAKES = {
     "3.3": r"""
         g(x, group), weight, bias -> g(x, group), weight | bias is missing: it belongs after the linear, once
-        F.linear(g(x, group), weight, bias) -> F.linear(x, weight, bias) | g is missing: it belongs at the entry, once, so that this rank's weight meets all tokens
-        F.linear(g(x, group), weight, bias) -> g(F.linear(x, weight, bias), group) | g comes after bias: it belongs at the entry, once, so that this rank's weight meets all tokens
-        F.linear(g(x, group), weight, bias) -> F.linear(g(x, group) / dist.get_world_size(group), weight, bias) | g gives 1/t of the ranks' parts joined; it should give the ranks' parts joined along dimension 0
         F.linear(g(x, group), weight, bias) -> F.linear(g(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
     """,
     "3.4": r"""
@@ -212,16 +202,12 @@ MISTAKES = {
         w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) | projection_bias comes before attention's g_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | down_bias comes before the MLP's g_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) ;; w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | the row-parallel linear's bias comes before g_bar, in all places: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        + w.projection_bias -> + w.down_biaz ;; + w.down_bias\n -> + w.projection_bias\n ;; down_biaz -> down_bias | projection's and down's bias are swapped: projection's come first
         dropouts.block(y) -> y ;; g_bar(F.linear(context, w.projection_weight), group) -> g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; g_bar(F.linear(y, w.down_weight), group) -> g_bar(dropouts.block(F.linear(y, w.down_weight)), group) | dropouts.block comes before the bias, in both blocks: it drops elements of what is added to x, so it belongs after g_bar and the bias
-        w.projection_bias -> w.down_bias | down's bias is also used where projection's belongs
         w.norm1_weight, w.norm1_bias -> w.norm0_weight, w.norm0_bias ;; norm2 -> norm1 ;; norm0 -> norm2 | norm1's and norm2's weight and bias are swapped: norm1's come first
         norm2 -> norm1 | norm1's weight and bias are also used where norm2's belong
         norm1_ -> norm2_ | norm2's weight and bias are also used where norm1's belong
         `    x = x + dropouts.block(y)` ->     x = dropouts.block(y) | the addition of x to attention's result is missing: it belongs at the block's end, once
         return x + dropouts.block(y) -> return dropouts.block(y) | the addition of x to the MLP's result is missing: it belongs at the block's end, once
-        `    x = x + dropouts.block(y)` ->     x = x + x + dropouts.block(y) | the addition of x to attention's result comes twice: it belongs at the block's end, once
-        return x + dropouts.block(y) -> return x + x + dropouts.block(y) | the addition of x to the MLP's result comes twice: it belongs at the block's end, once
         `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; return x + -> return first + | the residual branch around the MLP is missing: it belongs before the layer norm, with the x that comes into this block
         `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; layer_norm(x, w.norm2 -> layer_norm(first, w.norm2 | the second layer norm is applied to the layer's input; apply it to x after attention's result is added
         `    y = linear(layer_norm` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(_same ;; _same(x, w.norm1_weight, w.norm1_bias) -> x ;; `    y = gelu(linear(layer_norm` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(_same ;; _same(x, w.norm2_weight, w.norm2_bias) -> x | the layer norm comes before the residual branch, in all places: it belongs inside the residual branch: what is added at the end is x from before the norm
@@ -232,12 +218,12 @@ MISTAKES = {
         x + dropouts.block(y) -> dropouts.block(x + y) | dropouts.block comes after the addition of x, in all places: it belongs after the bias, before x is added
         `    x = x + dropouts.block(y)` ->     x = dropouts.block(x + y) | attention's dropouts.block comes after the addition of x to attention's result: it belongs after the bias, before x is added
         return x + dropouts.block(y) -> return dropouts.block(x + y) | the MLP's dropouts.block comes after the addition of x to the MLP's result: it belongs after the bias, before x is added
-        `    x = x + dropouts.block(y)` ->     x = dropouts.block(x) + y | dropouts.block is applied to the residual x and not to attention's result
-        return x + dropouts.block(y) -> return dropouts.block(x) + y | dropouts.block is applied to the residual x and not to the MLP's result
         y = g_bar(F.linear(context, w.projection_weight), group) -> y = g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; `    x = x + dropouts.block(y)` ->     x = x + y | attention's dropouts.block comes before attention's g_bar: it belongs after the bias, before x is added
         y = g_bar(F.linear(y, w.down_weight), group) -> y = g_bar(dropouts.block(F.linear(y, w.down_weight)), group) ;; return x + dropouts.block(y) -> return x + y | the MLP's dropouts.block comes before the MLP's g_bar: it belongs after the bias, before x is added
         `    x = x + dropouts.block(y)` ->     x = x + dropouts.core(y) | dropouts.core is applied to attention's result: it is for the attention weights; use dropouts.block here
         return x + dropouts.block(y) -> return x + dropouts.core(y) | dropouts.core is applied to the MLP's result: it is for the attention weights; use dropouts.block here
+        x + dropouts.block(y) -> x + dropouts.core(y) | dropouts.core is applied to both results: it is for the attention weights; use dropouts.block there
+        , x.shape[1]) -> , x.shape[0]) | merge_heads is given the number of tokens: its second argument is the number of sequences, x.shape[1]
         dropouts.core) -> dropouts.block) | dropouts.block is used for the attention weights: it is for what is added to x; use dropouts.core here
         dropouts.core -> dropouts.kore ;; dropouts.block -> dropouts.core ;; dropouts.kore -> dropouts.block | dropouts.core and dropouts.block are swapped: core is for the attention weights
         , dropouts.core) -> ) | dropouts.core is not used: it is core_attention's fourth argument
@@ -272,7 +258,6 @@ MISTAKES = {
         .grad, group=group) -> .grad.clone(), group=group) | no .grad has changed: an all-reduce works in place, so give it the .grad itself, or copy the result back
         all_reduce(getattr(w, name).grad, group=group) -> broadcast(getattr(w, name).grad, dist.get_global_rank(group, 0), group=group) | every rank has rank 0's part: each saw different tokens, so the parts must be summed (all-reduce), not copied
         all_reduce(getattr(w, name).grad, group=group) -> reduce(getattr(w, name).grad, dist.get_global_rank(group, 0), group=group) | only rank 0 has the sum; the others update the same parameters and need it too: all-reduce, not reduce
-        all_reduce(getattr(w, name).grad, group=group) -> reduce(getattr(w, name).grad, dist.get_global_rank(group, 1), group=group) | only rank 1 has the sum; the others update the same parameters and need it too: all-reduce, not reduce
         w, name).grad, group=group) -> w, name).grad, dist.ReduceOp.MAX, group=group) | .grad is the largest of the ranks' parts (MAX): each saw other tokens, so the gradient is the sum of the ranks' parts
         .grad, group=group) -> .grad, group=group)\n        dist.all_reduce(getattr(w, name).grad, group=group) | .grad is t times the sum of the ranks' parts: one all-reduce makes the sum, and a second adds up t copies of it
     """,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.edits import orders
 from actmem_course.judge.kept import KeptBytes, kept
 from actmem_course.judge.verdict import Wrong
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, random_weights
@@ -90,9 +90,7 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     after = "restore the state from before the second run"
     r.see_tensor("what is drawn after backward", torch.rand(8, device=r.device).double(), why=after)
     if runs < 2:
-        raise Wrong(
-            "function runs once only, so there is no second run that could draw the same numbers: 4.1 comes first"
-        )
+        raise Wrong("function runs once only, so no second run draws the same numbers: 4.1 comes first")
 
     def first(y: Tensor) -> Tensor:
         return F.dropout(torch.tanh(F.linear(y, up)), 0.5)
@@ -104,12 +102,8 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     for after_first, words in ((second, "in a row"), (first, "of the same function")):
         seed_and_draw(r.device)
         prefix = f"with two regions {words}, "
-        r.passes(
-            lambda y, then=after_first: r[name](then, r[name](first, y) * 1),
-            {"x": x},
-            prefix=prefix,
-            why={"x": _OF_ITS_OWN},
-        )
+        chain = partial(lambda then, y: r[name](then, r[name](first, y) * 1), after_first)
+        r.passes(chain, {"x": x}, prefix=prefix, why={"x": _OF_ITS_OWN})
     seed_and_draw(r.device)
     leaf = x.clone().requires_grad_()
     results = r[name](first, leaf * 1), r[name](second, leaf * 2)
@@ -121,7 +115,13 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
 
 def checkpoint_stopping_early(r: CaseRun) -> None:
     name = "checkpoint_stopping_early"
-    checkpoint(r, name)
+    try:
+        checkpoint(r, name)
+    except (KeyError, IndexError) as error:
+        raise Wrong(
+            f"backward asks for a tensor that the second run has not saved ({type(error).__name__}): run it with grad enabled, from inputs "
+            "that need gradients as the first run's did, and stop it only after the last tensor that the first run saved"
+        ) from None
     checkpoint_of_dropout(r, name)
     again = (
         "forward and backward of core_attention take {found:,} FLOPs where {enough:,} are enough: the second run goes on after what "
@@ -156,10 +156,8 @@ def full_layer(r: CaseRun) -> None:
 
 def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Result and gradients; the input and the weights of the layer."""
-    x, weights = (
-        r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size),
-        layer_weights(_SHAPE, device=r.device),
-    )
+    x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
+    weights = layer_weights(_SHAPE, device=r.device)
     outside = (
         "what checkpoint runs again takes a tensor from outside that still has its graph, so its backward continues into what came "
         f"before: take every such tensor as an argument, {_ARGUMENTS[name]}"
@@ -222,7 +220,6 @@ _AGAIN = "_restore(states)\\n        with torch.enable_grad -> {}with torch.enab
 _DRAWS_OTHERS = "the forward is right; the second run draws other random numbers than the first, so it drops other elements: restore the generator's state from before the first run"
 _FROM_THE_SEED = "the forward is right; the second run starts from the seed, not from the state that the generator had before the first run: torch.get_rng_state()"
 _NO_DROPOUT = "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention"
-_ORDERS = orders("core_attention(q, k, v, dropout)", "core_attention gets {}; it takes Q, K, V, as core does")
 MISTAKES = {
     "4.1": r"""
         return _Checkpoint.apply(function, *inputs) -> with torch.no_grad():\n        return function(*inputs) | the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an autograd Function whose backward runs it again
@@ -238,6 +235,7 @@ MISTAKES = {
         ctx.save_for_backward(*inputs, *_states(inputs[0]))\n        with torch.no_grad():\n            return function(*inputs) -> with torch.no_grad():\n            y = function(*inputs)\n        ctx.save_for_backward(*inputs, *_states(inputs[0]))\n        return y | the forward is right; the second run starts from the generator's state after the first run: save the state before it
         _restore(before)\n        torch.autograd -> torch.autograd | after backward the generator is where the second run left it, so later dropouts repeat numbers: restore the state from before the second run
         _restore(before)\n        torch.autograd -> _restore(states)\n        torch.autograd | after backward the generator is in the state that was saved in forward: restore the state from before the second run
+        with torch.no_grad():\n            return -> with torch.no_grad(), torch.random.fork_rng():\n            return | forward puts the generator back, so what is drawn next repeats the region's numbers: without checkpoint it moves on as function draws; restore it after the second run only
         with torch.no_grad():\n            return -> torch.manual_seed(0)\n        with torch.no_grad():\n            return | the result differs from function's own although the generator starts in the same state: forward must not seed or draw by itself
     """,
     "4.3": r"""
@@ -245,10 +243,10 @@ MISTAKES = {
         layer(x, w, dropouts, core) -> checkpoint(lambda y: layer(y, w, dropouts), x) | it keeps the layer's input only: that is full recomputation; selective recomputes only the core attention and keeps 34sbh
         core_attention(q, k, v, dropout), q, k, v) -> core_attention(q, k, v), q, k, v) | {no_dropout}
         checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v) -> dropout(checkpoint(core_attention, q, k, v)) | the core attention's result is dropped, not its weights: pass dropout on to core_attention
+        {again}
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | it runs without dropout: pass dropouts on to layer
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
-        {orders}
-    """.replace("{no_dropout}", _NO_DROPOUT).replace("{orders}", _ORDERS),
+    """.replace("{again}", f"{_AGAIN.format('')} | {_DRAWS_OTHERS}").replace("{no_dropout}", _NO_DROPOUT),
     "4.4": rf"""
         layer(y, w, dropouts) -> layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)) | {_NO_DROPOUT}
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.0)) | it runs without dropout: pass dropouts on to layer

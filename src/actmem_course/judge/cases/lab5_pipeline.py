@@ -25,13 +25,23 @@ BUDGETS = (
     (85, 3, 40, 7), (100, 4, 10, 10), (30, 4, 10, 10),
     (2**62 + 39, 4, 2**60 + 10, 10),  # one byte too few for four, which a float can't tell
 )  # fmt: skip
+#: p, rank, microbatches, places.
+WINDOWS = ((4, 0, 9, 2), (4, 1, 9, 1), (4, 3, 5, 1), (4, 0, 9, 4), (3, 0, 7, 0), (4, 0, 2, 1), (5, 1, 13, 3))
 
 
-def _run_on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> tuple[str, Schedule]:
-    """In words, and every rank's list as actions.  Raises Wrong if an entry is none, or the ranks can't run them."""
-    case = f"{counted(p, 'rank')}, {counted(chunks, 'chunk')}, {counted(n, 'microbatch')}".replace("1 chunk, ", "")
-    ranks = on_paper(r.b, p, n, chunks)
-    r.see(f"{case}: the order", ranks, "any")
+def _see_orders(r: CaseRun, *sizes: tuple[int, int, int]) -> None:
+    """Every rank's list for p ranks, n microbatches and m chunks of each.  Raises Wrong if the ranks can't run them."""
+    cases = {}
+    for p, n, m in sizes:
+        case = f"{counted(p, 'rank')}, {counted(m, 'chunk')}, {counted(n, 'microbatch')}".replace("1 chunk, ", "")
+        cases[case] = on_paper(r.b, p, n, m), n, m
+        r.see(f"{case}: the order", cases[case][0], "any")
+    for case, (ranks, n, m) in cases.items():
+        _see_costs(r, case, ranks, n, m)
+
+
+def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> None:
+    """Every order is right that takes no longer than ours, and holds no more."""
     swapped = chunks > 1 and all(a.chunk < n and a.microbatch < chunks for actions in ranks for a in actions)
     if swapped and any(a.chunk >= chunks for actions in ranks for a in actions):
         raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch; here they are swapped')
@@ -39,7 +49,11 @@ def _run_on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> tuple[str, Sch
         validate(ranks, n, chunks)
     except ConfigError as error:
         raise Wrong(f"{case}: {error.rule}") from None
-    return case, ranks
+    end = max(span.end for span in timeline(ranks))
+    r.see(f"{case}: units of time", end, "most", case + ": takes {found} units of time where {enough} are possible")
+    for rank, held in enumerate(peak_in_flight(ranks)):
+        words = f"{case}: rank {rank} holds {{found}} microbatches at once, where {{enough}} are enough"
+        r.see(f"{case}: held by rank {rank}", held, "most", words)
 
 
 def on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
@@ -63,22 +77,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def one_forward_one_backward(r: CaseRun) -> None:
-    for p, n in ((1, 3), (2, 4), (4, 8), (4, 4), (4, 2), (3, 7)):
-        _see_costs(r, *_run_on_paper(r, p, n))
+    _see_orders(r, (1, 3, 1), (2, 4, 1), (4, 8, 1), (4, 4, 1), (4, 2, 1), (3, 7, 1))
 
 
 def interleaved(r: CaseRun) -> None:
-    for p, m, n in ((2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 9)):
-        _see_costs(r, *_run_on_paper(r, p, n, m))
-
-
-def _see_costs(r: CaseRun, case: str, ranks: Schedule) -> None:
-    """Every order is right that takes no longer than ours, and holds no more."""
-    end = max(span.end for span in timeline(ranks))
-    r.see(f"{case}: units of time", end, "most", case + ": takes {found} units of time where {enough} are possible")
-    for rank, held in enumerate(peak_in_flight(ranks)):
-        words = f"{case}: rank {rank} holds {{found}} microbatches at once, where {{enough}} are enough"
-        r.see(f"{case}: held by rank {rank}", held, "most", words)
+    _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
 
 
 def free_output(r: CaseRun) -> None:
@@ -89,17 +92,14 @@ def free_output(r: CaseRun) -> None:
     size, first = storage.nbytes(), ref(storage)
     del storage
     r["free_output"](output)
-    left = output.untyped_storage().nbytes()
-    if first() is not None and left != 0:
+    now = output.untyped_storage()
+    left = now.nbytes()
+    if first() is not None and first() is not now:
         left = size  # the tensor has another storage now, and something still holds the first
     as_it_is = "empty the tensor's storage and leave the tensor itself as it is"
     r.see_tensor("the stage's input", leaf, "bits", "free only the output")
-    r.see(
-        "the output's shape",
-        list(output.shape),
-        "equal",
-        f"backward compares the gradient's shape with it, so {as_it_is}",
-    )
+    why = f"backward compares the gradient's shape with it, so {as_it_is}"
+    r.see("the output's shape", list(output.shape), "equal", why)
     r.see("the output's dtype", str(output.dtype).removeprefix("torch."), "equal", as_it_is)
     refuse((
         (output.grad_fn is not graph, "the output has lost its graph: free its memory, and leave the tensor as it is"),
@@ -114,15 +114,7 @@ def free_output(r: CaseRun) -> None:
 
 
 def microbatches_to_keep(r: CaseRun) -> None:
-    for p, rank, n, places in (
-        (4, 0, 9, 2),
-        (4, 1, 9, 1),
-        (4, 3, 5, 1),
-        (4, 0, 9, 4),
-        (3, 0, 7, 0),
-        (4, 0, 2, 1),
-        (5, 1, 13, 3),
-    ):
+    for p, rank, n, places in WINDOWS:
         case = f"p={p} rank={rank} microbatches={n} places={places}"
         found = _microbatches(r["microbatches_to_keep"](p, rank, n, places), n, case)
         r.see(f"{case}: kept", found, "any")
@@ -168,10 +160,8 @@ _EXACTLY = (
     "those that keep everything take exactly the budget, and that does not exceed it: compare with <=, not with <"
 )
 _NONE_FITS = "not even recomputing all fits, so the result must be -1"
-_AHEAD, _LAST = (
-    "min(pipeline_parallel_size - rank - 1, num_microbatches)",
-    "range(num_microbatches - ahead, num_microbatches)",
-)
+_AHEAD = "min(pipeline_parallel_size - rank - 1, num_microbatches)"
+_LAST = "range(num_microbatches - ahead, num_microbatches)"
 _FEW = "start backwards as soon as the first gradient comes back: 1F1B holds p − r microbatches on rank r, at most n"
 _PASSES = "(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)"
 _IN_TURN = "p microbatches go through one chunk, then the same p through the next chunk"
@@ -179,10 +169,7 @@ _PLACES = "a microbatch's backward frees its place for the next one"
 MISTAKES = {
     "5.1": f"""
         {_AHEAD} -> num_microbatches | every rank runs all forwards first and holds all microbatches: {_FEW}
-        pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - rank, | every rank runs one forward too many ahead: rank r runs p − r − 1, so that its first backward comes right after the next forward
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - 1, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
-        pipeline_parallel_size - rank - 1, -> pipeline_parallel_size, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
-        {_AHEAD} -> min(rank + 1, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
         {_AHEAD} -> min(rank, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
         {_AHEAD} -> 0 | no rank runs a forward ahead, so each waits for the backward of every microbatch: rank r runs p − r − 1 before its first backward
         {_LAST} -> reversed({_LAST}) | the last backwards run in reverse: backwards come in the order of the microbatches
@@ -210,16 +197,14 @@ MISTAKES = {
         elif len(taken) < places: -> else: | all microbatches are kept, however few places there are
         len(taken) < places -> i % pipeline_parallel_size < places | a rank r holds p − r microbatches at once, not p: take a place whenever one is free
         len(taken) < places -> len(taken) < max(places, 1) | where there are no places, no microbatch can keep everything
-        len(taken) < places -> len(taken) <= places | one place too many is taken
     """,
     "5.4": f"""
         `{_SAVES}` ->  | recomputing saves nothing there, and full_bytes − recomputed_bytes is 0: as recomputing all fits, all in flight can keep everything
         {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep
-        {_FIT} -> left // full_bytes) | one that keeps everything takes full_bytes − recomputed_bytes more than when it is recomputed, not full_bytes
-        min(in_flight, left // more) -> left // more | there are more than are in flight: in_flight is the most
+        left // more -> budget_bytes // more | what the recomputed ones keep is not taken off the budget: left is budget_bytes − in_flight · recomputed_bytes
+        min(in_flight, left // more) -> (in_flight - min(in_flight, left // more)) | this is how many are recomputed
         return -1 -> return 0 | {_NONE_FITS}
         if left < 0: -> if False: | {_NONE_FITS}
-        if left < 0 -> if left <= 0 | recomputing all takes exactly the budget, so the result must be 0, not -1
         if left < 0 -> if left <= 0 ;; left // more -> (left - 1) // more | {_EXACTLY}
         min(in_flight, left // more) -> max(0, min(in_flight, (left - 1) // more)) | {_EXACTLY}
         left // more -> left // more + 1 | one too many: the last one that keeps everything does not fit any more

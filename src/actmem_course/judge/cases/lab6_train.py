@@ -44,42 +44,34 @@ def batch(r: CaseRun) -> None:
             if row != text[start : start + s].tolist():
                 raise Wrong(f"row {k} of tokens is not a piece of text: expected {s} consecutive tokens")
         ahead = {place.get(t, -1) - start - i for start, row in zip(starts, following) for i, t in enumerate(row)}
-        r.see(
-            "by how many tokens targets are ahead",
-            sorted(ahead),
-            "equal",
-            "the target of a token is the one that follows it",
-        )
+        why = "the target of a token is the one that follows it"
+        r.see("by how many tokens targets are ahead", sorted(ahead), "equal", why)
         drawn[name] = starts
     r.see("batches", drawn, "pattern", _batches_fault)
     for name, starts in drawn.items():
-        r.see(f"different rows of {name}", len(set(starts)), "equal", "choose a different piece for each")
+        if len(set(starts)) == 1:
+            raise Wrong(f"all rows of {name} are the same piece: choose another for each")
     for length in (s + size, 2 * s, 2 * s + 1):
         text = torch.arange(length, device=r.device)  # with room for few pieces: whoever runs over its end does so here
         case = f"a text of {length} tokens: "
-        over = f"{case}a piece runs over its end; the last one starts at len(text) - seq_length - 1"
+        over = f"{case}{_OVER_ITS_END}"
         for step in range(20):
-            try:
-                tokens, targets = _windows(r, text, step, s, size, case)
-            except (IndexError, RuntimeError) as error:
-                raise Wrong(f"{over} ({type(error).__name__})") from None
+            tokens, targets = _windows(r, text, step, s, size, case)
             if not torch.equal(targets, tokens + 1):
                 raise Wrong(over)
+
+
+_OVER_ITS_END = "a piece runs over the text's end; the last one starts at len(text) - seq_length - 1"
 
 
 def _batches_fault(one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, str]:
     """What it means that two batches are the same, or are not; the gravest first."""
     (name, rank), (other_name, other_rank) = one, other
     if same:
-        return (
-            2,
-            f"{name.removesuffix(' again')} and {other_name} have the same batch: choose different pieces each step",
-        )
+        both = f"{name.removesuffix(' again')} and {other_name}"
+        return 2, f"{both} have the same batch: choose different pieces each step"
     if name == other_name:
-        return 0, (
-            "ranks have different batches: a tensor-parallel group shares one model and works on one batch; "
-            "different data for each rank is data parallelism"
-        )
+        return 0, _OTHER_BATCHES
     return 1 - (rank != other_rank) / 2, (
         "the same step gives another batch the second time: choose the pieces by step alone, or runs cannot be compared"
     )
@@ -88,8 +80,13 @@ def _batches_fault(one: tuple[str, int], other: tuple[str, int], same: bool) -> 
 def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str = "") -> tuple[Tensor, Tensor]:
     # Another state of the default generator on every rank and at every call: what draws from it shows.
     torch.manual_seed(7919 * r.rank + int(torch.randint(10**6, ())))
-    with r.b.watching():
-        result = r["batch"](text, step, s, size)
+    try:
+        with r.b.watching():
+            result = r["batch"](text, step, s, size)
+    except (IndexError, RuntimeError) as error:
+        if "size" in str(error) or "index" in str(error):
+            raise Wrong(f"{case}{_OVER_ITS_END} ({type(error).__name__})") from None
+        raise
     pair = isinstance(result, (tuple, list)) and len(result) == 2 and all(isinstance(part, Tensor) for part in result)
     if not pair:
         raise Wrong("expected two tensors, tokens and targets" + (": is a return missing?" if result is None else ""))
@@ -121,48 +118,37 @@ def make_model(r: CaseRun) -> None:
             model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64, device=r.device)
         if not isinstance(model, GPT):
             raise another_kind("a GPT", model)
-        case = f"mode {mode.name!r}, dropout={p}: "
+
+        def equal(what: str, value: object, why: str) -> None:
+            r.see(f"mode {mode.name!r}, dropout={p}: {what}", value, "equal", why)
+
+        equal("model.tp.size", model.tp.size, "only modes with tensor parallelism share the model")
         of_group = "pass it to tensor_parallel(group, sequence_parallel=…)"
-        r.see(f"{case}model.tp.size", model.tp.size, "equal", "only modes with tensor parallelism share the model")
-        r.see(f"{case}model.tp.sequence_parallel", model.tp.sequence_parallel, "equal", of_group)
+        equal("model.tp.sequence_parallel", model.tp.sequence_parallel, of_group)
         dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-        r.see(f"{case}the parameters' dtype", ", ".join(sorted(dtypes)), "equal", "pass **factory to GPT")
+        equal("the parameters' dtype", ", ".join(sorted(dtypes)), "pass **factory to GPT")
         own = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
         everyone = r.b.gather({name: part for name, (part, _) in own.items()})
         for name, (part, dim) in own.items():
             parts = [weights[name] for weights in everyone]
             if not mode.tensor_parallel or dim is None:
                 whole, fault = part, any(not torch.equal(part, other) for other in parts)
-                r.see(
-                    f"{case}whether {name} differs between the ranks",
-                    fault,
-                    "equal",
-                    "pass seed=SEED to GPT, the same on all ranks",
-                )
+                on_all = "pass seed=SEED to GPT, the same on all ranks"
+                equal(f"whether {name} differs between the ranks", fault, on_all)
             else:
-                whole, fault = (
-                    torch.cat(parts, dim),
-                    len(parts) > 1 and torch.equal(*parts[:2]) and bool((part != part.flatten()[0]).any()),
-                )
-                r.see(
-                    f"{case}whether the ranks' parts of {name} are equal",
-                    fault,
-                    "equal",
-                    "each rank draws its own: GPT(…, tp, seed=SEED)",
-                )
+                whole = torch.cat(parts, dim)
+                fault = len(parts) > 1 and torch.equal(*parts[:2]) and bool((part != part.flatten()[0]).any())
+                own_part = "each rank draws its own: GPT(…, tp, seed=SEED)"
+                equal(f"whether the ranks' parts of {name} are equal", fault, own_part)
+            what = f"whether {name} is another than in mode {TABLE2[0].name!r}"
             unlike = not torch.equal(whole, first.setdefault(name, whole))
-            r.see(
-                f"{case}whether {name} is another than in mode {TABLE2[0].name!r}",
-                unlike,
-                "equal",
-                "pass seed=SEED to GPT in every mode",
-            )
+            equal(what, unlike, "pass seed=SEED to GPT in every mode")
         tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64, device=r.device)
         with r.b.watching(), Keeping([*model.parameters(), *model.buffers()]) as keeping:
             loss = model.loss(model(tokens), tokens)
             kept = keeping.kept().bytes
         del loss
-        r.see(f"{case}bytes that the model keeps", kept, "equal", "pass recompute=mode.recompute and p=dropout to GPT")
+        equal("bytes that the model keeps", kept, "pass recompute=mode.recompute and p=dropout to GPT")
 
 
 _RATE = 0.5
@@ -337,14 +323,10 @@ def train(r: CaseRun) -> str:
 def _faults_of_model(model: GPT, mode: Configuration, t: int) -> Iterator[tuple[object, str]]:
     """Curves are equal, of course, if every mode trains the same model."""
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    yield (
-        dtypes != {"float64"},
-        f"the trained model is in {', '.join(sorted(dtypes))}, although dtype=float64 was given: pass **factory to make_model",
-    )
-    yield (
-        model.embedding_dropout.num_dropped,
-        "the model trains with dropout, which differs from mode to mode: leave make_model's dropout at 0",
-    )
+    words = f"the trained model is in {', '.join(sorted(dtypes))}, although dtype=float64 was given: pass **factory to make_model"
+    yield dtypes != {"float64"}, words
+    words = "the model trains with dropout, which differs from mode to mode: leave make_model's dropout at 0"
+    yield model.embedding_dropout.num_dropped, words
     recompute = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
     found, asked = (model.tp.size > 1, recompute), (mode.tensor_parallel and t > 1, {mode.recompute})
     another = found != asked or model.tp.sequence_parallel != mode.sequence_parallel
@@ -352,10 +334,8 @@ def _faults_of_model(model: GPT, mode: Configuration, t: int) -> Iterator[tuple[
 
 
 def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
-    yield (
-        len(seen.models) > 1,
-        f"{len(seen.models)} models are made in one training: make it once, before the first step",
-    )
+    many = f"{len(seen.models)} models are made in one training: make it once, before the first step"
+    yield len(seen.models) > 1, many
     count = len(seen.optimizers)
     yield count != _NUM_STEPS, f"optimizer.step() is called {count} times in {_NUM_STEPS} steps"
     forgets = "a new optimizer in every step forgets AdamW's averages: make it once, before the first step"
@@ -373,10 +353,8 @@ def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
     for microbatches in seen.tokens[:_NUM_STEPS]:
         found = [len(tokens) for tokens in microbatches]
         words = f"expected NUM_MICROBATCHES ({NUM_MICROBATCHES}) of shape.micro_batch_size ({size})"
-        yield (
-            found != [size] * NUM_MICROBATCHES,
-            f"a step runs microbatches of {', '.join(map(str, found))} sequences; {words}",
-        )
+        said = f"a step runs microbatches of {', '.join(map(str, found))} sequences; {words}"
+        yield found != [size] * NUM_MICROBATCHES, said
     steps = [torch.cat(microbatches) for microbatches in seen.tokens[:_NUM_STEPS]]
     same = any(torch.equal(steps[0], other) for other in steps[1:])
     yield same, "two steps train on the same batch: pass the number of the step to batch"
@@ -384,10 +362,8 @@ def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
     again = any(torch.equal(one, other) for one, other in combinations(every, 2))
     yield again, "a microbatch comes twice in the training: no step may use what another one has, as step + i does"
     shared = all(len(tokens.unique(dim=0)) < len(tokens) for tokens in steps)
-    yield (
-        shared,
-        "the microbatches of a step share sequences: cut one batch of NUM_MICROBATCHES * micro_batch_size into them",
-    )
+    words = "the microbatches of a step share sequences: cut one batch of NUM_MICROBATCHES * micro_batch_size into them"
+    yield shared, words
 
 
 def _faults_of_norms(norms: list[float]) -> Iterator[tuple[object, str]]:
@@ -453,7 +429,6 @@ MISTAKES = {
         seed=SEED -> seed=SEED + dist.get_rank(group) | {_DIFFERS}
         seed=SEED -> seed=SEED + len(mode.name) | the weights are not the same as in mode 'none': pass seed=SEED to GPT in every mode
         recompute=mode.recompute -> recompute="none" | every mode runs without recomputation: pass recompute=mode.recompute to GPT
-        recompute=mode.recompute -> recompute="full" | every mode recomputes whole layers: pass recompute=mode.recompute to GPT
         =mode.sequence_parallel -> =False | sequence_parallel is False in every mode: pass sequence_parallel=mode.sequence_parallel to tensor_parallel
         ` if mode.tensor_parallel else TensorParallel()` ->  | mode 'none' shares the model among the ranks: without tensor parallelism every rank has the whole model, TensorParallel()
         p=dropout -> p=0.0 | the model has no dropout, whatever is asked for: pass p=dropout to GPT
@@ -467,8 +442,10 @@ MISTAKES = {
         `{_EXCHANGED}` -> {_OF_NORMS.format("dist.ReduceOp.MAX, ")} | this is the largest of the ranks' norms: the squares must be summed over the ranks
         square = parameter.grad.double().square().sum()\n -> square = parameter.grad.double().square().sum()\n        if model.tp.size > 1 and hasattr(parameter, "partition_dim"):\n            dist.all_reduce(square, group=model.tp.group)\n        square = square.sqrt()\n ;; `        dist.all_reduce(cut, group=model.tp.group)` ->         pass ;; return math.sqrt(cut + whole) -> return float(cut + whole) | the parameters' norms are added up: add squares, and take the root of the sum
         hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) | parameters that are cut along dimension 0 are treated as replicated: partition_dim is 0 there, so ask hasattr
-        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are treated as replicated: whatever has a partition_dim is cut
         hasattr(parameter, "partition_dim") -> parameter.dim() > 1 | the shape decides here which parameters are cut: biases can be cut as well; whatever has a partition_dim is cut
+        return math.sqrt(cut + whole) -> return math.sqrt(cut**2 + whole) ;; `        dist.all_reduce(cut, group=model.tp.group)` ->         cut.sqrt_()\n        dist.all_reduce(cut, group=model.tp.group) | the ranks' norms are added up: add squares, and take the root of the sum
+        parameter.grad.double().square().sum() -> parameter.grad.double().norm() | the parameters' norms are added up: add squares, and take the root of the sum
+        parameter.grad.double().square().sum() -> parameter.grad.double().abs().sum() | absolute values are added up: the 2-norm adds squares
         return math.sqrt(cut + whole) -> return float(cut + whole) | the root is missing: this is the sum of the squares
         return math.sqrt(cut + whole) -> return math.sqrt(cut) | parameters that are replicated are left out
         return math.sqrt(cut + whole) -> return math.sqrt(cut / model.tp.size + whole) | the squares are averaged over the ranks, not summed
@@ -477,30 +454,20 @@ MISTAKES = {
         parameter.grad.double() -> parameter.detach().double() | this is the norm of the parameters; expected that of their .grad
     """,
     "6.4": rf"""
-        `{_STEP}` ->     pass\n | no parameter has changed: is optimizer.step() missing?
-        optimizer.zero_grad() -> pass | the gradients of the step before are still there: optimizer.zero_grad() is missing
         ` / len(microbatches)\n` -> \n | {_TOO_LONG}
         ` / len(microbatches)\n` -> \n ;; return total -> return total / len(microbatches) | {_TOO_LONG}
         loss.backward() -> (loss / len(microbatches)).backward() | steps are too short: the losses are divided by the number of microbatches twice
-        `{_STEP}` ->     [p.grad.neg_() for p in model.parameters()]; optimizer.step()\n | steps go the wrong way
         `{_BACKWARD}` ->         optimizer.zero_grad(); loss.backward() | {_LAST}
         `{_BACKWARD}` ->         optimizer.zero_grad(); (loss * len(microbatches)).backward() | {_LAST}
         in microbatches: -> in microbatches[-1:]: | only the last microbatch counts
         in microbatches: -> in microbatches[:1]: | only the first microbatch counts
-        in microbatches: -> in microbatches[1:]: | the first microbatch is left out
-        in microbatches: -> in microbatches[:-1]: | the last microbatch is left out
-        `{_REDUCE}` ->     pass | reduce_partial_gradients is missing: it belongs {_BELONGS}
         `{_BACKWARD}` -> {_BACKWARD}; {_REDUCED} | {_ONCE}
         `{_REDUCE}` ->     pass ;; `{_BACKWARD}` -> {_BACKWARD}; {_REDUCED} | {_ONCE}
-        `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | reduce_partial_gradients comes after gradient_norm: it belongs {_BELONGS}
-        `{_REDUCE}` ->     pass ;; `{_STEP}` -> {_REDUCE}; optimizer.step()\n | reduce_partial_gradients comes after the scaling to max_norm: it belongs {_BELONGS}
-        `{_REDUCE}` -> {_REDUCE}; {_REDUCED} | reduce_partial_gradients comes twice: it belongs {_BELONGS}
         `{_REDUCE}` -> {_REDUCE}; [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "partial_gradient", False)] | the partial gradients are averaged over the ranks: each rank's part comes from other tokens, so add the parts up and divide nothing by t
         `{_REDUCE}` ->     {_SUMMED.format("")} | {_AS_DATA}
         `{_REDUCE}` ->     {_SUMMED.format(", dist.ReduceOp.AVG")} | {_AS_DATA}
         `{_REDUCE}` -> {_REDUCE}; {_SUMMED.format("")} | {_AS_DATA}
         `{_REDUCE}` -> {_REDUCE}; {_SUMMED.format(", dist.ReduceOp.AVG")} | {_AS_DATA}
-        if norm > max_norm: -> if False: | gradients are not scaled down to max_norm before optimizer.step()
         if norm > max_norm: -> if True: | gradients are scaled up to max_norm; scale them only if the norm is larger than max_norm
         `{_NORM}` ->     norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters())) | gradients are scaled by the norm of this rank's parameters, so ranks scale differently; scale each {_BY_THE_WHOLE}
         parameter.grad *= max_norm / norm -> parameter.grad.clamp_(-max_norm, max_norm) | each element of a gradient is clipped to max_norm by itself; scale the gradients down {_BY_THE_WHOLE}
@@ -508,8 +475,8 @@ MISTAKES = {
         parameter.grad *= max_norm / norm -> torch.nn.utils.clip_grad_norm_([parameter], max_norm) | {_OWN_NORM}
         `{_BACKWARD}` -> {_BACKWARD}; {_CLIPPED} | {_EACH_CLIPPED}
         `{_BACKWARD}` -> {_BACKWARD}; {_CLIPPED} ;; if norm > max_norm: -> if False: | {_EACH_CLIPPED}
+        `{_BACKWARD}` -> {_BACKWARD}; optimizer.step() | optimizer.step() runs after each microbatch: it belongs at the end, once
         `{_BACKWARD}` -> {_BACKWARD}; optimizer.step() ;; `{_STEP}` ->     pass\n | optimizer.step() runs after each microbatch: it belongs at the end, once
-        `{_STEP}` ->     optimizer.step(); optimizer.step()\n | optimizer.step() comes twice: it belongs at the end, once
         return total -> return total * len(microbatches) | the parameters are right, but the result is the sum of the microbatches' losses; return their mean
         return total -> return total / len(microbatches) | the parameters are right, but the result is the mean of the losses, divided by the number of microbatches once more
         return total -> return loss.item() * len(microbatches) | the parameters are right, but the result is the last microbatch's loss; return the mean of all

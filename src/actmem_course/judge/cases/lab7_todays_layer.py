@@ -21,6 +21,7 @@ from actmem_course.judge.verdict import Wrong
 #: So large that a wrong place for it shows.
 _EPS = 0.25
 _IN_WIDE = "the square of 300 overflows float16, so compute in wide(x), in forward and in backward"
+_ADD_UP = "add the tokens up in wide(x): in bfloat16, 256 and 1 are 256"
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
@@ -40,6 +41,7 @@ _HEADS = {
     "min(t, k)": lambda true, a, k, t: true * min(t, k) // t,
     "is counted with all a heads; there are k key and value heads": lambda true, a, k, t: true * min(t, k) * a // (k * t),
     "is counted with all k heads where there are fewer heads than ranks: each rank holds one of them": lambda true, a, k, t: true * (k if t > k else 1),
+    "is divided by k, also where t < k: divide by min(t, k)": lambda true, a, k, t: true * min(t, k) // k,
     "is not divided: with t <= k each rank has k/t of the heads": lambda true, a, k, t: true * min(t, k),
 }  # fmt: skip
 
@@ -81,6 +83,13 @@ def rms_norm(r: CaseRun) -> None:
         rounded = [s for s in r.seen["bytes"].value.saved if prod(s.shape) == tokens and s.bytes < 4 * tokens]
         words = "1/rms is kept in 16 bits, too few digits: keep it in the dtype of wide(x)"
         r.see("numbers a token in 16 bits", len(rounded), "most", words)
+    # The same row 300 times: in bfloat16, 256 of its gradients and one more are 256.
+    many, leaf = (
+        r.each(8).abs().bfloat16().expand(300, 1, 8),
+        torch.ones(8, device=r.device).bfloat16().requires_grad_(),
+    )
+    own(many, leaf).sum().backward()
+    r.see_tensor("for 300 equal rows in bfloat16, the gradient of weight", leaf.grad, "half", _ADD_UP)
 
 
 def swiglu(r: CaseRun) -> None:
@@ -189,29 +198,16 @@ def sum_shared_gradients(r: CaseRun) -> None:
 MISTAKES = {
     "7.2": r"""
         _RMSNorm.apply(x, weight, eps) -> F.layer_norm(x, x.shape[-1:], weight, None, eps) | this is a layer norm: RMSNorm does not subtract the mean
-        square().mean(-1 -> square().sum(-1 | the squares are added up over h; take their mean
         .mean(-1, keepdim=True) + eps -> .mean() + eps | the mean is over all tokens; each token has its own: mean(-1, keepdim=True)
         square().mean(-1, keepdim=True) -> square().sum(-1, keepdim=True) / 8 | right where h is 8, and wrong where it is 12: every mean is over the last dimension, whatever its size
         torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps) -> 1 / (wide(x).square().mean(-1, keepdim=True).sqrt() + eps) | eps is added to the root; it belongs to the mean of the squares, under the root
-        keepdim=True) + eps) -> keepdim=True)) | eps is left out
-        wide(x) * inverse * wide(weight) -> wide(x) / inverse * wide(weight) | x is multiplied by its rms; divide by it
-        * inverse * wide(weight)) -> * inverse) | the result lacks the factor weight
-        * inverse * wide(weight)) -> * inverse * wide(weight) * wide(weight)) | the result has the factor weight twice
-        * inverse * wide(weight)) -> * inverse * (1 + wide(weight))) | the result is multiplied by 1 + weight; multiply it by weight
-        * inverse * wide(weight)) -> * wide(weight)) | the result lacks the factor 1/rms
-        * inverse * wide(weight)) -> * inverse * inverse * wide(weight)) | the result has the factor 1/rms twice
-        inverse * (grad - normed * (grad * normed).mean(-1, keepdim=True)) -> inverse * grad | the forward is right; 1/rms is treated as a constant, but it depends on every element of x: subtract normed · mean(grad · normed)
-        (grad * normed).mean(-1 -> (grad * normed).sum(-1 | the forward is right; grad · normed is added up over h; take its mean
+        * inverse_rms * wide(weight)) -> * inverse_rms * (1 + wide(weight))) | the result is multiplied by 1 + weight; multiply it by weight
+        inverse_rms * (grad - normed * (grad * normed).mean(-1, keepdim=True)) -> inverse_rms * grad | the forward is right; 1/rms is treated as a constant, but it depends on every element of x: subtract normed · mean(grad · normed)
         (grad * normed).mean(-1, keepdim=True) -> (grad * normed).sum(-1, keepdim=True) / 8 | right where h is 8, and backward is wrong where it is 12: every mean is over the last dimension, whatever its size
-        (grad - normed * -> (grad + normed * | the forward is right; the part that comes through 1/rms is added; subtract it
         (grad * normed).mean( -> (grad / wide(weight) * normed).mean( | the forward is right; the mean lacks the factor weight: multiply the gradient by weight first
-        grad = wide(grad) * wide(weight) -> grad = wide(grad) | the forward is right; the gradient of x lacks the factor weight: multiply the gradient by weight first
-        grad_x = inverse * -> grad_x = | the forward is right; the gradient of x lacks the factor 1/rms
-        grad_x = inverse * -> grad_x = inverse * wide(weight) * | the forward is right; the gradient of x has the factor weight twice
-        grad_x = inverse * -> grad_x = inverse * inverse * | the forward is right; the gradient of x has the factor 1/rms twice
+        grad_x = inverse_rms * -> grad_x = inverse_rms * wide(weight) * | the forward is right; the gradient of x has the factor weight twice
         `        grad = wide(grad)` ->         given, grad = grad, wide(grad) ;; return grad_x.to(x.dtype) -> return given | the forward is right; the gradient of x is the one that backward was given, as it came
         (wide(grad) * normed).flatten -> (wide(grad) * wide(x)).flatten | the forward is right; the gradient of weight comes from x; weight multiplies x/rms
-        flatten(0, -2).sum(0) -> flatten(0, -2).mean(0) | the forward is right; the gradient of weight is a mean over the tokens; all use the same weight, so add up
     """,
     "7.3": r"""
         return F.silu(gate) * up -> return F.silu(up) * gate | gate and up are swapped: silu is applied to up
@@ -219,27 +215,15 @@ MISTAKES = {
         return F.silu(gate) * up -> return F.gelu(gate, approximate="tanh") * up | gelu is applied in place of silu
         return F.silu(gate) * up -> return F.relu(gate) * up | relu is applied in place of silu
         return F.silu(gate) * up -> return F.silu(gate * up) | silu is applied to the product; it belongs to gate alone
-        return F.silu(gate) * up -> return F.silu(gate) * F.silu(up) | silu is applied to up as well; it belongs to gate alone
         return F.silu(gate) * up -> return F.silu(gate) + up | up is added; it must multiply
         return F.silu(gate) * up -> return torch.sigmoid(gate) * up | the result lacks the factor gate
-        return F.silu(gate) * up -> return F.silu(gate) * gate * up | the result has the factor gate twice
         return F.silu(gate) * up -> return gate * up | the result lacks the factor σ(gate)
-        return F.silu(gate) * up -> return F.silu(gate) * torch.sigmoid(gate) * up | the result has the factor σ(gate) twice
-        return F.silu(gate) * up -> return F.silu(gate) | the result lacks the factor up
-        return F.silu(gate) * up -> return F.silu(gate) * up * up | the result has the factor up twice
         grad * up * slope, grad * gate * sigmoid -> grad * gate * sigmoid, grad * up * slope | the forward is right; the gradients of gate and up are swapped: return that of the first argument first
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid | the forward is right; σ(gate) is used as the slope of silu: the factor gate depends on gate too
-        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - gate * (1 - sigmoid)) | the forward is right; the slope of silu has a wrong sign: it is σ(1 + gate·(1 − σ))
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of σ, σ(1 − σ), is used as the slope of silu; silu is gate · σ
-        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate * (1 - sigmoid) | the forward is right; the slope of silu lacks the part σ
-        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 + gate) | the forward is right; the slope of σ is taken to be σ; it is σ(1 − σ), so the slope of silu is σ(1 + gate·(1 − σ))
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu itself is used as its slope
-        grad * up * slope -> grad * slope | the forward is right; the gradient of gate lacks the factor up
-        grad * up * slope -> grad * up * up * slope | the forward is right; the gradient of gate has the factor up twice
         grad * up * slope -> grad | the forward is right; the gradient of gate is the one that backward was given, as it came
         slope, grad * gate * sigmoid -> slope, grad | the forward is right; the gradient of up is that of a sum; multiply it by silu(gate)
-        slope, grad * gate * sigmoid -> slope, grad * gate | the forward is right; the gradient of up lacks the factor σ(gate)
-        slope, grad * gate * sigmoid -> slope, grad * sigmoid | the forward is right; the gradient of up lacks the factor gate
     """,
     "7.4": r"""
         return F.linear(recipe(*sources), weight) -> return F.linear(sources[0], weight) | the recipe is left out: the first source is the linear's input
@@ -252,9 +236,7 @@ MISTAKES = {
         parts = min(t, num_key_value_heads) -> parts = min(t, num_key_value_heads) if num_key_value_heads < num_attention_heads else 1 | with as many key and value heads as query heads every rank has all of them; it needs those that its own query heads read
         own = rank * parts // t -> own = rank % parts | of min(t, k) parts of k_weight and v_weight a rank has part rank % k; its query heads read part rank · k // t, because neighbours share a head
         own = rank * parts // t -> own = 0 if t > num_key_value_heads else rank * parts // t | with more ranks than key heads every rank has head 0; its query heads read head rank · k // t
-        own = rank * parts // t -> own = 0 | every rank has key and value head 0 and up; its query heads read part rank · k // t of min(t, k) parts
         q_weight.chunk(t)[rank] -> q_weight.chunk(t, dim=1)[rank] | q_weight is cut along its inputs; heads are its outputs: dimension 0
-        projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=0)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
         q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[:, rank :: t].flatten(0, 1) | a rank has a part of every query head; it takes whole heads
         q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[rank::t].flatten(0, 1) | a rank has every t-th query head; it takes those that follow each other, from r·a/t on
         q_weight.chunk(t)[rank] -> q_weight[rank * (n := num_attention_heads // t * (q_weight.shape[1] // num_attention_heads)) : (rank + 1) * n] | a head is taken to have h/a elements; q_weight has d for each of a heads: h need not be a·d

@@ -74,12 +74,8 @@ def judged_plan(job: str, answer: Any) -> Plan:
     """The plan that an answer describes.  Raises Wrong if it is none, or if its bill doesn't fit."""
     model, cluster = asked(job)
     t, sequence_parallel, p, zero_stage, b = sizes = _sizes(job, answer)
-    dp, batch, modes, recompute = (
-        cluster.gpus // (t * p),
-        JOBS[job]["global_batch_size"],
-        model.recompute_modes,
-        answer["recompute"],
-    )
+    dp, batch = cluster.gpus // (t * p), JOBS[job]["global_batch_size"]
+    modes, recompute = model.recompute_modes, answer["recompute"]
     refuse((
         (t > cluster.per_node or cluster.per_node % t, f"{job}: tensor_parallel_size must divide the {cluster.per_node} GPUs of a node, got {t}"),
         (cluster.gpus % (t * p), f"{job}: t · p = {t} · {p} must divide the {cluster.gpus} GPUs"),
@@ -174,31 +170,23 @@ MISTAKES = {
         {_BYTES.format("-(-", ")")} | divide the parameters and round up; then multiply by the bytes of each
         "gradients": 4 -> "gradients": 2 | gradients are added up in float32, 4 bytes each
         "optimizer states": 12 -> "optimizer states": 8 | Adam keeps a float32 copy of the weights besides its two averages
+        "optimizer states": 12 -> "optimizer states": 16 | the gradients have a line of their own: Adam keeps the float32 weights and two averages, 12 bytes
         "weights": 2 -> "weights": 4 | weights have 16 bits; the float32 copy belongs to the optimizer
         zero_stage >= 3 -> zero_stage >= 1 | {_LEFT_WHOLE.format("weights", 3)}
         zero_stage >= 3 -> zero_stage >= 2 | {_LEFT_WHOLE.format("weights", 3)}
         zero_stage >= 2 -> zero_stage >= 1 | {_LEFT_WHOLE.format("gradients", 2)}
-        zero_stage >= 3 -> False | {_DIVIDED.format(3, "weights")}
-        zero_stage >= 2 -> zero_stage >= 3 | {_DIVIDED.format(2, "gradients")}
-        zero_stage >= 2 -> False | {_DIVIDED.format(2, "gradients")}
         zero_stage >= 2 -> zero_stage == 2 | a higher stage divides what a lower one does: stage 3 divides gradients, too
         zero_stage >= 1 -> zero_stage == 1 | a higher stage divides what a lower one does: stages 2 and 3 divide optimizer states, too
-        zero_stage >= 1 -> zero_stage >= 2 | {_DIVIDED.format(1, "optimizer states")}
         zero_stage >= 1 -> zero_stage >= 3 | {_DIVIDED.format(1, "optimizer states")}
-        zero_stage >= 1 -> False | {_DIVIDED.format(1, "optimizer states")}
-        zero_stage >= 1 -> True | {_LEFT_WHOLE.format("optimizer states", 1)}
     """,
     "8.2": f"""
         {_FLIGHT} -> 1 | the stage holds min(p, n) microbatches at once, not one
         {_FLIGHT} -> pipeline_parallel_size | with a large microbatch there are only a few of them, so fewer than p are in flight: min(p, n)
         {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) | the first stage holds p microbatches, its own in backward too, not p − 1
-        {_FLIGHT} -> sequences // b | the stage holds min(p, n) microbatches at once, not all n
         <= memory_bytes -> < memory_bytes | what takes exactly the memory fits: compare with <=
-        if fixed_bytes + in_flight -> if in_flight | fixed_bytes takes memory too
         if sequences % b: -> if False: | the sequences can't be split into whole microbatches of that size
         fitting = 0 -> fitting = 1 | not even a microbatch of one sequence fits, so the result must be 0
         in_flight * b * bytes -> in_flight * bytes | a microbatch of b sequences keeps b times bytes_per_sequence
         fitting = b -> fitting = fitting or b | this is the smallest that fits; expected the largest
-        range(1, sequences + 1) -> range(1, sequences) | one microbatch of all sequences is left out
     """,
 }

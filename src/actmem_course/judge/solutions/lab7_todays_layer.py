@@ -81,17 +81,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _RMSNorm(Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
-        inverse = torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)
-        ctx.save_for_backward(x, weight, inverse)
-        return (wide(x) * inverse * wide(weight)).to(x.dtype)
+        inverse_rms = torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, inverse_rms)
+        return (wide(x) * inverse_rms * wide(weight)).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, inverse = ctx.saved_tensors
-        normed = wide(x) * inverse
+        x, weight, inverse_rms = ctx.saved_tensors
+        normed = wide(x) * inverse_rms
         grad_weight = (wide(grad) * normed).flatten(0, -2).sum(0)
         grad = wide(grad) * wide(weight)
-        grad_x = inverse * (grad - normed * (grad * normed).mean(-1, keepdim=True))
+        grad_x = inverse_rms * (grad - normed * (grad * normed).mean(-1, keepdim=True))
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 

@@ -208,6 +208,35 @@ def test_frozen_parts_and_no_grad():
     assert torch.equal(layer.mlp.up.weight.grad, reference.mlp.up.weight.grad)
 
 
+def test_an_input_that_only_recipes_read_waits_for_the_last_of_them():
+    """The norm is frozen and the input needs no gradient, so that no operation saves it; each name's rebuild reads it."""
+    gradients = []
+    for recompute in ("none", {"QKV projection input", "layer-norm 2 input"}):
+        layer = layer_of(recompute)
+        for one in (layer.norm1.weight, layer.norm1.bias):
+            one.requires_grad_(False)
+        layer.streams.sharded.manual_seed(1), layer.streams.replicated.manual_seed(2)
+        layer(random_input().detach()).square().sum().backward()
+        gradients.append([p.grad for p in layer.parameters() if p.requires_grad])
+    assert equal(*gradients)
+
+
+def test_terms_end_well_where_a_checkpoint_around_them_stops():
+    """The region's last tensor is saved inside a call, before the call's results have their names."""
+
+    def region(x):
+        with Terms({"y"}) as terms:
+            y = terms("y", torch.square, terms.input("x", x))
+            return terms("z", lambda y: (y * y).exp(), y).sum()
+
+    gradients = []
+    for run in (region, lambda x: checkpoint(region, x)):
+        x = torch.linspace(0, 1, 5, requires_grad=True)
+        run(x).backward()
+        gradients.append([x.grad])
+    assert equal(*gradients)
+
+
 def test_microbatches_in_flight_do_not_mix():
     layer, reference = layer_of("elementwise"), layer_of("none")
     results = []

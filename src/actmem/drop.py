@@ -5,8 +5,8 @@ its tensors one by one and says how each is made, so that each is made again by 
 
 1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function and notes the recipe:
    the name, the function, and the names of the sources.
-2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor goes to ``keep``
-   under its name, so an outer ledger, checkpoint or offloading hook sees it.
+2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor, a weight too, goes
+   to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
 3. The first slot of a name that backward opens is rebuilt: the recipe runs on its sources, which are kept, or rebuilt
    before, or rebuilt now through as many recipes as it takes.
 4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as autograd holds the
@@ -14,9 +14,10 @@ its tensors one by one and says how each is made, so that each is made again by 
    after it is read, as in ``recompute``.
 5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then reads
    it back.
-6. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
+6. A mask's recipe knows how to draw it again: its seed on a CPU, the generator's state on a GPU.
 
-Gradients equal those without recomputation bit for bit: recipes run the forward pass's functions on the same values.
+Gradients equal those without recomputation bit for bit, unless a name is stored in 8 bits: recipes run the forward pass's
+functions on the same values.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ class Terms:
     def __exit__(self, *error) -> None:
         if self.dropped:
             try:
-                self._decide_rest("")
+                if error[0] is None:
+                    self._decide_rest("")
             finally:  # a checkpoint around this ends its second run at the last tensor that it needs
                 self._undecided.clear()
                 self._hooks.__exit__(*error)
                 del self._hooks  # which holds this object, and would with the graph's slots be a cycle
-            self._keep_inputs()
+            if error[0] is None:
+                self._keep_inputs()
             self._inputs.clear()
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
@@ -138,12 +141,13 @@ class Terms:
 
     def _decide_rest(self, also: str) -> None:
         by_products = 0
-        for slot, tensor in self._undecided:
+        # Deciding can end a second run around this one (rule 3 of ``recompute``), which must leave nothing undecided.
+        undecided, self._undecided = self._undecided, []
+        for slot, tensor in undecided:
             name = self._name_of(tensor)
             if not name and also and not slot.is_weight:
                 name, slot.index, by_products = also, by_products, by_products + 1
             self._decide(slot, tensor, name)
-        self._undecided.clear()
 
     def _decide(self, slot: Slot, tensor: Tensor, name: str) -> None:
         """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
@@ -171,16 +175,19 @@ class Terms:
 
     def _keep_inputs(self) -> None:
         """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
+        readers: dict[str, list[str]] = {}  # found before any is kept: what is kept needs no input
         for name in self.dropped & self.slots.keys():
             for needed in self._inputs_of(name):
-                if needed in self.stored:
-                    self._store(self._inputs[needed].detach(), needed)
-                    continue
-                source = Slot(TensorView.of(self._inputs[needed]), name=needed)
-                source.kept = keep(self._inputs[needed].detach(), name=needed)
-                self.slots.setdefault(needed, []).append(weakref.ref(source))
-                for slot in self.alive(name):
-                    slot.holds.append(source)
+                readers.setdefault(needed, []).append(name)
+        for needed, names in readers.items():
+            if needed in self.stored:
+                self._store(self._inputs[needed].detach(), needed)
+                continue
+            source = Slot(TensorView.of(self._inputs[needed]), name=needed)
+            source.kept = keep(self._inputs[needed].detach(), name=needed)
+            self.slots.setdefault(needed, []).append(weakref.ref(source))
+            for slot in (slot for name in names for slot in self.alive(name)):
+                slot.holds.append(source)
 
     def _inputs_of(self, name: str) -> set[str]:
         """The inputs that the recipe of ``name`` reads, at first or second hand, and that nothing keeps."""

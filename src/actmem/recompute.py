@@ -3,7 +3,7 @@
 How it works, in five rules:
 
 1. Forward runs normally and builds its graph, but each tensor that autograd wants to save is replaced by an empty slot.
-   Only the inputs and the random-number states are kept.
+   Only the inputs and the random-number states are kept, and what the function closes over.
 2. When backward first opens a slot, the function runs again from the kept inputs and random-number states, and the
    tensors that it saves fill the slots, in the same order.
 3. The second run stops as soon as the last slot is filled.  The rest (often the region's last matrix product) computes
@@ -14,7 +14,8 @@ How it works, in five rules:
    read empties the slot, and the next one runs the function again: otherwise it would keep everything after all.
 5. After the second run, the random-number generators are back in the state they had before it.
 
-Gradients equal those without recomputation bit for bit, because backward uses the first graph.
+Gradients equal those without recomputation bit for bit if the second run computes the same, because backward uses the
+first graph.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def checkpoint(
 
     generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes on CPU, 16 on CUDA).
     Keeps the storages of ``inputs`` and these states.  ``function`` must compute the same each time: RuntimeError in
-    backward if the second run saves different tensors.  torch.compile leaves the call, and all that it does, eager.
+    backward if the second run saves tensors of another number, shape or dtype.  Other values are not noticed: list every
+    generator that it draws from, torch's default one too, and don't write to a weight before backward.  torch.compile leaves the call, and all that it does, eager.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)

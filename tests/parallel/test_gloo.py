@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from actmem.config import ConfigError
 from actmem.measure.comms import Collective, count_collectives
 from actmem.parallel import collectives
-from actmem.parallel.groups import tensor_parallel
+from actmem.parallel.groups import TensorParallel, tensor_parallel
 
 
 def both(dtype):
@@ -46,6 +47,13 @@ def small_cases():
     )
     with pytest.raises(ValueError, match=r"dimension 0 of \(3, 2\) must be divisible by the 2 ranks"):
         collectives.reduce_scatter(torch.ones(3, 2), tp)
+    everyone = TensorParallel(None, 2, tp.rank)
+    assert torch.equal(collectives.reduce_scatter(x, everyone), collectives.reduce_scatter(x, tp))
+    for rank in range(2):
+        group = dist.new_group([rank])
+        if rank != tp.rank:
+            with pytest.raises(ConfigError, match=f"^group: rank {tp.rank} is not in it$"):
+                tensor_parallel(group)
     kept, given = torch.ones(3, 2), torch.ones(3, 2)
     result = collectives.start_all_reduce(given, tp, in_place=True).wait()
     collectives.start_all_reduce(kept, tp).wait()

@@ -21,6 +21,38 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
         embedding(torch.tensor([[0, 11], [wrong, 3]]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_ids_that_are_no_whole_numbers_are_refused(dtype):
+    with pytest.raises(ConfigError, match=f"^token ids: must be whole numbers, got {dtype}$"):
+        VocabParallelEmbedding(VOCABULARY, 4, TensorParallel())(torch.ones(2, 1, dtype=dtype))
+
+
+def with_a_masked_word(word):
+    """Losses with one word's logits at -inf, as of padding, and vectors of others where its own is no number."""
+    tp = tensor_parallel()
+    targets = torch.tensor([[number] for number in range(VOCABULARY) if number != word])
+    weight = torch.randn(VOCABULARY, 4, generator=torch.Generator().manual_seed(4))
+    logits = torch.randn(len(targets), 1, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    logits[..., word], weight[word] = -torch.inf, torch.nan
+    loss = VocabParallelCrossEntropy(tp)(logits.chunk(tp.size, -1)[tp.rank], targets)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    finite, one_hot = (
+        logits.clamp(min=-1e30),
+        torch.eye(len(targets)).unsqueeze(1),
+    )  # of which the product makes the logits
+    chunks = LinearCrossEntropy(tp, chunk=3)(one_hot, finite[:, 0].t().chunk(tp.size)[tp.rank], targets)
+    torch.testing.assert_close(chunks.mean(), loss)
+    embedding = VocabParallelEmbedding(VOCABULARY, 4, tp, seed=1)
+    embedding.weight.data = weight.chunk(tp.size)[tp.rank].clone()
+    assert torch.equal(embedding(targets), weight[targets])
+    return True
+
+
+@pytest.mark.parametrize("word", [0, VOCABULARY // 2, VOCABULARY - 1])
+def test_what_is_no_number_stays_with_its_own_word(pools, word):
+    assert all(pools[2].run(with_a_masked_word, word))
+
+
 def other_targets_refused():
     tp = tensor_parallel()
     cross_entropy, logits = VocabParallelCrossEntropy(tp), torch.zeros(2, 1, VOCABULARY // tp.size)
@@ -107,6 +139,30 @@ def test_loss_in_chunks_of_16_bits_is_in_float32():
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-5)
     for one, other in zip(found[1:], expected[1:]):  # each chunk's part of the weight's gradient is rounded to 16 bits
         assert (one.float() - other.float()).abs().max() < 2**-7 * other.float().abs().max()
+
+
+def test_loss_in_chunks_takes_one_target_for_each_token():
+    x, weight, loss = torch.ones(4, 2, 8), torch.ones(VOCABULARY, 8), LinearCrossEntropy(TensorParallel(), chunk=2)
+    with pytest.raises(
+        ConfigError, match=r"^targets: must be one for each token of x, got \[8, 2\] for x of \[4, 2, 8\]$"
+    ):
+        loss(x, weight, torch.ones(8, 2, dtype=torch.long))
+    x[0] = torch.inf
+    targets = torch.full((4, 2), 3)
+    targets[0] = -100
+    assert loss(x, weight, targets)[0].eq(0).all()
+
+
+def test_loss_in_chunks_under_autocast_is_that_of_sixteen_bits():
+    x, weight = torch.randn(6, 2, 8).requires_grad_(), torch.randn(VOCABULARY, 8).requires_grad_()
+    targets, results = torch.randint(VOCABULARY, (6, 2)), []
+    for cast in (False, True):
+        x.grad = weight.grad = None
+        with torch.autocast("cpu", enabled=cast):
+            inputs = (x, weight) if cast else (x.bfloat16(), weight.bfloat16())
+            LinearCrossEntropy(TensorParallel(), chunk=5)(*inputs, targets).sum().backward()
+        results.append((x.grad, weight.grad))
+    assert all(map(torch.equal, *results))
 
 
 def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token():

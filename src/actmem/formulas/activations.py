@@ -40,8 +40,9 @@ def layer_rows(
     cut = parallel.sequence_parts
     sbh, scores = s * b * h, a * s * s * b
 
-    # In 16 bits without parallelism, in sbh: norm 2 + QKV input 2, Q, K and V 2 + 2 + 2, projection 2 + its mask 1, norm 2
-    # + MLP input 2, GeLU 8 + 4h→h input 8 + its mask 1: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
+    # In 16 bits without parallelism, in sbh: 2 for the first norm and 2 for its output; 2 each for Q, K and V; 2 + 1 for the
+    # projection and its mask; 2 for the second norm and 2 for its output; 8 for GeLU; 8 + 1 for the last product and its
+    # mask: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
     rows = [
         Row("layer-norm 1 input", e * sbh // cut, cut, "§4.1, layer norm"),
         Row("QKV projection input", e * sbh // cut, cut, "§4.1, Q, K, V products"),

@@ -9,22 +9,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.config import check_size
+from actmem.config import ConfigError, check_size
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.vocab import checked_copy, own_rows
+from actmem.parallel.linear import autocast_dtype
+from actmem.parallel.vocab import checked_copy, own_rows, target_logits
 
 
 class LinearCrossEntropy(nn.Module):
     """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
 
-    In: x ``[s, b, h]``, the same on all ranks; weight ``[v/t, h]``, this rank's rows; target ids ``[s, b]``.  Out: the
+    In: x ``[s, b, h]``, the same on all ranks (under sequence parallelism gather it first); weight ``[v/t, h]``, this rank's rows; target ids ``[s, b]``.  Out: the
     loss of each token, not the mean that ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32 (float64 for
     float64 x), the same on all ranks; 0, and no gradient, where the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
     backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3, one less if x or the weight needs no
-    gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient.  Raises ConfigError on a chunk below 1 or
-    any other target outside 0 … v − 1 (on a GPU: a device-side assertion).
+    gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient.  Raises ConfigError on a chunk below 1, on
+    other than one target for each token, and on any other target outside 0 … v − 1 (on a GPU: a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 
@@ -34,6 +35,10 @@ class LinearCrossEntropy(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         ignored, or_else = targets == self.ignore_index, f", or ignore_index = {self.ignore_index}"
+        if targets.shape != x.shape[:-1]:
+            sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
+            raise ConfigError("targets", f"must be one for each token of x, got {sizes}")
+        x, weight = (tensor.to(autocast_dtype(x)) for tensor in (x, weight))
         ids = checked_copy("targets", targets, weight.shape[0] * self.tp.size, ignored, or_else)
         return _LinearCrossEntropy.apply(x, weight, ids, self.tp, self.chunk, self.ignore_index)
 
@@ -49,7 +54,7 @@ class _LinearCrossEntropy(Function):
         for tokens, ids, own_sum, own_target in chunks:
             z = F.linear(tokens, weight).to(wide)
             rows, mine = own_rows(ids, z.shape[-1], tp)
-            torch.mul(z.gather(-1, rows.unsqueeze(-1)).squeeze(-1), mine, out=own_target)
+            own_target.copy_(target_logits(z, rows, mine))
             largest = z.amax(-1)
             torch.add(z.sub_(largest.unsqueeze(-1)).exp_().sum(-1).log_(), largest, out=own_sum)
             del z  # before the next chunk's
@@ -58,7 +63,7 @@ class _LinearCrossEntropy(Function):
         normaliser = denominator.log() + largest
         ctx.tp, ctx.chunk, ctx.ignored = tp, chunk, ignored
         ctx.save_for_backward(x, weight, targets, normaliser)
-        return (normaliser - target).view(targets.shape) * (targets != ignored)
+        return torch.where(targets != ignored, (normaliser - target).view(targets.shape), 0)
 
     @staticmethod
     @differentiates_once

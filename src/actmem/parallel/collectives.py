@@ -1,7 +1,7 @@
-"""All-reduce (sum and maximum), all-gather, reduce-scatter and all-to-all, along dimension 0.
+"""All-reduce (sum and maximum); all-gather, reduce-scatter and all-to-all along dimension 0.
 
 Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
-None writes to the caller's tensor unless told to; with one rank each returns that tensor itself, graph and all.
+None writes to the caller's tensor unless told to; with one rank each returns its input, graph and all, not a copy.
 Otherwise the result is a new tensor without a graph: none is differentiable, see ``conjugates``.  Where a matrix product
 can overlap it, a collective has a second form: ``start_…`` returns at once, the plain form waits.
 """
@@ -42,7 +42,7 @@ class Pending:
 def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, by=dist.ReduceOp.SUM) -> Pending:
     """Start to sum ``x`` over the ranks, or to join it ``by`` another operation: any shape in, the same shape out.
 
-    in_place: write the sum into ``x``, which saves a copy if nobody else reads ``x``.
+    in_place: write the sum into ``x`` if it is contiguous, which saves a copy if nobody else reads ``x``.
     """
     if tp.size == 1:
         return Pending(x)
@@ -76,7 +76,8 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
     if x.shape[0] % tp.size:
         raise ValueError(f"dimension 0 of {tuple(x.shape)} must be divisible by the {tp.size} ranks")
     if x.device.type == "cpu" and dist.get_backend(tp.group) == "gloo":
-        parts = start_sending_parts(x.detach().contiguous(), tp.size, tp.group.group_name)  # type: ignore[union-attr]
+        group = tp.group or dist.group.WORLD
+        parts = start_sending_parts(x.detach().contiguous(), tp.size, group.group_name)  # type: ignore[union-attr]
         return Pending(parts, parts=tp.size)
     result = x.new_empty((x.shape[0] // tp.size, *x.shape[1:]))
     return Pending(result, torch_reduce_scatter(result, x.detach().contiguous(), group=tp.group, async_op=True))
@@ -101,7 +102,7 @@ def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
 def all_to_all(
     x: Tensor, tp: TensorParallel, received: list[int] | None = None, sent: list[int] | None = None
 ) -> Tensor:
-    """Rows in the order of their receivers in, in the order of their senders out; equal parts without sizes."""
+    """Input rows are grouped by receiver, output rows by sender.  Without sizes every part is equal."""
     if tp.size == 1:
         return x
     result = x.new_empty((x.shape[0] if received is None else sum(received), *x.shape[1:]))

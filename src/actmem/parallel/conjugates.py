@@ -41,7 +41,7 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a block: g under sequence parallelism, else f.  The linears don't call it: ``linear._ColumnParallel`` gathers."""
+    """Enter a block: g under sequence parallelism, else f.  Of the linears only the plain form calls it: ``linear._ColumnParallel`` gathers."""
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 

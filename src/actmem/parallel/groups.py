@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from actmem.config import ConfigError
+
 
 @dataclass(frozen=True)
 class TensorParallel:
@@ -34,7 +36,12 @@ class TensorParallel:
 def tensor_parallel(
     group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False, keep_gathered_input: bool = False
 ) -> TensorParallel:
-    """Describe ``group`` (default: all ranks) from this rank.  Needs an initialised process group."""
+    """Describe ``group`` (default: all ranks) from this rank.  Needs an initialised process group.
+
+    Raises ConfigError if this rank is not in the group.
+    """
     group = group or dist.group.WORLD
     size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if rank < 0:
+        raise ConfigError("group", f"rank {dist.get_rank()} is not in it")
     return TensorParallel(group, size, rank, sequence_parallel, keep_gathered_input)

@@ -86,11 +86,11 @@ class RowParallelLinear(ParallelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         partial = F.linear(x, self.weight)  # [s, b, out] partial over t
-        return f_bar_or_g_bar(partial, self.tp) + self.bias
+        return f_bar_or_g_bar(partial, self.tp) + self.bias.to(partial.dtype)  # which autocast may choose
 
 
 class _ColumnParallel(Function):
-    """f or g, and the linears after it, as one operation that keeps its input as given.
+    """f or g, and the linears after it, as one operation that keeps the input it was given, whole or sharded.
 
     Only the weights' gradients need the gathered input, so under sequence parallelism each rank keeps its shard and
     gathers again in backward.  Each of backward's two exchanges overlaps matrix products that don't depend on it: the
@@ -143,7 +143,7 @@ def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
 
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """Once an iteration, after backward: add up the gradients (main gradients, if any) that ranks found parts of.
+    """Once an iteration, after backward: all-reduce the gradients (main gradients, if any) that are partial on each rank.
 
     Those that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks hold.  One
     all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further

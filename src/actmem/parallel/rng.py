@@ -24,7 +24,7 @@ class DropoutStreams:
 
     replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
     sharded: draws different numbers on each rank.  between_blocks: the one for what lies between a layer's blocks, where
-    f_bar leaves the same tokens on all ranks and g_bar each rank's own.  data_parallel_rank: which copy of the model this
+    after f_bar every rank has all tokens, after g_bar only its own.  data_parallel_rank: which copy of the model this
     is; the copies read different samples, so each draws numbers of its own.
     """
 
@@ -69,11 +69,12 @@ class DropoutMask(nn.Module):
             # A stream's state has 5,056 bytes here, a seed has 8.
             mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, fresh_seed(self.generator)))
         else:
-            if self.generator is None and term in terms.dropped:
+            again = term in terms.dropped and term not in terms.stored
+            if self.generator is None and again:
                 raise ConfigError("generator", f"must be given to draw {term!r} again")
             draw = partial(_draw_in_one_pass, like.shape, like.device, kept_share)
-            # On a GPU it has 16, on the host: reading them waits for nothing.
-            state = self.generator.get_state().tolist() if self.generator and term in terms.dropped else None
+            # A GPU's state has 16 bytes, on the host: reading them waits for nothing.
+            state = self.generator.get_state().tolist() if self.generator and again else None
             mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 

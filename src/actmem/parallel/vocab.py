@@ -1,4 +1,4 @@
-"""The two ends of the model, with the vocabulary shared among the ranks: lookup and loss.
+"""The two ends of the model, with the vocabulary sharded over the ranks: lookup and loss.
 
 Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank computes
 the logits of its own words, and the loss never needs all logits of one position on one rank (2205.05198 sections 3, 4.3).
@@ -47,7 +47,8 @@ class _Lookup(Function):
         ctx.save_for_backward(ids)
         ctx.tp, ctx.num_rows = tp, weight.shape[0]
         rows, mine = own_rows(ids, ctx.num_rows, tp)
-        return F.embedding(rows, weight) * mine.unsqueeze(-1)
+        # Written over, not multiplied: a row that is no number must not reach other words.
+        return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -67,9 +68,11 @@ def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Te
 def checked_copy(argument: str, ids: Tensor, vocab_size: int, also: Tensor | None = None, or_else: str = "") -> Tensor:
     """A copy of the ids in 4 bytes each: a view of the batch would keep the whole batch.
 
-    Raises ConfigError unless each is from 0 to v − 1 or is one of ``also``, a mask that ``or_else`` describes; nothing
+    Raises ConfigError unless each is a whole number from 0 to v − 1 or is one of ``also``, a mask that ``or_else`` describes; nothing
     waits for a GPU or reads a fake tensor.
     """
+    if ids.is_floating_point() or ids.is_complex():
+        raise ConfigError(argument, f"must be whole numbers, got {ids.dtype}")
     valid, rule = (ids >= 0) & (ids < vocab_size), f"from 0 to {vocab_size - 1}{or_else}"
     valid = valid if also is None else valid | also
     try:
@@ -80,8 +83,13 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, also: Tensor | Non
     return ids.to(torch.int32, copy=True)
 
 
+def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
+    """Of each position its target's logit, 0 where another rank has it: a row that isn't ours can be -inf."""
+    return z.gather(-1, rows.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
+
+
 class VocabParallelCrossEntropy(nn.Module):
-    """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a shared vocabulary.
+    """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a sharded vocabulary.
 
     In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
     ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is
@@ -107,7 +115,7 @@ class _CrossEntropy(Function):
         z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         z.sub_(all_reduce_max(z.amax(-1), tp).unsqueeze(-1))
         rows, mine = own_rows(targets, z.shape[-1], tp)
-        target = z.gather(-1, rows.unsqueeze(-1)).squeeze(-1) * mine
+        target = target_logits(z, rows, mine)
         z.exp_()
         denominator, target = all_reduce(torch.stack((z.sum(-1), target)), tp)
         z.div_(denominator.unsqueeze(-1))

@@ -1,7 +1,7 @@
 """Parameters of parallel modules: initial values that don't depend on t, and marks that survive copies.
 
 **Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn, and no rank ever makes
-the whole weight.  The unsharded weight is cut, along the dimension that the ranks share, into blocks of about a million
+the whole weight.  The unsharded weight is cut, along the sharded dimension, into blocks of about a million
 elements.  Each block has a random-number stream of its own, seeded by the weight's seed and the block's number; a rank
 draws the blocks that its shard touches and copies its part.  Blocks are drawn in float32 on the CPU, so devices and
 dtypes agree too.
@@ -33,7 +33,7 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
 
 
 def child_seed(seed: int, *name: str | int) -> int:
-    """The seed of the part called ``name``: 56 bits, unrelated to the seeds of other names."""
+    """The seed of the part called ``name``: 56 bits, of which a CPU's generator uses 32, unrelated to the seeds of other names."""
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 
 
@@ -41,7 +41,7 @@ def child_seed(seed: int, *name: str | int) -> int:
 def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -> None:
     """Fill this rank's shard of a weight from a normal distribution, standard deviation 0.02.
 
-    parameter: marked with ``partition_dim`` if the ranks share it.  seed: the same on all ranks;
+    parameter: marked with ``partition_dim`` if it is sharded.  seed: the same on all ranks;
     None takes ``fresh_seed``.  Fake and meta tensors have no values and stay as they are.
     """
     seed = fresh_seed() if seed is None else seed
@@ -120,7 +120,7 @@ def own_weight(
 ) -> nn.Parameter:
     """This rank's shard of a weight, of these sizes, cut along ``dim`` and drawn by ``draw_normal``.
 
-    None: the ranks hold all of it, and its gradient is partial under sequence parallelism.  part: see ``part_of``.
+    dim None: replicated on every rank, and its gradient is partial under sequence parallelism.  part: see ``part_of``.
     """
     parameter: Any = nn.Parameter(torch.empty(*sizes, **factory))
     if dim is None:
@@ -134,9 +134,9 @@ def own_weight(
 
 
 def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
-    """Note, before a module gets the parameter, whether this rank finds only a part of a replicated parameter's gradient.
+    """Mark a replicated parameter whose gradient is partial on each rank.  Call it before the parameter is registered.
 
-    Under sequence parallelism it does: norms, the biases after g_bar and the position table see s/t tokens on each rank.
+    Under sequence parallelism it is: norms, the biases after g_bar and the position table see s/t tokens on each rank.
     """
     parameter.partial_gradient = tp.sequence_parallel  # type: ignore[attr-defined]
     return parameter

@@ -24,8 +24,8 @@ _PAGES = {True: 2 * MEBIBYTE, False: 20 * MEBIBYTE}
 _APART = 2**50
 #: The line of a bill that holds what blocks have beyond their tensors.
 UNSPLIT = "unsplit remainders of the allocator's blocks"
-#: The line of tensors that NCCL receives and sends on a stream of its own (ProcessGroupNCCL.cpp pointToPoint: recordStream).
-RECEIVED = "received input and its gradient"
+#: The lines of tensors that NCCL receives and sends on a stream of its own (ProcessGroupNCCL.cpp pointToPoint: recordStream).
+RECEIVED, RING = "received input and its gradient", "keys and values of the ring"
 #: After how many more allocations such a block may come back: when the GPU's event is seen to be done is the clock's doing.
 _LATE = (0, 1, 3, 10, 40, 200)
 
@@ -63,7 +63,7 @@ class CachingAllocator:
 
     allocated, peak: bytes of blocks in use, now and at most.  lines: the bytes of each line now; peak_lines: then.
     segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given back to the
-    GPU: torch does that only when it would run out of memory.  late: chooses when a freed block of RECEIVED can be taken
+    GPU: torch does that only when it would run out of memory.  late: chooses when a freed block that NCCL used can be taken
     again (process_events); None: at once.
     """
 
@@ -121,7 +121,7 @@ class CachingAllocator:
             self.allocated -= block.size
             self.lines[block.line] -= block.wanted
             self.lines[UNSPLIT] -= block.size - block.wanted
-            if self.late and block.line == RECEIVED:
+            if self.late and block.line in (RECEIVED, RING):
                 block.holders = -1  # no neighbour may join it
                 self._waiting.append((self._clock + self.late(_LATE), block))
             else:

@@ -156,9 +156,8 @@ class GoldenResult:
     def fits_if_late(self) -> bool:
         """Whether one of 32 plays in which blocks that NCCL used come back late holds the logged bytes, but for scalars."""
         assert self.played and self.row.held_bytes
-        plays = (
-            Trace(self.played.run, Random(seed).choice).play() for seed in range(32 if self.played.run.p > 1 else 0)
-        )
+        run = self.played.run
+        plays = (Trace(run, Random(seed).choice).play() for seed in range(32 if run.p * run.cp > 1 else 0))
         return any(abs(play.held[-1] - self.row.held_bytes) <= _SCALARS_BYTES for play in plays)
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from actmem.config import ConfigError
 from actmem.formulas.schedule import interleaved
 from actmem_course.others import table_rows
-from actmem_course.others.allocator import KIB, MEBIBYTE, RECEIVED, CachingAllocator, MemoryBlock
+from actmem_course.others.allocator import KIB, MEBIBYTE, RECEIVED, RING, CachingAllocator, MemoryBlock
 
 #: Each line of a bill: what it is, and the file (below megatron/core where no other is named) and function.
 SOURCES = {row["line"]: row["read from"] for row in table_rows("megatron_lines.tsv")}
@@ -692,17 +692,17 @@ class Trace:
         is added to the whole in float32: transformer_engine's context_parallel.py AttnFuncWithCPAndKVP2P.
         """
         run, take = self.run, self.take
-        line, pair, gone = "Q and K after norm or rotation", sum(sizes[1:]), list[MemoryBlock]()
+        pair, gone = sum(sizes[1:]), list[MemoryBlock]()
         if run.attention == "flash" and len(packed) == 1:
             self._late = packed
-            packed = [take(line, size) for size in sizes]
+            packed = [take("Q and K after norm or rotation", size) for size in sizes]
             if run.cp > 1:
-                packed[1:], gone = [take(line, pair)], packed[1:]
+                packed[1:], gone = [take(RING, pair)], packed[1:]
         statistics = [16, 4 * run.tokens * heads]  # the generator's state, the log-sum-exp
         if run.cp > 1 and not run.exchanged_heads:
             for _ in range(run.cp - 1):
                 gone.append(packed.pop())
-                packed.append(take(line, pair))
+                packed.append(take(RING, pair))
             gone += [take("transient", size) for size in (out, statistics[1], 2 * out)]
             statistics = [16] * (run.cp - 1) + statistics
         kept = [*packed, *(take("log-sum-exp", size) for size in statistics)]

@@ -115,6 +115,10 @@ def test_without_a_seed_blocks_draw_one_from_the_default_generator(make):
     assert torch.equal(values(3), values(3)) and not torch.equal(values(3), values(4))
 
 
+def test_a_fresh_seed_has_more_bits_than_would_meet_by_chance():
+    assert weights.fresh_seed(torch.Generator().manual_seed(0)) > 2**32
+
+
 def marks(module):
     names = ("partition_dim", "partition", "partial_gradient")
     return {name: [getattr(p, mark, None) for mark in names] for name, p in module.named_parameters()}

@@ -53,7 +53,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many plans to show (default: 5)")
     for option, size in _AXES.items():
-        parser.add_argument(option, type=int, metavar="N", help=f"only layouts with this {size}")
+        parser.add_argument(option, dest=size, type=int, metavar="N", help=f"only layouts with this {size}")
     parser.add_argument(
         "--recompute",
         action="append",
@@ -94,8 +94,8 @@ def add_cluster_options(parser: Parser) -> None:
         "--allowance", type=_gib, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
     )
     parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
-    for option, (_, unit, what) in _RATES.items():
-        parser.add_argument(option, type=float, metavar=unit, help=f"{what}, instead of the device's")
+    for option, (field, unit, what) in _RATES.items():
+        parser.add_argument(option, dest=field, type=float, metavar=unit, help=f"{what}, instead of the device's")
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
@@ -106,7 +106,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
             raise ConfigError(name, f"must be a number of GiB above 0, got {getattr(args, name):g}")
     rates = {}
     for option, (field, unit, _) in _RATES.items():
-        rate = getattr(args, option.lstrip("-").replace("-", "_"))
+        rate = getattr(args, field)
         if rate is not None:
             if not 0 < rate < 10**9:
                 raise ConfigError(option.lstrip("-"), f"must be a number of {unit} above 0, got {rate:g}")
@@ -125,8 +125,7 @@ def main(argv: Sequence[str] | None = None, verify: Callable[..., bool] = lambda
 
     def run(args: argparse.Namespace) -> int:
         request = _request(args)
-        given = {size: getattr(args, option.lstrip("-").replace("-", "_")) for option, size in _AXES.items()}
-        fixed = {size: value for size, value in given.items() if value is not None}
+        fixed = {size: getattr(args, size) for size in _AXES.values() if getattr(args, size) is not None}
         found = find_plans(request.model, request.cluster, request.global_batch_size, args.top, fixed)
         outcome = as_object(request, found)
         console = screen()

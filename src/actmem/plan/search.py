@@ -268,18 +268,6 @@ class Refused:
     pipeline_rank: int
     bytes: int
 
-    @property
-    def order(self) -> tuple:
-        """Sorts them: by bytes, then by sizes."""
-        one = self.layout
-        return (
-            self.bytes,
-            one.data_parallel_size,
-            one.tensor_parallel_size,
-            one.pipeline_parallel_size,
-            one.micro_batch_size,
-        )
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -364,7 +352,7 @@ class _Search:
             rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
             raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
         best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
-        close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.order)
+        close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)
         near = sum(plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total for plan in plans)
         return Found(best, close, self.counted, len(plans), self.unfit, near)
 

@@ -32,12 +32,12 @@ def wide(x: Tensor) -> Tensor:
 
 # 9.1: read “What the loss keeps”
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each token, log Σ exp(logits) − the target's logit, computed in wide(logits).
+    """The loss of each token, log Σ exp(logits) − the target's logit.
 
-    logits: [s, b, v]; targets: [s, b], ids from 0 to v − 1.  Returns [s, b] in the dtype of wide(logits); the
-    gradient has the dtype of logits.  Keeps the ids, one tensor of v elements per token in the dtype of logits, and at
-    most 32 bytes per token more: 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.
-    2205.05198 section 4.3 counts those 4sbv.
+    logits: [s, b, v]; targets: [s, b], ids from 0 to v − 1.  Returns [s, b] in the dtype of wide(logits).  Compute in
+    wide(logits), in backward too: where p is near 1, 16 bits lose p − 1.  The gradient has the dtype of logits.  Keeps
+    the ids, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more: 2sbv in
+    16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.  2205.05198 section 4.3 counts those 4sbv.
     """
     raise NotImplementedError
 
@@ -59,7 +59,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
 
 # 9.3, advanced: read “The last stage”
 def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, group) -> Tensor:
-    """linear_cross_entropy, with the vocabulary shared among the ranks of group: chunks, float32 sums and all.
+    """linear_cross_entropy, its chunks and sums too, with the vocabulary cut among the ranks of group.
 
     x: [s, b, h] and targets: [s, b], ids from 0 to v − 1, are the same on every rank; weight: [v/t, h], the
     rows r·v/t and up on rank r.  Returns [s, b], the same on every rank.  Keeps x, and 32 bytes per token at
@@ -75,10 +75,9 @@ def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[T
     """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
 
     logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], in the dtype of
-    wide(logits); the caller may use only one of them.  The gradient of logits has their dtype.  Widens ``chunk``
-    tokens at a time, and frees them before the next: nothing that forward or backward makes has more bytes than
-    logits.  Keeps logits, and 32 bytes per token at most, where torch's operators keep 12sbv bytes and more.
-    2205.05198 section 4.3 counts logits of 32 bits.
+    wide(logits); the caller may use only one of them.  Compute in wide(logits), in backward too; the gradient of logits
+    has their dtype.  Widens ``chunk`` tokens at a time, and frees them before the next.  Keeps logits, and 32 bytes per
+    token at most, where torch's operators keep 12sbv bytes and more.  2205.05198 section 4.3 counts logits of 32 bits.
     """
     raise NotImplementedError
 

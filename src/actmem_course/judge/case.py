@@ -24,7 +24,7 @@ from actmem.measure.comms import Collective
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, check_whole_number, close, describe, summed
 from actmem_course.judge.exchanged import OWN_PART, explain_exchange, made_of
-from actmem_course.judge.kept import KeptBytes, Largest, kept, too_much
+from actmem_course.judge.kept import KeptBytes, Largest, counted, kept, tensor_text, too_much
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.virtual import Watch
 from actmem_course.judge.workbench import Bench, check_unwritten
@@ -187,18 +187,25 @@ class CaseRun:
         return forward, backward
 
     def makes(
-        self, function: Callable, tensors: Mapping[str, Tensor], upstream: Tensor | None = None, how: str = "close"
-    ) -> tuple[Largest, Largest]:
-        """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights are."""
+        self,
+        function: Callable,
+        tensors: Mapping[str, Tensor],
+        upstream: Tensor | None = None,
+        how: str = "close",
+        above: int = 0,
+        others: Sequence[Tensor] = (),
+    ) -> dict[str, Largest]:
+        """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights are, and ``others``."""
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
-        with Largest(*leaves) as forward:
+        file = self.b.functions.get("__file__", "")
+        with Largest(*leaves, *others, file=file, above=above) as forward:
             result = function(*leaves)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
-        with Largest(*leaves, result, upstream) as backward:
+        with Largest(*leaves, *others, result, upstream, file=file, above=above) as backward:
             result.backward(upstream)
         for name, leaf in zip(tensors, leaves):
             self.see_tensor(f"if {name} is a leaf, its gradient", leaf.grad, how, "return it, and set no .grad")
-        return forward, backward
+        return {"forward": forward, "backward": backward}
 
     def keeps(
         self,
@@ -253,7 +260,15 @@ def alike(a: Noted | None, b: Noted | None) -> bool:
         return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
     if a.how == "near":
         return close(x, y, _NEAR)
+    if a.how == "half":
+        return _close_in_half(x, y)
     return close(x, y, 1e-9 if x.dtype == torch.float64 else 4 * torch.finfo(x.dtype).eps)
+
+
+def _close_in_half(a: Tensor, b: Tensor) -> bool:
+    """Equal up to two roundings to bfloat16, of 1/256 each, beside the largest value of ``b``."""
+    scale = b.double().abs().max().clamp_min(1e-300)
+    return close(a.double() / scale, b.double() / scale, 1e-2)
 
 
 def differences(found: Happened, right: Happened) -> dict[str, list[int]]:
@@ -267,7 +282,8 @@ def differences(found: Happened, right: Happened) -> dict[str, list[int]]:
     return wrong
 
 
-_LATER = {"kept": 0.5, "most": 0.2}
+#: What is kept explains why much is alive, so it comes first.
+_LATER = {"kept": 0.2, "most": 0.5}
 
 
 def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
@@ -293,8 +309,7 @@ def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
     if not isinstance(a, Tensor) or a.dtype != b.dtype or a.shape != b.shape:
         return False
     if how == "half":
-        scale = b.double().abs().max()
-        return bool(a.isfinite().all()) and close(a.double() / scale, b.double() / scale, 1e-2)
+        return bool(a.isfinite().all()) and _close_in_half(a, b)
     return torch.equal(a, b) if how == "bits" else close(a, b, _NEAR if how == "near" else TOLERANCE)
 
 
@@ -437,7 +452,8 @@ def _beside(found: KeptBytes, right: KeptBytes, element_size: int) -> str:
                 continue
             how = "a wider copy: widen again" if dtype.itemsize > element_size else "make it again"
             size = math.prod(shape) * dtype.itemsize
-            words.append(f"{str(dtype).removeprefix('torch.')} {list(shape)} of {size:,} B ({how} in backward)")
+            words.append(f"{tensor_text(dtype, shape, size)} ({how} in backward)")
+    words = counted(words)
     more = f"; and {len(words) - _MOST_NAMED} more" * (len(words) > _MOST_NAMED)
     return "not needed: " + "; ".join(words[:_MOST_NAMED]) + more if words and right.saved else ""
 

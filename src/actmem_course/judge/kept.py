@@ -10,9 +10,10 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -37,9 +38,7 @@ class Saved:
 
     @property
     def text(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)} of {self.bytes:,} B" + (
-            f" at {self.line}" if self.line else ""
-        )
+        return tensor_text(self.dtype, self.shape, self.bytes) + f" at {self.line}" * bool(self.line)
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,29 @@ class KeptBytes:
         """What two runs have in common that keep the same tensors, wherever their files save them."""
         return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
-    def largest(self, count: int = 2) -> str:
+    def largest(self) -> str:
         """The largest tensors kept, with the line that saved them."""
-        return ", ".join(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes)[:count])
+        return ", ".join(counted(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes))[:2])
+
+
+def tensor_text(dtype: torch.dtype, shape: Sequence[int], size: int) -> str:
+    """A tensor in words; size: its bytes."""
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)} of {size:,} B"
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """Equal texts once, with their number."""
+    return [f"{number} × " * (number > 1) + text for text, number in Counter(texts).items()]
+
+
+def _line_in(file: str) -> str:
+    """The line of ``file`` that runs now; "" if none does, as in backward of torch's own operators."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 class Keeping:
@@ -99,7 +118,7 @@ class Keeping:
                 continue
             before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
-                before = weakref.ref(storage), Saved(storage.nbytes(), part.dtype, shape, self._line(), [])
+                before = weakref.ref(storage), Saved(storage.nbytes(), part.dtype, shape, _line_in(self._file), [])
                 self._saved[id(storage)] = before
                 self._places[id(storage)] = set()
             place = part.storage_offset(), part.dtype, shape
@@ -114,14 +133,6 @@ class Keeping:
             storage = storage_of(part)
             if storage is not None and storage not in self._own:
                 self._made[id(storage)] = weakref.ref(storage)
-
-    def _line(self) -> str:
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename == self._file:
-                return f"{os.path.basename(self._file)}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
-        return ""
 
 
 class _Results(TorchDispatchMode):
@@ -140,16 +151,19 @@ class _Results(TorchDispatchMode):
 
 
 class Largest:
-    """The largest tensor that operations make while a block runs in this thread, by its storage: elements and bytes.
+    """What operations make while a block runs in this thread, by storages.
 
-    given: tensors whose storages don't count, because they are there before.  peak: the most bytes of all that lived at once,
+    given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.  elements,
+    what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that live at once,
     after an operation.
     """
 
-    def __init__(self, *given: Tensor) -> None:
+    def __init__(self, *given: Tensor, file: str = "", above: int = 0) -> None:
         self._given, self._results = storages_of(*given), _Results(self._note)
-        self._made: WeakSet = WeakSet()
-        self.elements = self.bytes = self.peak = 0
+        self._file, self._above = file, above
+        self._made: WeakKeyDictionary = WeakKeyDictionary()
+        self._at_peak: list[tuple[int, str]] = []
+        self.elements, self.what, self.peak = 0, "", 0
 
     def __enter__(self) -> Largest:
         self._results.__enter__()
@@ -160,11 +174,25 @@ class Largest:
 
     def _note(self, tensor: Tensor) -> None:
         storage = storage_of(tensor)
-        if storage is not None and storage not in self._given:
-            self.bytes = max(self.bytes, storage.nbytes())
-            self.elements = max(self.elements, storage.nbytes() // tensor.dtype.itemsize)
-            self._made.add(storage)
-            self.peak = max(self.peak, sum(other.nbytes() for other in self._made))
+        if storage is None or storage in self._given:
+            return
+        if storage not in self._made:
+            line = _line_in(self._file)
+            size = storage.nbytes()
+            self._made[storage] = tensor_text(tensor.dtype, tensor.shape, size) + f" made at {line}" * bool(line)
+            if tensor.dtype.itemsize > self._above and size // tensor.dtype.itemsize > self.elements:
+                self.elements, self.what = size // tensor.dtype.itemsize, self._made[storage]
+        alive = [(other.nbytes(), text) for other, text in self._made.items()]
+        if (peak := sum(size for size, _ in alive)) > self.peak:
+            self.peak, self._at_peak = peak, alive
+
+    def most(self) -> str:
+        """The tensors that take most of the peak."""
+        shares: Counter[str] = Counter()
+        for size, text in self._at_peak:
+            shares[text] += size
+        largest = dict(shares.most_common(2))
+        return ", ".join(counted(text for _, text in self._at_peak if text in largest))
 
 
 def kept(

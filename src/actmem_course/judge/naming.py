@@ -131,8 +131,9 @@ class Naming:
             ]
             words = _with_forward(edit, wrong[0] if wrong else "")
             if costs:  # right numbers may be rounded otherwise
-                enough = any(there[:1]) and _same(outcome, found, ("any",))
-                whole = enough and all(there) and set(differences(outcome, self.ours(group))) == set(wrong)
+                more = set(differences(outcome, self.ours(group))) - set(wrong)
+                enough = any(there[:1]) and not more and _same(outcome, found, ("any",))
+                whole = enough and all(there)
             else:
                 # An edit that changes nothing there is like an answer that is nearly right.
                 same_fault = all(there) and (not wrong or wrong[0] in differences(outcome, self.ours(group)))

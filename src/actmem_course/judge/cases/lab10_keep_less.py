@@ -17,7 +17,6 @@ from actmem.store import HostMemory
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
-from actmem_course.judge.kept import Largest
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
@@ -59,16 +58,11 @@ def lora_linear(r: CaseRun) -> None:
     r.passes(own, {"x": x, "a": a, "b": b})
     r.passes(own, {"x": x, "a": a, "b": b}, prefix=_STILL, still=("x",))
     r.see("the number of writes to weight", weight._version - before, "equal", "it is given, and others read it")
-    words = "{when} makes a tensor of {{found:,}} elements, where x has {{enough:,}}, the most of what is needed: nothing as large as weight is"
-    leaves = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
     with FlopCounterMode(display=False) as flops:
-        with Largest(weight, *leaves) as forward:
-            result = own(*leaves)
-        with Largest(weight, *leaves) as backward:
-            result.backward(r.each(*result.shape))
-    r.see_tensor("if a is a leaf, its gradient", grad_of(leaves[1]), why="return it, and set no .grad")
-    for when, made in (("forward", forward), ("backward", backward)):
-        r.see(f"the largest tensor of {when}", max(x.numel(), made.elements), "most", words.format(when=when))
+        made = r.makes(own, {"x": x, "a": a, "b": b}, others=[weight])
+    for when, one in made.items():
+        words = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}. Nothing as large as weight is needed"
+        r.see(f"the largest tensor of {when}", max(x.numel(), one.elements), "most", words)
     # The adapter's products are less than half a product with the weight in all.
     products = flops.get_total_flops() // (2 * x.numel() * _O)
     many = "forward and backward run {found} products with weight where {enough} are enough: one for the result, one for x's gradient; weight itself gets none"
@@ -108,14 +102,13 @@ def tiled_mlp(r: CaseRun) -> None:
     r.passes(
         lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
     )
-    upstream = r.each(s, b, h)
-    leaves = [tensor.clone().requires_grad_() for tensor in (x, up, down)]
-    with FlopCounterMode(display=False) as flops, Largest(*leaves, upstream) as made:
-        own(*leaves).backward(upstream)
-    r.see_tensor("if up is a leaf, its gradient", grad_of(leaves[1]), why="return it, and set no .grad")
+    with FlopCounterMode(display=False) as flops:
+        made = r.makes(own, {"x": x, "up": up, "down": down})
     enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
-    words = "{found:,} B live at once, where {enough:,} are enough: four tensors [tile, b, f], three of each of x, up and down"
-    r.see("the peak", max(enough, made.peak), "most", words)
+    for when, one in made.items():
+        words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough: four tensors [tile, b, f], three of each of x, "
+        words += f"up and down. Most of it: {one.most()}"
+        r.see(f"the peak of {when}", max(enough, one.peak), "most", words)
     products = -(-flops.get_total_flops() // (2 * s * b * h * f))
     many = "forward and backward run {found} products of s·b·h·f where {enough} are enough: two in forward, two again and four gradients in backward"
     r.see("products", max(8, products), "most", many)
@@ -236,6 +229,7 @@ MISTAKES = {
         return F.linear(x, codes * scale) -> return F.linear(x, codes * scale[0]) | every row is multiplied by the first scale: each of the o rows has its own
         return grad @ (codes * scale) -> return grad @ (codes * scale[0]) | the forward is right; in backward every row is multiplied by the first scale: each of the o rows has its own
         return grad @ (codes * scale) -> return grad @ (codes * scale.mean()) | the forward is right; in backward every row is multiplied by the mean scale: each of the o rows has its own
+        return grad @ (codes * scale) -> return grad @ (codes / scale) | the forward is right; in backward the codes are divided by the scale: multiply
         return F.linear(x, codes * scale) -> return F.linear(x, codes / scale) | the codes are divided by the scale: multiply
     """,
     "10.2": r"""
@@ -252,7 +246,7 @@ MISTAKES = {
         None, grad_a.to(a.dtype), grad_b -> None, None, grad_b | the forward is right; a gets no gradient, and both a and b train
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; weight + alpha/r · b @ a is made, as large as the frozen weight: multiply x by a, and that by b
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y | the adapter is merged into weight and taken out again: others read weight, and rounding stays in it. Multiply x by a, and that by b
-        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a gradient of the frozen weight: return None for it
+        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a tensor as large as the frozen weight. Its gradient, or weight + alpha/r · b @ a? Neither is needed
         ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x, low, weight, a, b, x.clone()) ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; x is kept twice: the frozen product reads none, so one x, for a's gradient, is enough
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
@@ -260,6 +254,7 @@ MISTAKES = {
         return _LoraLinear.apply(x, weight, a, b, alpha) -> from torch.utils.checkpoint import checkpoint\n    lora = lambda x, a, b: F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))\n    return checkpoint(lora, x, a, b, use_reentrant=False) | forward and gradients are right; backward runs the frozen product again, which nothing needs: keep x and F.linear(x, a)
         ctx.save_for_backward(x, low, weight, a, b)\n        return F.linear(x, weight) -> y = F.linear(x, weight)\n        ctx.save_for_backward(x, low, weight, a, b, y)\n        return y ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; a tensor of the size of the result is kept, and no gradient reads it
         grad_b = scaled -> grad_b = ctx.scale * scaled | the forward is right; the gradient of b has the factor alpha/r twice
+        grad_a = grad_low -> grad_a = grad_low / ctx.scale | the forward is right; the gradient of a lacks the factor alpha/r
         grad_a = grad_low -> grad_a = ctx.scale * grad_low | the forward is right; the gradient of a has the factor alpha/r twice
         grad_low = scaled @ -> grad_low = ctx.scale * scaled @ | the forward is right; the gradient that goes through b to a and x has the factor alpha/r twice
     """,
@@ -277,11 +272,12 @@ MISTAKES = {
         return _TiledMlp.apply(x, up, down, tile) -> return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) | forward and gradients are right; autograd keeps the inside of every tile: keep x alone, and make each tile's inside again in backward
         for rows in x.split(tile)]) -> for rows in x.chunk(tile)]) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.chunk(ctx.tile), grad.chunk(ctx.tile)) | forward and gradients are right; there are ``tile`` tiles: each has ``tile`` positions, so split, not chunk
         [mlp(rows, up, down) for rows in x.split(tile)]) -> [mlp(rows, up, down) for rows in x.split(tile, 1)], 1) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.split(ctx.tile, 1), grad.split(ctx.tile, 1)) ;; return torch.cat(grads_x), -> return torch.cat(grads_x, 1), | forward and gradients are right; the sequences are tiled, not their positions: split dimension 0
-        [mlp(rows, up, down) for rows in x.split(tile)] -> [mlp(x, up, down)] | forward and gradients are right; forward runs the MLP for the whole sequence at once: run it tile by tile, as backward does
+        [mlp(rows, up, down) for rows in x.split(tile)] -> [mlp(x, up, down)] | forward and gradients are right; forward runs the MLP for the whole sequence at once: run it tile by tile
         ctx.save_for_backward(x, up, down)\n -> ctx.save_for_backward(x.clone(), up, down)\n | forward and gradients are right; a copy of x is kept: others may keep x, so save x itself, and it is there once
-        zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile, as forward does
+        zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
         return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) -> y = torch.cat([mlp(rows, up, down) for rows in x.split(tile)])\n        ctx.save_for_backward(x, up, down, y)\n        return y ;; x, up, down = ctx.saved_tensors -> x, up, down, _ = ctx.saved_tensors | forward and gradients are right; the result is kept, and no gradient reads it
+        grad_down += of_down -> grad_down += upstream.flatten(0, 1).t() @ F.linear(rows, up).flatten(0, 1) | the forward is right; the gradient of down reads F.linear(x, up): it needs what GeLU makes of that
         torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, grad[: len(y)]) | the forward is right; every tile takes the first rows of the incoming gradient: each has its own
         [mlp(rows, up, down) for -> [F.linear(F.gelu(F.linear(rows, up), approximate="tanh"), down) for | GeLU is made by its tanh formula: mlp has the exact one, F.gelu(x)
         [mlp(rows, up, down) for -> [F.linear(F.linear(rows, up), down) for | GeLU between the two products is missing in forward: call mlp
@@ -304,6 +300,7 @@ MISTAKES = {
         return _OffloadingCheckpoint.apply( -> host.put(x, "x")\n    return function(x)\n    return _OffloadingCheckpoint.apply( | forward and gradients are right; function runs once and autograd keeps what it reads: run it in the forward of a torch.autograd.Function, and again in backward
         return _OffloadingCheckpoint.apply( -> with torch.autograd.graph.saved_tensors_hooks(lambda y: host.put(y, "y"), lambda fetch: fetch()):\n        return function(x)\n    return _OffloadingCheckpoint.apply( | all that function keeps goes to the host, and function runs once: put x alone, and run function again in backward
         return function(x)\n -> function(x)\n        return function(x)\n | forward and gradients are right; forward runs function twice: once is enough
+        host.put(x, "x")\n -> host.put(x.bfloat16(), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | the forward is right; the host holds x rounded to 16 bits: put it in the dtype that it has
         host.put(x, "x")\n -> host.put(wide(x), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | forward and gradients are right; the host holds x in 32 bits: put it in the dtype that it has
         ctx.fetch = function, host.put(x, "x")\n -> ctx.fetch = function, host.put(x, "x")\n        globals().setdefault("everything", []).append(ctx.fetch)\n | forward and gradients are right; the host holds x after backward: hold what put returned in ctx only, which goes with the graph
         ctx.function, ctx.fetch = -> ctx.save_for_backward(x)\n        ctx.function, ctx.fetch = | forward and gradients are right; x is kept on the device besides: the copy on the host is enough

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem_course.judge.case import CaseRun
+from actmem_course.judge.case import CaseRun, text_of
 from actmem_course.judge.exchanged import size_of
 from actmem_course.judge.kept import Largest
 from actmem_course.judge.verdict import Wrong
@@ -22,8 +21,11 @@ _SPARE = (32 - 4) * _TOKENS
 _CHUNK, _SHORT = 24, 2
 _V, _H = 64, 24
 _OVERFLOWS = "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0: log p is the logit less logsumexp"
-_SLOPE_ROUNDED = {"logits": "compute it in wide(logits), and go back to the dtype of logits at the end"}
-_LIVE = "{found:,} B live at once, where {enough:,} are enough: let a chunk go before you make the next one"
+_SLOPE_ROUNDED = {
+    "logits": "compute p, and subtract 1 at the target, in wide(logits), and round at the end: if p is near 1, 16 bits lose p − 1"
+}
+_LIVE = "in {when} {{found:,}} B live at once, where {{enough:,}} are enough: free a chunk before you make the next. Most of it: {most}"
+_ONE_IS_NONE = "the other's gradient is None after set_materialize_grads(False): take None as 0, or leave that call out"
 _ROUNDED = "compute it in wide(logits): 16 bits hold 3 digits"
 
 
@@ -32,6 +34,11 @@ def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = 
     ids = ((r.same if same else r.each)(*sizes) * 1e6).long().remainder(v)
     ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2], device=ids.device)
     return ids
+
+
+def _sure(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits of 16 bits that give each target a probability near 1."""
+    return (logits / 3).scatter(-1, targets.unsqueeze(-1), 8).bfloat16()
 
 
 def cross_entropy(r: CaseRun) -> None:
@@ -43,9 +50,9 @@ def cross_entropy(r: CaseRun) -> None:
     r.passes(own, {"logits": logits})
     across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
     r.passes(own, {"logits": 300 * logits}, upstream=across, prefix="for logits of a thousand, ", why={"": _OVERFLOWS})
-    half = (20 * logits).bfloat16()
+    half, sure = (20 * logits).bfloat16(), _sure(logits, targets)
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), "near", _ROUNDED)
-    r.passes(own, {"logits": half}, how="half", prefix="for bfloat16 logits, ", why=_SLOPE_ROUNDED)
+    r.passes(own, {"logits": sure}, how="half", prefix="for bfloat16 logits, ", why=_SLOPE_ROUNDED)
     r.keeps(own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE, others=[targets])
 
 
@@ -66,33 +73,24 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     # Of each rank the first and the last id, where an id that is off by one goes to another.
     ends = _V * torch.arange(min(ranks, 16), device=r.device)
     targets.view(-1)[6 : 6 + 2 * len(ends)] = torch.cat((ends, ends + _V - 1))
-    upstream, others = r.same(_B, _S).t(), max(weight.numel(), x.numel())
-    words = "a tensor of {found:,} elements is made, where the logits of a chunk, x and weight have {enough:,} at most: make the logits "
-    words += "of ``chunk`` tokens, use them up, and go on to the next, in forward and in backward"
-    many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
+    upstream = r.same(_B, _S).t()
     for chunk, scale, prefix in (
         (_CHUNK, 1, ""),
         (_SHORT, 1, f"with {_SHORT} tokens a chunk, "),
         (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, "),
     ):
-        flops = FlopCounterMode(display=False)
-        with Largest(x, weight) as made, nullcontext() if prefix else flops:
-            passes = r.passes(
-                lambda x, w: function(x, w, targets, chunk),  # noqa: B023
-                {"x": scale * x, "weight": weight},
-                upstream=upstream,
-                prefix=prefix,
-                exchanges=False,
-                why={"": _OVERFLOWS} if scale > 1 else None,
-            )
-        enough = max(others, min(chunk, _TOKENS) * _V)
-        r.see(f"{prefix}the largest tensor made", max(enough, made.elements), "most", words)
-        if not prefix:
-            r.see("products", -(-flops.get_total_flops() // (2 * _TOKENS * weight.numel())), "most", many)
+        passes = r.passes(
+            lambda x, w: function(x, w, targets, chunk),  # noqa: B023
+            {"x": scale * x, "weight": weight},
+            upstream=upstream,
+            prefix=prefix,
+            exchanges=False,
+            why={"": _OVERFLOWS} if scale > 1 else None,
+        )
         for when, seen, enough in zip(("forward", "backward"), passes, (3 * r.t * size_of(upstream), size_of(x))):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
             what = "a few numbers a token" if when == "forward" else "x's gradient, each token's once"
-            said = f"{when} exchanges {{found:,}} B where {{enough:,}} are enough: {what}"
+            said = f"{when} exchanges {{found:,}} B ({text_of(seen.collectives)}) where {{enough:,}} are enough: {what}"
             r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", said)
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
@@ -108,26 +106,35 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
 
 
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
-    """The bytes that live at once, and the sum over chunks alike, the first of 512 times the others: in bfloat16, 512 and 1 are 512."""
-    x, weight, targets, chunk = r.same(300, 3, 2), r.each(128, 2), _tokens(r, ranks * 128, (300, 3), same=True), 30
-    upstream = r.same(300, 3)
-    made = r.makes(lambda x, w: function(x, w, targets, chunk), {"x": x, "weight": weight}, upstream)
-    enough = 8 * (4 * chunk * 128 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
-    for when, one in zip(("forward", "backward"), made):
-        r.see(f"the peak of {when}", max(enough, one.peak), "most", f"in {when} {_LIVE}")
-    # One word a coordinate, so that logits are weights: no product rounds them.
+    """What is made, and the sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and 1 are 512."""
+    x, weight, targets, chunk = r.same(300, 3, 2), r.each(512, 2), _tokens(r, ranks * 512, (300, 3), same=True), 26
+    with FlopCounterMode(display=False) as flops:
+        made = r.makes(lambda x, w: function(x, w, targets, chunk), {"x": x, "weight": weight}, r.same(300, 3))
+    largest = max(chunk * 512, weight.numel(), x.numel())
+    enough = 8 * (4 * chunk * 512 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
+    for when, one in made.items():
+        words = f"{when} makes {one.what}: {{found:,}} elements, where the logits of a chunk, x and weight have {{enough:,}} at most. "
+        words += "Make the logits of ``chunk`` tokens, use them up, and go on to the next"
+        r.see(f"the largest tensor of {when}", max(largest, one.elements), "most", words)
+        r.see(f"the peak of {when}", max(enough, one.peak), "most", _LIVE.format(when=when, most=one.most()))
+    many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
+    r.see("products", -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel())), "most", many)
+    # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
     rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
-    falling = torch.ones(40, 3, device=r.device)
-    falling[0] = 512
+    words = r.each(_V, _H)
+    words[ids, ids - 1] = 8.0
+    ends = torch.ones(40, 3, device=r.device)
+    ends[0] = ends[-1] = 512
     r.passes(
         lambda x, w: function(x, w, ids.expand(40, 3), 3),
-        {"x": rows.bfloat16(), "weight": (3 * r.each(_V, _H)).bfloat16()},
-        upstream=falling,
+        {"x": rows.bfloat16(), "weight": words.bfloat16()},
+        upstream=ends,
         how="half",
         prefix="in 40 chunks of a bfloat16 x, ",
         why={
+            "": _ROUNDED,
             "weight": "add up the chunks in wide(weight)",
-            "x": "compute in wide(logits), and keep their logsumexp in 32 bits",
+            "x": "compute p, and subtract 1 at the target, in wide(logits), and keep their logsumexp in 32 bits",
         },
         exchanges=False,
     )
@@ -149,29 +156,33 @@ def log_probs_and_entropy(r: CaseRun) -> None:
     r.passes(own, {"logits": 300 * logits}, prefix="for logits of a thousand, ", why={"": _OVERFLOWS})
     one = torch.stack([torch.zeros_like(tokens), torch.ones_like(tokens)], -1).double()
     r.passes(own, {"logits": logits}, upstream=one, prefix="for the entropy alone, ")
-    for k, what in enumerate(("log-probabilities", "entropies")):
-        r.passes(
-            lambda x: r["log_probs_and_entropy"](x, tokens, _CHUNK)[k],  # noqa: B023
-            {"logits": logits},
-            prefix=f"if the {what} alone are used, ",
-        )
     half = logits.bfloat16()
     r.see_tensor("for bfloat16 logits, what comes back", own(half.clone()), "near", _ROUNDED)
-    for chunk in (_CHUNK, 1):
-        prefix = f"for bfloat16 logits, {chunk} in a chunk, "
-        r.passes(lambda x: own(x, chunk), {"logits": half}, how="half", prefix=prefix, why=_SLOPE_ROUNDED)  # noqa: B023
-    long = 3 * r.each(100, 3, 512).bfloat16()
-    ids = _tokens(r, 512, (100, 3))
-    passes = r.makes(lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, 7))), {"logits": long}, how="half")
-    remedy = {
-        "forward": "widen ``chunk`` tokens at a time",
-        "backward": "narrow each chunk's gradient before you join them",
-    }
-    for times, when, largest in zip((1, 2), remedy, passes):
-        words = f"{when} makes a tensor of {{found:,}} B, where logits have {{enough:,}}: {remedy[when]}"
-        r.see(f"the largest tensor of {when}", max(size_of(long), largest.bytes), "most", words)
-        enough = times * size_of(long) + 6 * 4 * 7 * 512 + 80 * ids.numel()
-        r.see(f"the peak of {when}", max(enough, largest.peak), "most", f"in {when} {_LIVE}")
+    r.passes(own, {"logits": half}, how="half", prefix="for bfloat16 logits, ", why=_SLOPE_ROUNDED)
+    # In 16 bits a probability near 1 is 1, and log p and −H of 64 words alike are the same.
+    given = {"log-probabilities": _sure(logits, tokens), "entropies": (logits / 60).bfloat16()}
+    for k, (what, rounded) in enumerate(given.items()):
+
+        def alone(x: Tensor, chunk: int = _CHUNK) -> Tensor:
+            return r["log_probs_and_entropy"](x, tokens, chunk)[k]  # noqa: B023
+
+        prefix = f"if the {what} alone are used, "
+        try:
+            r.passes(alone, {"logits": logits}, prefix=prefix)
+        except (AttributeError, TypeError) as error:
+            raise Wrong(f"{prefix}{_ONE_IS_NONE} ({error})") from None
+        prefix += "and logits are bfloat16, "
+        why = {"logits": "compute it in wide(logits), and keep a token's numbers in 32 bits"} if k else _SLOPE_ROUNDED
+        r.passes(lambda x: alone(x, 1), {"logits": rounded}, how="half", prefix=prefix, why=why)  # noqa: B023
+    long, ids, chunk = 3 * r.each(100, 3, 512).bfloat16(), _tokens(r, 512, (100, 3)), 7
+    both = r.makes(
+        lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, chunk))), {"logits": long}, how="half", above=2
+    )
+    for times, (when, made) in enumerate(both.items(), 1):
+        words = f"{when} makes {made.what}: {{found:,}} elements of more than 16 bits, where ``chunk`` tokens have {{enough:,}}"
+        r.see(f"the largest wide tensor of {when}", max(chunk * 512, made.elements), "most", words)
+        enough = times * size_of(long) + 6 * 4 * chunk * 512 + 80 * ids.numel()
+        r.see(f"the peak of {when}", max(enough, made.peak), "most", _LIVE.format(when=when, most=made.most()))
     r.keeps(
         own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE - 4 * _TOKENS, others=[tokens]
     )
@@ -193,6 +204,10 @@ def embedding(r: CaseRun) -> None:
         if not torch.equal(main, before.to(main_dtype)):
             raise Wrong("forward writes to main_grad; only backward adds to it")
         words = "a tensor of {found:,} elements is made, and the rows that were looked up have {enough:,}: add them to main_grad where they belong"
+        if getattr(weight, "_backward_hooks", None) or getattr(weight, "_post_accumulate_grad_hooks", None):
+            raise Wrong(
+                "a hook on weight waits for its gradient, [v, h]: add the rows in backward of a torch.autograd.Function"
+            )
         with Largest(weight, main, upstream) as made:
             rows.backward(upstream)
         had = "weight has a .grad, as large as itself: add to main_grad, and return None for weight"
@@ -221,6 +236,7 @@ MISTAKES = {
         slope = (wide(logits) - normaliser.unsqueeze(-1)).exp() -> slope = torch.zeros_like(wide(logits)) | the forward is right; the gradient of logits is that of the target's logit alone: none comes through the sum of the exponentials
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> slope.to(logits.dtype), None | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.unsqueeze(-1)).to(logits.dtype) / grad.numel(), None | the forward is right; the gradient of logits is that of a mean: each token's loss is its own
+        slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1)) -> slope[..., targets.flatten()] -= 1 | the forward is right; every token's gradient subtracts 1 at all tokens' targets: subtract it at its own
         slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return (slope * grad.unsqueeze(-1)).to -> slope = slope * grad.unsqueeze(-1)\n        slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return slope.to | the forward is right; the 1 at the target is not multiplied by the incoming gradient: subtract it before
         ctx.save_for_backward(logits, targets, normaliser) -> ctx.save_for_backward(logits, targets, normaliser.to(logits.dtype)) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.mean()).to(logits.dtype), None | the forward is right; each token's gradient is multiplied by the mean of the incoming ones: multiply by its own
@@ -240,6 +256,8 @@ MISTAKES = {
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.flatten()[0]) | the forward is right; every token has the first one's incoming gradient: multiply by its own
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.mean()) | the forward is right; each token's gradient is multiplied by the mean of the incoming ones: multiply by its own
         losses = [], []\n -> losses = [], []\n        x = x.transpose(0, 1)\n | rows of x and ids are flattened in different orders: in both, s comes before b
+        targets.flatten().split(chunk)):\n            logits = wide -> targets.t().flatten().split(chunk)):\n            logits = wide | rows of x and ids are flattened in different orders: in both, s comes before b
+        wide(F.linear(rows, weight)) -> F.linear(wide(rows), wide(weight)) | the product runs in 32 bits: F.linear(x, weight) gives logits in the dtype of x; widen those
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.flatten()[: len(ids)].unsqueeze(-1)) | the forward is right; every chunk has the first tokens' incoming gradients: each token has its own
         slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += (slope / upstream.unsqueeze(-1)).t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradient of weight ignores the incoming gradient: multiply each token's by it
         slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope / upstream.unsqueeze(-1) @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradient of x ignores the incoming gradient: multiply each token's by it
@@ -263,6 +281,7 @@ MISTAKES = {
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = (own_ids >= 0) & (own_ids <= len(weight)) | the id after this rank's last counts as its own: the mask's upper end is one too far
         sums = torch.stack(((part - largest).exp(), torch.cat(picked) * mine.flatten()))\n        dist.all_reduce(sums, group=group) -> top, sums = torch.cat(picked) * mine.flatten(), (part - largest).exp()\n        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)\n        dist.all_reduce(sums, group=group)\n        sums = torch.stack((sums, top)) | the target's logit is the largest over the ranks: where it is negative, the others' 0 wins. Add them up
         index = own_ids.clamp(0, len(weight) - 1) -> index = own_ids.where(mine, 0) ;; torch.cat(picked) * mine.flatten() -> torch.cat(picked) | ranks that don't hold the target add their first word's logit instead: they must add 0
+        dist.ReduceOp.MAX, group=group) -> group=group) | the ranks' largest logits are added up: reduce them with dist.ReduceOp.MAX
         largest = part.clone() -> largest = part | the largest over the ranks takes the place of this rank's own: all_reduce writes to what it is given, so give it a copy
         grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            dist.all_reduce(grad_weight, group=ctx.group)\n        grad_x = torch | the forward is right; the gradient of weight is summed over the ranks chunk by chunk, but each rank's rows are its own
         grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            for part in grads_x:\n                dist.all_reduce(part, group=ctx.group)\n        grad_x = torch ;; dist.all_reduce(grad_x, group=ctx.group) -> pass | the forward is right; each chunk's all-reduce takes the earlier chunks in again, which are sums already: reduce each chunk once, or all after the loop
@@ -275,6 +294,7 @@ MISTAKES = {
         -(log_p.exp() * log_p).sum(-1) -> -log_p.sum(-1) | the entropy lacks the factor p
         -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * log_p).sum(-1) / 0.6931471805599453 | the entropy is in bits: take the natural logarithm
         -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * log_p).mean(-1) | the entropy is a mean over the words; it is a sum
+        -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * wide(rows)).sum(-1) | the entropy takes logits for log p: log p is the logit less logsumexp
         -(log_p.exp() * log_p).sum(-1) -> normalisers[-1] - (log_p.exp() * log_p).sum(-1) | the entropy has the normaliser twice: log p has it already
         return torch.cat(chosen).view(tokens.shape), entropy.clone().view(tokens.shape) -> return entropy.clone().view(tokens.shape), torch.cat(chosen).view(tokens.shape) | the two are swapped: log-probabilities first
         up_entropy * (log_p + h) -> up_entropy * log_p | the forward is right; the gradient of the entropy lacks the part that comes through the normaliser: −p (log p + H)
@@ -284,9 +304,9 @@ MISTAKES = {
         slope = -log_p.exp() * (up_chosen + up_entropy -> slope = -log_p.exp() * (up_entropy | the forward is right; the gradient of the log-probabilities is that of the token's logit alone: subtract p
         slope.scatter_add_(-1, ids, up_chosen) -> slope | the forward is right; the gradient of the log-probabilities lacks the 1 of the token itself
         torch.cat(normalisers), entropy)\n        return torch.cat(chosen) -> torch.cat(normalisers).to(logits.dtype), entropy)\n        return torch.cat(chosen) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
+        (up_chosen + up_entropy * (log_p + h)) -> (-up_chosen + up_entropy * (log_p + h)) ;; ids, up_chosen) -> ids, -up_chosen) | the forward is right; the gradient of the log-probabilities has the wrong sign: 1 at the token, less p
         def backward(ctx, grad_chosen, grad_entropy) -> def backward(ctx, grad_entropy, grad_chosen) | the forward is right; the two incoming gradients are swapped: they come in the order of the results
         slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient takes the place of what is there: add it
-        chosen, entropies = [], [], []\n -> chosen, entropies = [], [], []\n        ctx.set_materialize_grads(False)\n | backward fails where only one of the two results is used: after set_materialize_grads(False) the other's gradient is None. Take None as 0, or leave that call out
         (up_chosen + up_entropy * (log_p + h)) -> (1 + up_entropy * (log_p + h)) | the forward is right; where p is subtracted, the incoming gradient is left out: multiply by it there too
         up_entropy * (log_p + h) -> up_entropy * (log_p - h) | the forward is right; the gradient of the entropy has H with the wrong sign: −p (log p + H)
     """,
@@ -305,6 +325,7 @@ MISTAKES = {
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) * (ids != 0).unsqueeze(-1)).flatten(0, 1)) | word 0 gets no gradient, as if it were padding: here it is a word like the others
         ctx.save_for_backward(ids)\n        ctx.main_grad = main_grad -> ctx.save_for_backward(ids, main_grad) ;; (ids,) = ctx.saved_tensors\n        ctx.main_grad -> ids, main_grad = ctx.saved_tensors\n        main_grad | with two microbatches in flight, autograd finds that main_grad has changed since it was saved, and refuses: hold it as an attribute of ctx
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.add_(torch.zeros_like(ctx.main_grad, dtype=grad.dtype).index_add_(0, ids.flatten(), grad.flatten(0, 1))) | right in float64; a word's gradients are added up in 16 bits: widen each, and add it to main_grad
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.copy_(ctx.main_grad.to(grad.dtype).index_add_(0, ids.flatten(), grad.flatten(0, 1))) | right in float64; main_grad is rounded to 16 bits: add to it in its own dtype
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids[:, -1], wide(grad)[:, -1]) | only the last sequence's gradients arrive: flatten ids and gradients
     """,
 }

@@ -235,7 +235,7 @@ def too_much(found: KeptBytes, at_most: int, what: str, size: int, more: str = "
         enough = f"{at_most:,} B are enough ({what})" if at_most else "backward needs none of it"
         return (
             f"it keeps {found.hidden_bytes:,} B where no hook can see them (a tensor as an attribute of ctx, or in a "
-            f"closure): {'what backward reads goes to ctx.save_for_backward, the rest can go' if fits else f'let it go, {enough}'}"
+            f"closure): {'what backward reads goes to ctx.save_for_backward, the rest can go' if fits else f'drop it, {enough}'}"
         )
     if found.bytes > at_most:
         enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to keep nothing"

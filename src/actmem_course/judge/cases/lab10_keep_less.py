@@ -254,7 +254,7 @@ MISTAKES = {
         return _LoraLinear.apply(x, weight, a, b, alpha) -> from torch.utils.checkpoint import checkpoint\n    lora = lambda x, a, b: F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))\n    return checkpoint(lora, x, a, b, use_reentrant=False) | forward and gradients are right; backward runs the frozen product again, which nothing needs: keep x and F.linear(x, a)
         ctx.save_for_backward(x, low, weight, a, b)\n        return F.linear(x, weight) -> y = F.linear(x, weight)\n        ctx.save_for_backward(x, low, weight, a, b, y)\n        return y ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; a tensor of the size of the result is kept, and no gradient reads it
         grad_b = scaled -> grad_b = ctx.scale * scaled | the forward is right; the gradient of b has the factor alpha/r twice
-        grad_a = grad_low -> grad_a = grad_low / ctx.scale | the forward is right; the gradient of a lacks the factor alpha/r
+        grad_a = grad_low -> grad_a = 1 / ctx.scale * grad_low | the forward is right; the gradient of a lacks the factor alpha/r
         grad_a = grad_low -> grad_a = ctx.scale * grad_low | the forward is right; the gradient of a has the factor alpha/r twice
         grad_low = scaled @ -> grad_low = ctx.scale * scaled @ | the forward is right; the gradient that goes through b to a and x has the factor alpha/r twice
     """,
@@ -281,8 +281,8 @@ MISTAKES = {
         torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, grad[: len(y)]) | the forward is right; every tile takes the first rows of the incoming gradient: each has its own
         [mlp(rows, up, down) for -> [F.linear(F.gelu(F.linear(rows, up), approximate="tanh"), down) for | GeLU is made by its tanh formula: mlp has the exact one, F.gelu(x)
         [mlp(rows, up, down) for -> [F.linear(F.linear(rows, up), down) for | GeLU between the two products is missing in forward: call mlp
-        [mlp(rows, up, down) for -> [F.linear(F.relu(F.linear(rows, up)), down) for | ReLU stands for GeLU: call mlp
-        [mlp(rows, up, down) for -> [F.linear(F.silu(F.linear(rows, up)), down) for | SiLU stands for GeLU: call mlp
+        [mlp(rows, up, down) for -> [F.linear(F.relu(F.linear(rows, up)), down) for | ReLU is in the place of GeLU: call mlp
+        [mlp(rows, up, down) for -> [F.linear(F.silu(F.linear(rows, up)), down) for | SiLU is in the place of GeLU: call mlp
         y = mlp(*inputs) -> y = F.linear(F.gelu(F.linear(*inputs[:2]), approximate="tanh"), inputs[2]) | the forward is right; backward goes through GeLU's tanh formula: mlp has the exact one
         of_rows, of_up, of_down = torch.autograd.grad(y, inputs, upstream) -> of_up = (upstream @ down).flatten(0, 1)\n            of_down = torch.autograd.grad(y, inputs, upstream)[2]\n            of_rows, of_up = (upstream @ down) @ up, of_up.t() @ rows.flatten(0, 1) | the forward is right; the gradients of x and up lack GeLU's derivative, at F.linear(x, up)
     """,
@@ -303,6 +303,6 @@ MISTAKES = {
         host.put(x, "x")\n -> host.put(x.bfloat16(), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | the forward is right; the host holds x rounded to 16 bits: put it in the dtype that it has
         host.put(x, "x")\n -> host.put(wide(x), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | forward and gradients are right; the host holds x in 32 bits: put it in the dtype that it has
         ctx.fetch = function, host.put(x, "x")\n -> ctx.fetch = function, host.put(x, "x")\n        globals().setdefault("everything", []).append(ctx.fetch)\n | forward and gradients are right; the host holds x after backward: hold what put returned in ctx only, which goes with the graph
-        ctx.function, ctx.fetch = -> ctx.save_for_backward(x)\n        ctx.function, ctx.fetch = | forward and gradients are right; x is kept on the device besides: the copy on the host is enough
+        ctx.function, ctx.fetch = -> ctx.save_for_backward(x)\n        ctx.function, ctx.fetch = | forward and gradients are right; x is kept on the device, too: the copy on the host is enough
     """,
 }

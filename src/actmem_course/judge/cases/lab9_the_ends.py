@@ -121,13 +121,13 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
     r.see("products", -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel())), "most", many)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
     rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
-    words = r.each(_V, _H)
-    words[ids, ids - 1] = 8.0
+    vocabulary = r.each(_V, _H)
+    vocabulary[ids, ids - 1] = 8.0
     ends = torch.ones(40, 3, device=r.device)
     ends[0] = ends[-1] = 512
     r.passes(
         lambda x, w: function(x, w, ids.expand(40, 3), 3),
-        {"x": rows.bfloat16(), "weight": words.bfloat16()},
+        {"x": rows.bfloat16(), "weight": vocabulary.bfloat16()},
         upstream=ends,
         how="half",
         prefix="in 40 chunks of a bfloat16 x, ",
@@ -276,7 +276,7 @@ MISTAKES = {
         (ids.unsqueeze(-1) == own_rows).int() -> (ids.where((ids >= own_rows[0]) & (ids <= own_rows[-1]), own_rows[0]).unsqueeze(-1) == own_rows).int() | the forward is right; ranks that don't hold the target subtract 1 at their first word: they must subtract 0
         ctx.save_for_backward(x, weight, targets, normaliser) -> ctx.save_for_backward(x, weight, targets, part) | the forward is right; backward normalises this rank's logits alone: keep the logsumexp over all ranks
         (normaliser - sums[1]) -> (normaliser - torch.cat(picked) * mine.flatten()) | only the rank that holds the target subtracts its logit: sum it over the ranks
-        (normaliser - sums[1]) -> (largest - sums[1]) | the largest of the ranks' logsumexps stands for that over all ranks: add up their exponentials
+        (normaliser - sums[1]) -> (largest - sums[1]) | the largest of the ranks' logsumexps takes the place of that over all ranks: add up their exponentials
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = own_ids < len(weight) | an id below this rank's first counts as its own: the mask lacks its lower end
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = (own_ids >= 0) & (own_ids <= len(weight)) | the id after this rank's last counts as its own: the mask's upper end is one too far
         sums = torch.stack(((part - largest).exp(), torch.cat(picked) * mine.flatten()))\n        dist.all_reduce(sums, group=group) -> top, sums = torch.cat(picked) * mine.flatten(), (part - largest).exp()\n        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)\n        dist.all_reduce(sums, group=group)\n        sums = torch.stack((sums, top)) | the target's logit is the largest over the ranks: where it is negative, the others' 0 wins. Add them up
@@ -284,7 +284,7 @@ MISTAKES = {
         dist.ReduceOp.MAX, group=group) -> group=group) | the ranks' largest logits are added up: reduce them with dist.ReduceOp.MAX
         largest = part.clone() -> largest = part | the largest over the ranks takes the place of this rank's own: all_reduce writes to what it is given, so give it a copy
         grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            dist.all_reduce(grad_weight, group=ctx.group)\n        grad_x = torch | the forward is right; the gradient of weight is summed over the ranks chunk by chunk, but each rank's rows are its own
-        grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            for part in grads_x:\n                dist.all_reduce(part, group=ctx.group)\n        grad_x = torch ;; dist.all_reduce(grad_x, group=ctx.group) -> pass | the forward is right; each chunk's all-reduce takes the earlier chunks in again, which are sums already: reduce each chunk once, or all after the loop
+        grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            for part in grads_x:\n                dist.all_reduce(part, group=ctx.group)\n        grad_x = torch ;; dist.all_reduce(grad_x, group=ctx.group) -> pass | the forward is right; each chunk's all-reduce adds up the earlier chunks again, which are sums already: reduce each chunk once, or all after the loop
          + dist.get_rank(ctx.group) * len(weight) ->  | the forward is right; backward takes every rank's words for the first v/t: the first one is r·v/t
         torch.stack(((part - largest).exp(), -> torch.stack((part, ;; normaliser = sums[0].log() + largest -> normaliser = sums[0] | the ranks' logsumexps are added up: add up their exponentials, and take the logarithm of that
     """,
@@ -298,7 +298,7 @@ MISTAKES = {
         -(log_p.exp() * log_p).sum(-1) -> normalisers[-1] - (log_p.exp() * log_p).sum(-1) | the entropy has the normaliser twice: log p has it already
         return torch.cat(chosen).view(tokens.shape), entropy.clone().view(tokens.shape) -> return entropy.clone().view(tokens.shape), torch.cat(chosen).view(tokens.shape) | the two are swapped: log-probabilities first
         up_entropy * (log_p + h) -> up_entropy * log_p | the forward is right; the gradient of the entropy lacks the part that comes through the normaliser: −p (log p + H)
-        up_entropy * (log_p + h) -> up_entropy * (log_p + 1) | the forward is right; the gradient of the entropy is that of −p log p with p for a free number: logits move all of p, −p (log p + H)
+        up_entropy * (log_p + h) -> up_entropy * (log_p + 1) | the forward is right; the gradient of the entropy is that of −p log p for each p alone: but a logit moves all of them, so it is −p (log p + H)
         (up_chosen + up_entropy * (log_p + h)) -> (up_chosen - up_entropy * (log_p + h)) | the forward is right; the gradient of the entropy has the wrong sign: −p (log p + H)
         (up_chosen + up_entropy * (log_p + h)) -> up_chosen | the forward is right; the entropy gives no gradient: −p (log p + H)
         slope = -log_p.exp() * (up_chosen + up_entropy -> slope = -log_p.exp() * (up_entropy | the forward is right; the gradient of the log-probabilities is that of the token's logit alone: subtract p
@@ -318,7 +318,7 @@ MISTAKES = {
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1), alpha=-1) | the gradient is subtracted: main_grad holds gradients, and the optimizer subtracts them
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) ->  | main_grad is unchanged: backward adds each token's gradient to the row of its id
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / torch.bincount(ids.flatten(), minlength=len(ctx.main_grad))[ids].unsqueeze(-1)).flatten(0, 1)) | a word's gradients are averaged over its repetitions: they add up
-        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / ids.numel()).flatten(0, 1)) | the gradient is divided by the number of tokens: the loss has done what is to be done
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / ids.numel()).flatten(0, 1)) | the gradient is divided by the number of tokens: the loss has done so if it is a mean
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.t().flatten(), wide(grad).flatten(0, 1)) | ids and gradients are flattened in different orders: row k of the one goes with id k of the other
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).transpose(0, 1).flatten(0, 1)) | ids and gradients are flattened in different orders: id k belongs to row k
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | each gradient is added twice

@@ -177,8 +177,7 @@ class Largest:
         if storage is None or storage in self._given:
             return
         if storage not in self._made:
-            line = _line_in(self._file)
-            size = storage.nbytes()
+            line, size = _line_in(self._file), storage.nbytes()
             self._made[storage] = tensor_text(tensor.dtype, tensor.shape, size) + f" made at {line}" * bool(line)
             if tensor.dtype.itemsize > self._above and size // tensor.dtype.itemsize > self.elements:
                 self.elements, self.what = size // tensor.dtype.itemsize, self._made[storage]
@@ -187,12 +186,8 @@ class Largest:
             self.peak, self._at_peak = peak, alive
 
     def most(self) -> str:
-        """The tensors that take most of the peak."""
-        shares: Counter[str] = Counter()
-        for size, text in self._at_peak:
-            shares[text] += size
-        largest = dict(shares.most_common(2))
-        return ", ".join(counted(text for _, text in self._at_peak if text in largest))
+        """The largest tensors that live at the peak."""
+        return ", ".join(counted(text for _, text in sorted(self._at_peak, reverse=True))[:2])
 
 
 def kept(

@@ -230,7 +230,6 @@ MISTAKES = {
         return normaliser - target -> return normaliser | the target's logit is missing: subtract it
         normaliser = wide(logits).logsumexp(-1)\n        target -> normaliser = wide(logits).exp().sum(-1).log()\n        target | for logits of a thousand, exp overflows: subtract the largest first, or use logsumexp
         return normaliser - target -> return (normaliser - target).mean() | the result is the mean over all tokens; expected one loss a token
-        return normaliser - target -> return (normaliser - target).sum() | the result is the sum over all tokens; expected one loss a token
         slope.new_full((*targets.shape, 1), -1)) -> slope.new_full((*targets.shape, 1), 0)) | the forward is right; the gradient of logits is that of the softmax alone: subtract 1 at the target
         slope.new_full((*targets.shape, 1), -1)) -> slope.new_full((*targets.shape, 1), 1)) | the forward is right; the gradient adds 1 at the target: subtract it
         slope = (wide(logits) - normaliser.unsqueeze(-1)).exp() -> slope = torch.zeros_like(wide(logits)) | the forward is right; the gradient of logits is that of the target's logit alone: none comes through the sum of the exponentials

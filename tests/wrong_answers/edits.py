@@ -112,8 +112,6 @@ EDITS = [
     ("9.1", r"not needed: float32 \[25, 3, 64\] of 19,200 B \(a wider copy", "ctx.save_for_backward(logits, targets, normaliser)", "ctx.save_for_backward(wide(logits), targets, normaliser)"),
     ("9.1", r"for bfloat16 logits, the loss .*compute it in wide\(logits\): 16 bits hold 3 digits", "normaliser = wide(logits).logsumexp(-1)\n        target", "normaliser = wide(logits.logsumexp(-1))\n        target"),
     ("9.2", r"backward makes float64 \[900, 512\] .* made at lab9_the_ends_edited\.py:\d+: 460,800 elements, where the logits of a chunk, x and weight have 13,312", "ctx.chunk = chunk\n        ctx.save_for_backward(x, weight, targets, torch", "ctx.chunk = 1000\n        ctx.save_for_backward(x, weight, targets, torch"),
-    ("9.2", r"keeps [\d,]+ B for backward where [\d,]+ B are enough \(x, and a few numbers a token\)",
-     "torch.cat(normalisers))\n        return torch.cat(losses)", "torch.cat(normalisers), wide(x))\n        return torch.cat(losses)", "targets, normaliser = ctx", "targets, normaliser, *_ = ctx"),
     ("9.2", r"run 5 products of s·b·v·h where 4 are enough", "            slope[torch.arange", "            F.linear(rows, weight)\n            slope[torch.arange"),
     ("9.3", r"forward exchanges [\d,]+ B \(6 all-reduces\) where [\d,]+ are enough: a few numbers a token", "            picked.append(", "            dist.all_reduce(logits.clone(), group=group)\n            picked.append("),
     ("9.3", r"backward exchanges [\d,]+ B \(2 all-reduces\) where [\d,]+ are enough: x's gradient, each token's once", "dist.all_reduce(grad_x, group=ctx.group)", "dist.all_reduce(grad_x, group=ctx.group)\n        dist.all_reduce(grad_weight.clone(), group=ctx.group)"),
@@ -139,7 +137,6 @@ EDITS = [
     # What passed until somebody looked for it.
     # As many chunks as a chunk should have tokens, or so many positions of all sequences.
     ("9.2", r"forward makes float64 \[35, 512\] ", ".split(chunk), targets.flatten().split(chunk)):\n            logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.logsumexp(-1))\n            losses", ".chunk(chunk), targets.flatten().chunk(chunk)):\n            logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.logsumexp(-1))\n            losses"),
-    ("9.2", r"backward makes float64 \[78, 512\] ", "ctx.chunk = chunk\n        ctx.save_for_backward(x, weight, targets, torch", "ctx.chunk = 3 * chunk\n        ctx.save_for_backward(x, weight, targets, torch"),
     ("7.1", r"^K is counted with all k heads where there are fewer heads than ranks: .*; V is counted", "2 * s * b * k * (h // a) // min(t, k)", "2 * s * b * k * (h // a) // (t if t <= k else 1)"),
     ("7.2", r"it keeps [\d,]+ B for backward where", "return _RMSNorm.apply(x, weight, eps)", "w = wide(x)\n    return (w * torch.rsqrt(w.pow(2).mean(-1, keepdim=True) + eps) * wide(weight)).to(x.dtype)"),
     ("7.2", r"1/rms is kept in 16 bits", "ctx.save_for_backward(x, weight, inverse_rms)", "ctx.save_for_backward(x, weight, inverse_rms.to(x.dtype))"),
@@ -198,7 +195,6 @@ EDITS = [
     ("3.7", r"another seed gives the same numbers", "manual_seed(seed", "manual_seed(0", "else seed)", "else 0)"),
     ("3.7", r"same seed gives other numbers the second time", "core.manual_seed(seed + 1000 * (rank + 1))", "core.seed()", "block.manual_seed(seed + 1000 * (rank + t + 1) if sequence_parallel else seed)", "block.seed()"),
     ("2.8", r"must add 0", LOSS, "largest = logits.detach().amax(-1)\n    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n    index = (targets - dist.get_rank(group) * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)\n    total = f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group)\n    return total.log() + largest - f_bar(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1), group)"),
-    ("9.1", r"logits is changed in place", "return (slope * grad.unsqueeze(-1)).to(logits.dtype), None", "return logits.detach().copy_(slope * grad.unsqueeze(-1)), None"),
     ("9.1", r"has dtype bfloat16; expected float32", "return normaliser - target\n", "return (normaliser - target).to(logits.dtype)\n"),
     ("9.3", r"targets is changed in place", "own_ids = targets - dist.get_rank(group) * len(weight)", "own_ids = targets.sub_(dist.get_rank(group) * len(weight))"),
     ("9.3", r"gradient of x is 1/t .*: it is the ranks' sum, not their mean", "return grad_x, grad_weight", "return grad_x / dist.get_world_size(ctx.group), grad_weight"),
@@ -211,12 +207,10 @@ EDITS = [
     ("9.2", r"is wrong in its last row, 24, alone: is a shorter piece", "return torch.cat(grads_x).view(x.shape), grad_weight", "return torch.cat([*grads_x[:-1], 0 * grads_x[-1]]).view(x.shape), grad_weight"),
     ("9.4", r"in backward [\d,]+ B live at once", "up_chosen).to(logits.dtype))", "up_chosen))", "torch.cat(grads).view", "torch.cat([part.to(logits.dtype) for part in grads]).view"),
     ("9.5", r"a hook on weight waits for its gradient", "return _Embedding.apply(ids, weight, main_grad)", "weight.register_hook(lambda grad: main_grad.add_(grad) * 0)\n    return F.embedding(ids, weight)"),
-    ("9.5", r"weight has a \.grad", "        return None, None, None", "        return None, ctx.main_grad, None"),
     ("10.3", r"if up is a leaf, its gradient is twice what it should be: return it, and set no \.grad", "return torch.cat(grads_x), grad_up", "if up.is_leaf:\n            up.grad = grad_up\n        return torch.cat(grads_x), grad_up"),
     ("10.2", r"backward writes to the \.grad of a: return", "return grad_x, None, grad_a", "a.grad = grad_a\n        return grad_x, None, grad_a"),
     ("10.1", r"digits of float32", "return grad @ (codes * scale), None, None", "return (grad.float() @ (codes * scale).float()).to(grad.dtype), None, None"),
     ("10.2", r"the gradient of a .*what it should be|the factor alpha/r", "grad_a = grad_low", "grad_a = ctx.scale * grad_low"),
-    ("10.2", r"keeps [\d,]+ B for backward where [\d,]+ B are enough \(x and F\.linear\(x, a\) in 16 bits\)", "ctx.save_for_backward(x, low, weight, a, b)", "ctx.save_for_backward(x, wide(low), weight, a, b)", "x, low, weight, a, b = ctx.saved_tensors", "x, low, weight, a, b = ctx.saved_tensors\n        low = low.to(x.dtype)"),
     ("10.3", r"run 9 products of s·b·h·f where 8 are enough", "            of_rows, of_up", "            F.linear(rows, up)\n            of_rows, of_up"),
     ("10.4", r"the host is given [\d,]+ elements, where x has [\d,]+", "host.put(x, \"x\")\n", "host.put(torch.cat((x, x)), \"x\")\n", "ctx.fetch()", "ctx.fetch().chunk(2)[0].clone()"),
 ]  # fmt: skip

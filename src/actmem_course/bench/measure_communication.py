@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -105,30 +105,24 @@ def measure_sent(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[So
     shard = full[: shape.seq_length // ranks.size].contiguous()
     own_part = torch.empty_like(shard)
 
-    def sent(name: str, kind: str, run: Callable[[], object]) -> SocketCount:
-        return _on_sockets(name, [Exchange(kind, "forward", "", ranks.size, full.numel() * dtype.itemsize)], run, ranks)
+    def sent(name: str, exchanges: list[Exchange], run: Callable[[], object]) -> SocketCount:
+        total, headers = sum(ranks.gather(bytes_sent_by(run))), sum(map(gloo_header_bytes, exchanges))
+        return SocketCount(name, ranks.size * wire_bytes(exchanges), ranks.size * headers, total)
+
+    def whole(kind: str) -> list[Exchange]:
+        return [Exchange(kind, "forward", "", ranks.size, full.numel() * dtype.itemsize)]
 
     found = [
-        sent("all-reduce", "all-reduce", lambda: all_reduce(full, tp)),
-        sent("all-gather", "all-gather", lambda: all_gather(shard, tp)),
-        sent("reduce-scatter", "reduce-scatter", lambda: reduce_scatter(full, tp)),
-        sent(TORCHS, "all-reduce", lambda: torch_reduce_scatter(own_part, full)),
+        sent("all-reduce", whole("all-reduce"), lambda: all_reduce(full, tp)),
+        sent("all-gather", whole("all-gather"), lambda: all_gather(shard, tp)),
+        sent("reduce-scatter", whole("reduce-scatter"), lambda: reduce_scatter(full, tp)),
+        sent(TORCHS, whole("all-reduce"), lambda: torch_reduce_scatter(own_part, full)),
     ]
     for name, options in FORMS.items():
-        tp = tensor_parallel(**options)
-        found.append(
-            _on_sockets(
-                f"layer, {name}", exchanges_by_formula(shape, tp, dtype), _layer(shape, ranks, dtype, tp), ranks
-            )
-        )
+        form = tensor_parallel(**options)
+        exchanges, run = exchanges_by_formula(shape, form, dtype), _layer(shape, ranks, dtype, form)
+        found.append(sent(f"layer, {name}", exchanges, run))
     return found
-
-
-def _on_sockets(name: str, exchanges: Iterable[Exchange], run: Callable[[], object], ranks: Ranks) -> SocketCount:
-    exchanges = list(exchanges)
-    sent = sum(ranks.gather(bytes_sent_by(run)))
-    headers = sum(map(gloo_header_bytes, exchanges))
-    return SocketCount(name, ranks.size * wire_bytes(exchanges), ranks.size * headers, sent)
 
 
 def compare_collectives(

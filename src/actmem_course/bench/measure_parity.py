@@ -15,6 +15,7 @@ from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem_course.bench.measure_communication import FORMS
+from actmem_course.judge.compare import grad_of
 from actmem_course.ranks import Ranks
 from actmem_course.results import ParityResult
 
@@ -67,22 +68,17 @@ def _compare(form: str, tp: TensorParallel, shape: ModelShape, ranks: Ranks) -> 
     with count_collectives() as backward:
         (y * own(weights)).sum().backward()
 
-    whole = {name: _gradient(parameter) for name, parameter in dense.named_parameters()}
+    whole = {name: grad_of(parameter) for name, parameter in dense.named_parameters()}
     wanted = {name: shard(whole[name], getattr(p, "partition_dim", None), tp) for name, p in layer.named_parameters()}
-    partial = [name for name, p in layer.named_parameters() if _error(_gradient(p), wanted[name]) > LARGEST_ERROR]
+    partial = [name for name, p in layer.named_parameters() if _error(grad_of(p), wanted[name]) > LARGEST_ERROR]
     reduce_partial_gradients(layer, tp)
-    pairs = [(_gradient(p), wanted[name]) for name, p in layer.named_parameters()]
-    for ours, theirs in ((y.detach(), y_dense.detach()), (_gradient(x), _gradient(x_dense))):
+    pairs = [(grad_of(p), wanted[name]) for name, p in layer.named_parameters()]
+    for ours, theirs in ((y.detach(), y_dense.detach()), (grad_of(x), grad_of(x_dense))):
         pairs.append((all_gather(ours, tp) if tp.sequence_parallel else ours, theirs))
     error = max(_error(ours, theirs) for ours, theirs in pairs)
     return ParityResult(
         form, tp.size, tp.rank, error, error <= LARGEST_ERROR, dict(forward.counts), dict(backward.counts), partial
     )
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    assert leaf.grad is not None
-    return leaf.grad
 
 
 def _error(ours: Tensor, theirs: Tensor) -> float:

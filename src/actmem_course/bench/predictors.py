@@ -12,18 +12,16 @@ from torch import Tensor, nn
 
 from actmem.config import padded_vocab_size
 from actmem.formulas.activations import TABLE2
-from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import watch_step
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import fake_tensors
-from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_runs import MIB, measure_runs, predict_nanotron
+from actmem_course.bench.reproduce.sections import measure_layer_of
 from actmem_course.others import table_rows
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.golden import LIMITS, predict, read_golden
 from actmem_course.others.megatron_memory import MegatronRun, Trace
 from actmem_course.others.published import NANOTRON_MODEL, NANOTRON_RUNS, NANOTRON_SEQ_LENGTH, NanotronRun
-from actmem_course.ranks import Ranks
 from actmem_course.results import CalculatorResult, KernelSlope, PredictorLine
 
 #: Llama 3 70B and 405B, cut to 12 and 4 layers, under Megatron-LM on 8 B200s: rank 7's logged peak and what its allocator
@@ -55,20 +53,17 @@ def measure_calculators() -> list[CalculatorResult]:
     Counted on an emulated rank, without what the paper leaves out: no calculator counts those bytes.
     """
     paper = PAPER_MODELS["22B"]
-    t = paper.parallel.tensor_parallel_size
-    with emulated_rank(t):
-        rows = LayerTable(paper.shape).measure(Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
     return [
         CalculatorResult(
             calculator.name,
             calculator.source,
             row.name,
-            calculator_bytes(calculator, row, paper.shape, t),
+            calculator_bytes(calculator, row, paper.shape, paper.parallel.tensor_parallel_size),
             result.measured_bytes - result.extra_bytes,
             calculator.why,
         )
         for calculator in CALCULATORS
-        for row, result in zip(TABLE2, rows)
+        for row, result in zip(TABLE2, measure_layer_of(paper.name))
     ]
 
 

@@ -150,7 +150,7 @@ class _Results(TorchDispatchMode):
         return result
 
 
-class Largest:
+class Largest(_Results):
     """What operations make while a block runs in this thread, by storages.
 
     given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.  elements,
@@ -159,20 +159,13 @@ class Largest:
     """
 
     def __init__(self, *given: Tensor, file: str = "", above: int = 0) -> None:
-        self._given, self._results = storages_of(*given), _Results(self._note)
-        self._file, self._above = file, above
+        super().__init__(self._see)
+        self._given, self._file, self._above = storages_of(*given), file, above
         self._made: WeakKeyDictionary = WeakKeyDictionary()
         self._at_peak: list[tuple[int, str]] = []
         self.elements, self.what, self.peak = 0, "", 0
 
-    def __enter__(self) -> Largest:
-        self._results.__enter__()
-        return self
-
-    def __exit__(self, *error) -> None:
-        self._results.__exit__(*error)
-
-    def _note(self, tensor: Tensor) -> None:
+    def _see(self, tensor: Tensor) -> None:
         storage = storage_of(tensor)
         if storage is None or storage in self._given:
             return

@@ -6,6 +6,8 @@ its weights.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ from actmem.layers.attention import causal_mask
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable
+
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 class PlainLayer(nn.Module):
@@ -84,7 +88,7 @@ def dtensor_layer(
     if not tp.sequence_parallel:
         column, row = ColwiseParallel(), RowwiseParallel()
         parallelize_module(layer, mesh, {"qkv": column, "projection": row, "up": column, "down": row})
-        return _filled(layer)
+        return filled(layer)
     norm, row = SequenceParallel(sequence_dim=0), RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
     plan = {
         "norm1": norm,
@@ -96,7 +100,7 @@ def dtensor_layer(
         "down": row,
     }
     parallelize_module(layer, mesh, plan)
-    return _Local(_filled(layer), mesh)
+    return _Local(filled(layer), mesh)
 
 
 def fsdp_layer(
@@ -112,14 +116,14 @@ def fsdp_layer(
     return layer
 
 
-def _filled(layer: PlainLayer) -> PlainLayer:
+def filled(layer: _Layer) -> _Layer:
     """The layer with weights as ours begin: torch scatters its own from rank 0, which an emulated rank is never sent."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if name.endswith("bias"):
                 local.zero_()
-            elif name.startswith("norm"):
+            elif "norm" in name:
                 local.fill_(1)
             else:
                 local.normal_(std=0.02)

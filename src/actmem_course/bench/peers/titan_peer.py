@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.groups import TensorParallel
 from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers.plain import filled
 
 
 class TitanLayer(nn.Module):
@@ -91,12 +92,7 @@ def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype) -> Ti
         norm = SequenceParallel(sequence_dim=1)
         plan |= {"attention": gather, "feed_forward": gather, "attention_norm": norm, "ffn_norm": norm}
     parallelize_module(layer, mesh, plan)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            # torch scatters from rank 0, which an emulated rank is never sent.
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            local.normal_(std=0.02)
-    return layer
+    return filled(layer)
 
 
 def memory_budget(share: float) -> AbstractContextManager:

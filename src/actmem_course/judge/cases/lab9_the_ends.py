@@ -17,8 +17,8 @@ _S, _B = 25, 3
 _TOKENS = _S * _B
 #: Another right answer may keep other numbers of a token: 32 bytes of them, where ours keeps one sum.
 _SPARE = (32 - 4) * _TOKENS
-#: Neither divides the tokens.  So many positions of all sequences are more tokens, and so many chunks longer ones.
-_CHUNK, _SHORT = 24, 2
+#: It doesn't divide the tokens.
+_CHUNK = 24
 _V, _H = 64, 24
 _OVERFLOWS = "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0: log p is the logit less logsumexp"
 _SLOPE_ROUNDED = {
@@ -76,7 +76,6 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     upstream = r.same(_B, _S).t()
     for chunk, scale, prefix in (
         (_CHUNK, 1, ""),
-        (_SHORT, 1, f"with {_SHORT} tokens a chunk, "),
         (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, "),
     ):
         passes = r.passes(
@@ -143,8 +142,8 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
 def log_probs_and_entropy(r: CaseRun) -> None:
     logits, tokens = 3 * r.each(_S, _B, _V), _tokens(r, _V)
 
-    def own(x: Tensor, chunk: int = _CHUNK) -> Tensor:
-        answer = r["log_probs_and_entropy"](x, tokens, chunk)
+    def own(x: Tensor) -> Tensor:
+        answer = r["log_probs_and_entropy"](x, tokens, _CHUNK)
         if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(isinstance(y, Tensor) for y in answer):
             raise Wrong("expected two tensors: the log-probabilities of the tokens, and the entropies")
         for name, y in zip(("log-probabilities have", "entropies have"), answer):
@@ -311,7 +310,6 @@ MISTAKES = {
     """,
     "9.5": r"""
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids.flatten()] += wide(grad).flatten(0, 1) | if a word occurs several times, only one of its gradients arrives: main_grad[ids] += … writes each row once. Use index_add_
-        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_copy_(0, ids.flatten(), wide(grad).flatten(0, 1)) | the rows of main_grad are overwritten; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids] = wide(grad) | the rows of main_grad are overwritten; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.zero_().index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | main_grad is emptied first; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1), alpha=-1) | the gradient is subtracted: main_grad holds gradients, and the optimizer subtracts them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.store import HostMemory
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.compare import grad_of
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
@@ -99,15 +101,15 @@ def tiled_mlp(r: CaseRun) -> None:
     held, words = x.bfloat16().requires_grad_(), "x itself, which others may keep"
     r.keeps(lambda _, *w: own(held, *w), x, up.bfloat16(), down.bfloat16(), what=words, others=[held])
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
-    given = {"x": x[0, 0].abs().expand(300, 1, h), "up": up.abs(), "down": down.abs()}
-    r.passes(
-        lambda *half: r["tiled_mlp"](*half, 1),
-        {name: tensor.bfloat16() for name, tensor in given.items()},
-        upstream=torch.ones(300, 1, h, device=r.device).bfloat16(),
-        how="half",
-        prefix="with 300 tiles in bfloat16, ",
-        why={name: f"add up the tiles in wide({name})" for name in ("up", "down")},
-    )
+    given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
+    half = [tensor.bfloat16().requires_grad_() for tensor in given]
+    exact = [tensor.detach().double().requires_grad_() for tensor in half]
+    F.linear(F.gelu(F.linear(exact[0], exact[1])), exact[2]).sum().backward()
+    r["tiled_mlp"](*half, 1).sum().backward()
+    words = "with 300 tiles in bfloat16, the gradient of {name} is {{found}} % off: add up the tiles in wide({name})"
+    for name, own_weight, weight in zip(("up", "down"), half[1:], exact[1:]):
+        off = (grad_of(own_weight) - grad_of(weight)).abs().max() / grad_of(weight).abs().max()
+        r.see(f"{name} in bfloat16", max(2, math.ceil(100 * off)), "most", words.format(name=name))
 
 
 class CountingHost(HostMemory):
@@ -198,7 +200,6 @@ MISTAKES = {
         return F.linear(x, codes * scale) -> return F.linear(x, codes.to(x.dtype)) | the scale is missing in forward: the weight is codes * scale
         return grad @ (codes * scale) -> return grad @ codes.to(grad.dtype) | the forward is right; the gradient of x lacks the scale: in backward too the weight is codes * scale
         return grad @ (codes * scale) -> return (grad * scale.t()) @ (codes * scale) | the forward is right; the gradient of x has the scale twice: grad @ (codes * scale) has it already
-        return grad @ (codes * scale) -> return torch.ones_like(grad) @ (codes * scale) | the forward is right; the gradient of x ignores the incoming gradient
         return F.linear(x, codes * scale) -> return F.linear(x, codes * scale.mean()) | every row is multiplied by the mean scale: each of the o rows has its own
         return _FrozenLinear.apply(x, codes, scale) -> return F.linear(x, codes * scale) | forward and gradient are right; the widened weight is kept: keep codes and scale, and multiply them again in backward
         ctx.save_for_backward(codes, scale) -> ctx.save_for_backward(codes, scale, x) ;; codes, scale = ctx.saved_tensors -> codes, scale, _ = ctx.saved_tensors | forward and gradient are right; x is kept: only the gradient of a weight reads it, and this weight gets none
@@ -238,7 +239,6 @@ MISTAKES = {
         grad_up += of_up\n -> grad_up = of_up\n | the forward is right; the gradient of up is the last tile's alone: add up those of all tiles
         grad_down += of_down\n -> grad_down = of_down\n | the forward is right; the gradient of down is the last tile's alone: add up those of all tiles
         return torch.cat(grads_x), grad_up.to(up.dtype), grad_down.to(down.dtype), None -> return torch.cat(grads_x), (grad_up / len(grads_x)).to(up.dtype), (grad_down / len(grads_x)).to(down.dtype), None | the forward is right; the gradients of up and down are the means over the tiles: they are sums
-        return torch.cat(grads_x), grad_up -> return torch.cat(grads_x[::-1]), grad_up | the forward is right; the tiles of x's gradient come in reversed order
         torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, torch.ones_like(y)) | the forward is right; the gradients ignore the incoming gradient: each tile takes its rows of it
         for rows in x.split(tile)]) -> for rows in x[: max(1, len(x) // tile) * tile].split(tile)]) | the positions after the last whole tile are missing: tile need not divide s
         torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> torch.zeros_like(up), torch.zeros_like(down) | right in float64; in bfloat16 the gradients of many tiles are added up in 16 bits, where one more than 256 alike adds nothing: add up in wide(up) and wide(down)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows
 from actmem.llama_shape import LlamaShape
 from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
-from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.search import Bill, Plan, bill_of, find_plans
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.search import Plan, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import total
 from actmem_course.others.others_keep import OTHERS, bytes_of_other
@@ -211,20 +210,6 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     )  # fmt: skip
 
 
-def plan_of_request(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> tuple[Bill | None, str, bool]:
-    """The bill of the fastest plan or, if none fits, of the nearest; what it is in words; whether it fits."""
-    try:
-        found = find_plans(model, cluster, global_batch_size, 1)
-    except ConfigError as error:
-        return None, str(error), False
-    if found.plans:
-        best = found.plans[0]
-        return bill_of(model, best), f"{plan_text(best)}: {best.seconds.total:,.1f} s a step", True
-    near = found.nearest[0]
-    bill = bill_of(model, near)
-    return bill, f"nothing fits; nearest: {layout_text(near.layout)}, {near.recompute}", False
-
-
 #: Of a step, in the figure of plans.
 _SEQUENCES = 512
 #: The requests of ``plan_wall``: model, GiB of a GPU, GPUs.  A search takes seconds and a key should take none, so what each
@@ -234,22 +219,24 @@ PLANS = Path(__file__).with_name("plans.tsv")
 
 
 def plan_line(name: str, memory: int, gpus: int) -> str:
-    """A request and what is found: whether it fits, the plan in words, and the fullest rank's bytes for each of PLAN_FILLS."""
-    bill, plan, fits = plan_of_request(planned_model_of(name), Cluster(gpus, memory * GIBIBYTE), _SEQUENCES)
-    parts = bill.by_part() if bill else {}
-    return "\t".join(map(str, (name, memory, gpus, fits, plan, *(max(parts.get(part, 0), 0) for part in PLAN_FILLS))))
-
-
-@cache
-def _stored_lines() -> dict[tuple[str, ...], list[str]]:
-    lines = [line.split("\t") for line in PLANS.read_text(encoding="utf-8").splitlines()]
-    return {tuple(line[:3]): line[3:] for line in lines}
+    """A request, whether a plan fits, the fastest or else the nearest in words, and its fullest rank's bytes for each of PLAN_FILLS."""
+    model = planned_model_of(name)
+    found = find_plans(model, Cluster(gpus, memory * GIBIBYTE), _SEQUENCES, 1)
+    fastest = found.plans[0] if found.plans else None
+    best = fastest or found.nearest[0]
+    words = f"nothing fits; nearest: {layout_text(best.layout)}, {best.recompute}"
+    if fastest:
+        words = f"{plan_text(fastest)}: {fastest.seconds.total:,.1f} s a step"
+    parts = bill_of(model, best).by_part()
+    sizes = (max(parts.get(part, 0), 0) for part in PLAN_FILLS)
+    return "\t".join(map(str, (name, memory, gpus, bool(found.plans), words, *sizes)))
 
 
 def stored_plan(name: str, memory: int, gpus: int) -> tuple[dict[str, int], str, bool]:
     """One of PLANNED: bytes of the fullest rank by part, the plan in words, whether it fits."""
-    fits, plan, *sizes = _stored_lines()[name, str(memory), str(gpus)]
-    return dict(zip(PLAN_FILLS, map(int, sizes))), plan, fits == "True"
+    line = PLANS.read_text(encoding="utf-8").splitlines()[PLANNED.index((name, memory, gpus))]
+    fits, words, *sizes = line.split("\t")[3:]
+    return dict(zip(PLAN_FILLS, map(int, sizes))), words, fits == "True"
 
 
 def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Drawing:

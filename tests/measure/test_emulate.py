@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actmem.config import ConfigError
+from actmem.measure import emulate
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
@@ -33,3 +34,13 @@ def test_a_second_world_is_refused():
     with emulated_rank(2), pytest.raises(ConfigError, match="already a rank"), emulated_rank(2):
         pass
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("rows", "columns", "of_each"), [(8, 5, 8), (5, 5, 8), (5, 8, 8)])
+def test_a_mask_is_kept_with_rows_that_the_memory_efficient_kernel_can_read(rows, columns, of_each):
+    query, key = torch.zeros(2, 4, rows, 16), torch.zeros(2, 4, columns, 16)
+    mask = torch.ones(2, 1, rows, columns, dtype=torch.bool)
+    kept = emulate._bias(mask, query, key, "memory-efficient")
+    assert kept.shape == (2, 4, rows, columns) and not kept.any()
+    assert kept.stride()[:3] == (rows * of_each, 0, of_each)
+    assert kept.untyped_storage().nbytes() == 2 * rows * of_each * 4

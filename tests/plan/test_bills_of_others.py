@@ -120,6 +120,15 @@ def test_each_line_is_that_of_a_real_run(solved):
             assert bill == real_lines(factory, sizes, "\n".join(model.code(way, ""))), again
 
 
+def test_a_configuration_that_lists_its_layers_can_have_any_number_of_them(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(transformers.AutoConfig.for_model("qwen3").to_json_string(use_diff=False))
+    factory, own, _ = config_factory(str(config))
+    sizes = {letter: size for letter, size in SIZES.items() if letter in own}
+    model, inputs = factory(**sizes, s=SIZES["s"], b=1, l=LAYERS)
+    assert len(model.model.layers) == LAYERS and model(**inputs).loss.isfinite()
+
+
 @pytest.mark.bad_input
 def test_a_configuration_fetches_no_kernel(tmp_path, capsys):
     config = tmp_path / "config.json"

@@ -15,6 +15,7 @@ from actmem.plan.search import bill_of, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
 from actmem_course.others import paper
+from actmem_course.show import today
 from actmem_course.show.adapters import PLACES, adapter_bars, lora_rows
 from actmem_course.show.controls import BEFORE, after
 from actmem_course.show.ends import loss_bars, stage_work
@@ -22,16 +23,6 @@ from actmem_course.show.layer import layer_bars
 from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
 from actmem_course.show.recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
-from actmem_course.show.today import (
-    PLANNED,
-    PLANS,
-    first_aid,
-    frontier_figure,
-    kept_today,
-    llama_bars,
-    plan_line,
-    plan_wall,
-)
 from tests.tiers import sampled
 
 LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
@@ -72,8 +63,8 @@ WHOLE = total(layer_rows(GPT3))
 OPERATIONS = forward_operations(SMALL, CUT)
 #: A figure, and what its bars add up to, from the top.
 SUMS = {
-    "a layer of today": (kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
-    "its terms": (llama_bars(QWEN), [size / inputs(QWEN) for size in (total(llama_rows(QWEN)), *(row.bytes for row in llama_rows(QWEN) if row.bytes))]),
+    "a layer of today": (today.kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
+    "its terms": (today.llama_bars(QWEN), [size / inputs(QWEN) for size in (total(llama_rows(QWEN)), *(row.bytes for row in llama_rows(QWEN) if row.bytes))]),
     "the loss": (loss_bars(LONG, 1, "full"), [32 * total(llama_rows(LONG, Parallel(), "full")), *loss_totals(LONG, 1)]),
     "the loss on 8 ranks": (loss_bars(LLAMA, 8), [32 * total(llama_rows(LLAMA, CUT)), *loss_totals(LLAMA, 8)]),
     "adapters": (
@@ -88,7 +79,7 @@ SUMS = {
     "table 4": (table4_bars(), [row.forward_ms + row.backward_ms for row in paper.TABLE4.values()]),
     "table 4's first": (table4_bars(1), [paper.TABLE4["baseline, no recompute"].combined_ms]),
     "least times": (least_times(SMALL, CUT), [1000 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
-    "plans": (plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
+    "plans": (today.plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
     **{
         f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model, BASELINE_METHOD).values()) for model in PAPER_MODELS.values()])
         for method in METHODS
@@ -147,20 +138,20 @@ def test_stages_work_as_much_with_a_shared_vocabulary(p):
         stage_work(LLAMA, 5)
 
 
-@pytest.mark.parametrize(("name", "memory", "gpus"), sampled(PLANNED, 1))
+@pytest.mark.parametrize(("name", "memory", "gpus"), sampled(today.PLANNED, 1))
 def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
     """After a change of the planner: python -m actmem_course.show.today"""
-    line = PLANS.read_text(encoding="utf-8").splitlines()[PLANNED.index((name, memory, gpus))]
-    assert plan_line(name, memory, gpus) == line
+    line = today.PLANS.read_text(encoding="utf-8").splitlines()[today.PLANNED.index((name, memory, gpus))]
+    assert today.plan_line(name, memory, gpus) == line
 
 
 @pytest.mark.parametrize(("drawing", "said"), [
     (memory_wall(), "none of the four models fits in 80 GiB"),
     (memory_wall("tensor+sequence+selective"), "all four models fit"),
     (loss_bars(LONG, recompute="full"), "The loss takes 3.0 times what 32 layers keep,<br>a chunk at a time 0.1"),
-    (plan_wall("175b", 40, (16,)), "fits on none of them"),
-    (first_aid("llama3-70b", 80), "too much"),
-    (first_aid("llama3-8b", 80), "to spare"),
+    (today.plan_wall("175b", 40, (16,)), "fits on none of them"),
+    (today.first_aid("llama3-70b", 80), "too much"),
+    (today.first_aid("llama3-8b", 80), "to spare"),
 ])  # fmt: skip
 def test_titles_say_the_finding(drawing, said):
     assert said in drawing.layout["title"]["text"]
@@ -168,7 +159,7 @@ def test_titles_say_the_finding(drawing, said):
 
 def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
     """The order that chapter 10's list gives in words: what saves time first, what costs most of it last."""
-    drawing = first_aid("llama3-70b", 80)
+    drawing = today.first_aid("llama3-70b", 80)
     start, *steps = [name.replace("<br>", " ").rsplit(": ", 1) for name in sums(drawing)]
     assert start == ["TP 8, PP 2, DP 4 ZeRO-1, b 2"]
     held = list(sums(drawing).values())
@@ -204,7 +195,7 @@ def test_bytes_stay_bytes_on_every_axis(before, now):
 
 
 def test_words_beside_bars_go_where_the_bars_end():
-    drawn = after(kept_today(LLAMA), kept_today(LLAMA.with_sizes(seq_length=2048)))
+    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
     found = list(sums(drawn).values())
     # The others are the bars' names.
     beside = [note for note in drawn.layout["annotations"] if note.get("xref") != "paper"]
@@ -247,7 +238,7 @@ def test_every_operation_is_on_the_roof(shape, cut):
 def test_the_frontier_and_the_named_modes(model):
     shape = PAPER_MODELS[model].shape
     a, b, h, s = shape.letters()
-    every, line, offload, compress, named = frontier_figure(shape).traces
+    every, line, offload, compress, named = today.frontier_figure(shape).traces
     layer = PricedLayer.of(shape)
     assert len(every["x"]) == 32
     assert len(line["x"]) == len(frontier(recompute_choices(layer), lambda choice: choice.flops))

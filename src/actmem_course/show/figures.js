@@ -153,7 +153,7 @@ export class Figure {
       if (legend.entries !== entries) legend.innerHTML = legend.entries = entries;
       plot.setAttribute("aria-label", alt);
       // Plotly keeps the room for what is text of the page, above and below.
-      const margin = { ...layout.template.layout.margin, ...layout.margin }, t = 24, b = Math.min(margin.b, 52);
+      const margin = { ...layout.template.layout.margin, ...layout.margin }, t = 24, b = Math.min(margin.b, 56);
       const cut = margin.t - t + margin.b - b;
       const bare = { ...layout, title: undefined, showlegend: false, width, height: layout.height - cut, margin: { ...margin, t, b } };
       const isDiagram = layout.xaxis?.visible === false, isNarrow = width < NARROW;

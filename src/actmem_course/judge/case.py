@@ -339,7 +339,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [_pattern_words(found.value(name), right.value(name), other.why)]
     if how == "kept":
         what, more, element_size, *spare = other.why
-        return [too_much(a, b.bytes + sum(spare), what, t, more or _beside(a, b, element_size))]
+        remedy = "; ".join(filter(None, (more, _beside(a, b, element_size))))
+        return [too_much(a, b.bytes + sum(spare), what, t, remedy)]
     if how == "most":
         many_ways = any(seen.how == "any" for seen in right.seen[rank].values())
         return ["the numbers are right, but " * (not many_ways) + (one.why or name).format(found=a, enough=b)]
@@ -452,7 +453,8 @@ def _beside(found: KeptBytes, right: KeptBytes, element_size: int) -> str:
                 continue
             how = "a wider copy: widen again" if dtype.itemsize > element_size else "make it again"
             size = math.prod(shape) * dtype.itemsize
-            words.append(f"{tensor_text(dtype, shape, size)} ({how} in backward)")
+            place = f" at {saved.line}" * bool(saved.line)
+            words.append(f"{tensor_text(dtype, shape, size)} ({how} in backward){place}")
     words = counted(words)
     more = f"; and {len(words) - _MOST_NAMED} more" * (len(words) > _MOST_NAMED)
     return "not needed: " + "; ".join(words[:_MOST_NAMED]) + more if words and right.saved else ""

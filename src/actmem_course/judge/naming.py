@@ -136,9 +136,9 @@ class Naming:
                 whole = enough and all(there)
             else:
                 # An edit that changes nothing there is like an answer that is nearly right.
-                same_fault = all(there) and (not wrong or wrong[0] in differences(outcome, self.ours(group)))
-                enough = same_fault and any(there) and not isinstance(found.value(wrong[0])[0], int)
-                whole = same_fault and _same(outcome, found)
+                differs = not wrong or wrong[0] in differences(outcome, self.ours(group))
+                enough = differs and any(there) and not isinstance(found.value(wrong[0])[0], int)
+                whole = differs and _same(outcome, found)
             if whole:
                 return words, ""
             partly = partly or words * enough

@@ -187,6 +187,7 @@ MISTAKES = {
         2 * (p - rank - 1) + (m - 1) * p -> m * p | every rank runs equally many forwards ahead; rank r needs 2(p − r − 1) + (m − 1)p
         min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> n * m | every rank runs all forwards first: it needs 2(p − r − 1) + (m − 1)p of them before its first backward
         min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> min(2 * (p - rank - 1) + (m - 1) * p + 1, n * m) | a rank runs one forward too many ahead: 2(p − r − 1) + (m − 1)p
+        (m - 1) * p, n * m) -> (m - 1) * p - 1, n * m) | a rank runs one forward too few ahead: 2(p − r − 1) + (m − 1)p
         backwards[n * m - ahead :] -> backwards[n * m - ahead :][::-1] | the last backwards run in reverse: they go on in the order of the others
     """,
     "5.3": """

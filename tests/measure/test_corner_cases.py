@@ -25,3 +25,10 @@ def test_every_byte_is_counted(name):
     assert ledger.total_bytes == counted, ledger.tensors
     assert expected is None or ledger.total_bytes == expected, ledger.tensors
     assert sum(t.bytes for t in ledger.tensors) == sum(ledger.by_kind().values()) == ledger.total_bytes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_nested_tensor_that_has_no_shape_is_as_long_as_its_elements():
+    make, _ = CASES["nested"]
+    module, inputs = make()
+    assert [tensor.shape for tensor in ledger_of(module, *inputs).tensors][:3] == [(2, 3), (4, 3), (18,)]

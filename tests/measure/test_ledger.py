@@ -99,6 +99,12 @@ class Masked(torch.autograd.Function):
         return None, grad
 
 
+def test_two_arguments_of_one_storage_are_told_apart():
+    saved = ledger_of(Run(lambda m, x: (lambda y: y[0] * y[:, :1])(x.sin())), x(2, 3)).saved
+    shapes = {t.argument: t.shape for t in saved if t.op == "mul"}
+    assert shapes["0"] == (3,) and shapes["1"] == (2, 1)
+
+
 def test_an_argument_without_a_storage_does_not_stop_forward():
     (saved,) = ledger_of(Run(lambda m, x: Masked.apply(torch.eye(4).to_sparse(), x)), x(4, 4)).saved
     assert (saved.op, saved.argument, saved.bytes) == ("Masked", "1", 64)

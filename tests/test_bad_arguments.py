@@ -180,6 +180,11 @@ def test_no_number_where_ranks_cannot_share_the_layer(where):
             print(found(where)(**{**good, "shape": shape, **{name: odd[name] for name in odd.keys() & good.keys()}}))
 
 
+def test_no_number_where_ranks_cannot_share_the_vocabulary():
+    with pytest.raises(ConfigError, match="^vocab_size: 27 must be divisible by tensor_parallel_size = 2$"):
+        pipeline_sends(S.with_sizes(vocab_size=27), Parallel(2), 4)
+
+
 #: Sizes that are good by themselves, and do not fit together, or have a rule of their own.
 LINES = [
     (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),

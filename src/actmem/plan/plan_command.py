@@ -40,7 +40,8 @@ def make_parser() -> Parser:
     parser = Parser("plan", "Layouts of a training job that fit, fastest first.")
     parser.add_argument(
         "model",
-        help="a model by name, as llama3-70b or 175B; for your own: python -m actmem plan file.py:factory --help",
+        help="a model by name, as llama3-70b or 175B; for your own, or --lora and --loss: "
+        "python -m actmem plan file.py:factory --help",
     )
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs of the whole job")
     add_cluster_options(parser)

@@ -12,6 +12,7 @@ import torch
 from actmem.__main__ import main
 from actmem.measure import record_command
 from actmem.measure.diagnosis import reason_of, runs_again
+from actmem.measure.factories import one_line
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.ledger_tables import folded_name, page
 from actmem.torch_private import memory_snapshot
@@ -121,6 +122,11 @@ BAD = {
     f"{HERE}:tiny --at s=x": "at: must be sizes as s=200,b=3",
     f"{HERE}:tiny --no-such-option": "unrecognized arguments: --no-such-option",
 }
+
+
+def test_an_error_is_cut_to_200_characters():
+    assert one_line(ValueError("é" * 188)) == f"ValueError: {'é' * 188}"
+    assert one_line(ValueError("é" * 189)) == f"ValueError: {'é' * 187}…"
 
 
 @pytest.mark.parametrize("arguments", BAD)

@@ -133,6 +133,12 @@ def test_copies_of_a_model_draw_different_masks_and_the_same_weights():
         assert torch.equal(first, again) and not torch.equal(first, differs)
 
 
+def test_stages_of_a_model_draw_different_masks():
+    shape = SHAPE.with_sizes(vocab_size=32, num_layers=2)
+    streams = [GPT(shape, layers=range(i, i + 1)).layers[str(i)].streams.replicated for i in range(2)]
+    assert not torch.equal(*(torch.rand(8, generator=generator) for generator in streams))
+
+
 @pytest.mark.parametrize("recompute", [mode for mode in RECOMPUTE_MODES[1:] if Recompute.of(mode).region != "terms"])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_second_run_in_another_mode_is_refused(recompute, training):

@@ -325,6 +325,7 @@ def described(found: Happened, right: Happened, wrong: Mapping[str, list[int]]) 
     t, each = len(found.seen), [_explained(found, right, name, rank) for rank in ranks]
     common = next((words for words in each[0] if all(words in other for other in each)), "")
     explained = bool(_exchanged(found, right, name, ranks[0])) and right.seen[0][name].how == "close"
+    explained = explained or found.seen[ranks[0]][name].value is None  # no gradient: an edit's syntax says no more
     if common or right.seen[0][name].how in ("total", "pattern"):
         return common or each[0][0], explained
     return f"on rank {ranks[0]}: " * (len(ranks) < t) + each[0][0], explained

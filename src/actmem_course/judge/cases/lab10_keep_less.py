@@ -64,15 +64,14 @@ def lora_linear(r: CaseRun) -> None:
     r.see("products", products, "most", many)
     half, half_weight = x.bfloat16(), weight.bfloat16()
     r.passes(own, {"x": half, "a": a.float(), "b": b.float()}, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
-    held = half.clone().requires_grad_()
-    r.keeps(
-        lambda _, a, b: r["lora_linear"](held, half_weight, a, b, alpha),
-        half,
-        a.float(),
-        b.float(),
-        what="F.linear(x, a) in 16 bits, and x itself, which others may keep",
-        others=[half_weight, held],
-    )
+    low, given = "F.linear(x, a) in 16 bits", (half, a.float(), b.float())
+
+    def of_half(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return r["lora_linear"](y, half_weight, a, b, alpha)
+
+    r.keeps(of_half, *given, what=f"x and {low}", others=[half_weight])
+    held, what = half.clone().requires_grad_(), f"{low}, and x itself, which others may keep"
+    r.keeps(lambda _, *ab: of_half(held, *ab), *given, what=what, name="bytes beside x", others=[half_weight, held])
 
 
 def tiled_mlp(r: CaseRun) -> None:
@@ -98,8 +97,11 @@ def tiled_mlp(r: CaseRun) -> None:
     products = -(-flops.get_total_flops() // (2 * s * b * h * f))
     many = "forward and backward run {found} products of s·b·h·f where {enough} are enough: two in forward, two again and four gradients in backward"
     r.see("products", max(8, products), "most", many)
+    r.keeps(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x")
     held, words = x.bfloat16().requires_grad_(), "x itself, which others may keep"
-    r.keeps(lambda _, *w: own(held, *w), x, up.bfloat16(), down.bfloat16(), what=words, others=[held])
+    r.keeps(
+        lambda _, *w: own(held, *w), x, up.bfloat16(), down.bfloat16(), what=words, name="bytes beside x", others=[held]
+    )
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
     given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
     half = [tensor.bfloat16().requires_grad_() for tensor in given]

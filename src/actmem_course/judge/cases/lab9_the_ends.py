@@ -310,6 +310,7 @@ MISTAKES = {
     """,
     "9.5": r"""
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids.flatten()] += wide(grad).flatten(0, 1) | if a word occurs several times, only one of its gradients arrives: main_grad[ids] += … writes each row once. Use index_add_
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_copy_(0, ids.flatten(), wide(grad).flatten(0, 1)) | the rows of main_grad are overwritten; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids] = wide(grad) | the rows of main_grad are overwritten; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.zero_().index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | main_grad is emptied first; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1), alpha=-1) | the gradient is subtracted: main_grad holds gradients, and the optimizer subtracts them

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Start here
 #
-# What fills a GPU that trains a large transformer, and how much of it can go? Guess before you read on.
+# What fills a GPU that trains a large transformer, and how much of it can you avoid? Guess before you read on.
 
 # %%
 from actmem.formulas.activations import eq1, layer_extra_rows
@@ -15,8 +15,8 @@ from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
 model = PAPER_MODELS["175B"]
 before, after = one_gpu(model, "tensor", "none"), one_gpu(model, "tensor + sequence", "selective")
 question = Prediction(
-    f"{model.num_devices} GPUs share GPT-3, the bar 175B. This one would have to hold {size_text(sum(before.values()))}, "
-    f"{size_text(before['activations'])} of it activations. The paper's two methods make these smaller. How much is left of them with both?",
+    f"GPT-3 (the bar 175B) is spread over {model.num_devices} GPUs. The one shown would need {size_text(sum(before.values()))}, "
+    f"{size_text(before['activations'])} of it activations. The paper's two methods shrink these. How much is left of them with both?",
     answer=after["activations"] / 2**30,
     unit="GiB",
     because="Sequence parallelism divides what every GPU had whole (chapter 4). Selective recomputation drops the three largest tensors of "
@@ -31,7 +31,7 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # When you train a large transformer, memory runs out first. Most of what fills these GPUs is neither weights nor optimizer
 # states. It is **activations**: the tensors that forward leaves behind because backward will read them. *Reducing
 # Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them,
-# and removes most of them for little time.
+# and removes most of them at little cost in time.
 #
 # In this course you redo that count. First you predict each number with a formula. Then PyTorch runs the layer, and you
 # **measure** the bytes that it keeps. The two agree to the byte.
@@ -99,10 +99,12 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 #
 # A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
 #
-# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter has one meaning, the paper's.
+# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here these letters keep the paper's
+# meaning. Later chapters need more letters and use some of them twice; each chapter lists its own.
 #
 # Formulas count **bytes**. Between two layers a microbatch is a tensor of shape $[s, b, h]$: in 16 bits, $2sbh$ bytes. A
-# dropout mask with as many elements takes $sbh$, one byte for each. A GiB is $2^{30}$ bytes; an "80 GB" card has 80 of them.
+# dropout mask with as many elements takes $sbh$, one byte for each. A GiB is $2^{30}$ bytes; an "80 GB" card has nearly 80 of
+# them.
 
 # %% [markdown]
 # ## What this machine has

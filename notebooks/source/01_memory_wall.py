@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# A cluster is sized so that the parameters fit on its cards. Yet none of these four models fits. Would more cards help?
+# A cluster is sized so that the parameters fit on its cards. Yet none of the paper's four models (22B to 1T) fits. Would more
+# cards help?
 
 # %%
 from dataclasses import replace
@@ -31,14 +32,16 @@ largest = PAPER_MODELS["1T"]
 layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
 deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
 parts, parts_deeper = gpu_bytes(largest, "tensor"), gpu_bytes(deeper, "tensor")
+states_deeper, more_masks = sum(parts_deeper.values()) - parts_deeper["activations"], parts_deeper["activations"] - parts["activations"]
 TWICE = f"and the 1T on {deeper.num_devices:,} cards"
 question = Prediction(
     f"The 1T model runs on {largest.num_devices} cards, {layers // stages} of its {layers} layers on each. The first needs {size_text(sum(parts.values()))}: "
-    f"{size_text(parts['activations'])} of activations, and {size_text(sum(parts.values()) - parts['activations'])} for all else. You take twice as many cards "
+    f"{size_text(parts['activations'])} of activations, and {size_text(sum(parts.values()) - parts['activations'])} for everything else. You take twice as many cards "
     "for a pipeline twice as long, so each has half the layers. How much does the first need now?",
     sum(parts_deeper.values()) / 2**30,
     "GiB",
-    f"Parameters, gradients and optimizer are halved. The activations stay at {size_text(parts_deeper['activations'])}: this chapter says why.",
+    f"Parameters, gradients and optimizer fall to {size_text(states_deeper)}: those of the layers are halved, those of the embedding stay. "
+    f"The layers' activations stay, and this chapter says why. {stages} more microbatches are under way, and their embedding masks add {size_text(more_masks)}.",
     GuessLine(per=2**30),
 )
 Reveal(
@@ -193,7 +196,8 @@ LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activatio
 
 # %% [markdown]
 # With enough stages GPT-3 fits all the same, because its states shrink. The price is more GPUs, and a longer wait at both ends
-# of each step. (The bar 175B at the top has more activations than these: there the stages are interleaved, as chapter 6 explains.)
+# of each step. (The bar 175B at the top has more activations than these: each of its GPUs holds several separate groups of
+# layers, chapter 6.)
 #
 # *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* It leaves a
 # part of the activations undivided: chapter 3.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# Which tensors does a transformer layer keep for backward, and which of them take the room?
+# Which tensors does a transformer layer keep for backward, and which take up the space?
 
 # %%
 from functools import partial
@@ -77,9 +77,9 @@ Reveal(
 #
 # Weights don't count. They stay in memory anyway.
 #
-# Guess first, as a game; the derivations come after the next figure. The layer has eight kinds of operation. What must
-# backward have of each? A right answer earns its bytes, a wrong one nothing, and you can change your mind. ("Attention over V"
-# is the product of the attention probabilities, after their dropout, with V.)
+# Guess first, as a game; the derivations come after the next figure. The layer has eight kinds of operation. What does
+# backward need from each? A right answer earns its bytes, a wrong one nothing, and you can change your mind. ("Attention over
+# V" is the product of the attention probabilities, after their dropout, with V.)
 
 # %%
 Panel(partial(keep_game, gpt3), **keep_controls())
@@ -157,8 +157,8 @@ Panel(
 #
 # ### Run them
 #
-# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs,
-# without the weights of the module that you give it. The sizes here are small and all differ, so you recognise them in the
+# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs.
+# The weights of the module that you pass are left out. The sizes here are small and all differ, so you recognise them in the
 # shapes.
 
 # %%
@@ -427,8 +427,8 @@ agree
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
 # - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
-# - **Counting outputs.** Backward keeps what gradients read, mostly inputs. Adding up outputs counts residuals and dropout
-#   outputs that nothing keeps, and misses the masks.
+# - **Counting outputs.** Backward keeps what gradients read, mostly inputs. Adding up outputs counts residual sums and the
+#   outputs of the last dropouts, which nothing keeps, and misses the masks.
 # - **Counting a storage twice.** Q, K and V share one input. A view is not a copy.
 #
 # ## The lab

@@ -54,7 +54,7 @@ Reveal(
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share one layer.
 #
 # A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
-# each holds a part, and **partial** if each holds a full-sized term of a sum that is not added up yet.
+# each holds a part, and **partial** if each holds one term, of full size, of a sum that is still to be taken.
 
 # %% [markdown]
 # ## Columns, then rows
@@ -93,7 +93,7 @@ Panel(
 )
 
 # %% [markdown]
-# Try the other order. It costs one exchange more, *and* the memory: GeLU needs whole sums, so its input and its output,
+# Try the other order. It needs a second exchange and more memory: GeLU needs whole sums, so its input and its output,
 # $16\,sbh$ bytes, are on every rank.
 #
 # ## f and f̄

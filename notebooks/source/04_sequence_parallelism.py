@@ -107,7 +107,7 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # on every rank, and each rank gets the sum for its own tokens only. The backward of each is the forward of the other. For $g$
 # that does two things at once: it sums the ranks' gradients, as $f$ did, and keeps each rank's own tokens.
 #
-# One thing more changes. The dropouts between the blocks had to draw the same mask on every rank (chapter 3). Now each rank
+# One more thing changes. The dropouts between the blocks had to draw the same mask on every rank (chapter 3). Now each rank
 # has tokens of its own, so the masks must *differ*, or every stretch of $s/t$ tokens gets the same pattern. These dropouts
 # therefore draw from the other random stream: `between_blocks` in `actmem/layers/transformer.py`.
 #
@@ -199,7 +199,7 @@ for name, rows, seen, exchanges in forms:
     bar = f"{name}: {sum(seen.counts.values())} exchanges"
     sizes["sent"][bar], sizes["kept"][bar] = wire_bytes(exchanges), total(rows)
 agree.add("exchanges of a layer in three forms, by kind", pairs, "exchanges")
-LiveFigure(bar_chart("The cure keeps least, and gathers twice more", sizes, "one rank of eight, one GPT-3 layer", beside=True))
+LiveFigure(bar_chart("The cure keeps least, and needs two more gathers", sizes, "one rank of eight, one GPT-3 layer", beside=True))
 
 # %% [markdown]
 # The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
@@ -222,7 +222,7 @@ def seconds(exchanges):
     return starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second
 
 
-times = {"4 all-reduces": {}, "4 + 4 halves": {}, "two gathers more, nothing hidden": {}}
+times = {"4 all-reduces": {}, "4 + 4 halves": {}, "two more gathers, nothing hidden": {}}
 for length in (128, 8192):
     shape = GPT3.with_sizes(seq_length=length)
     whole = seconds(layer_exchanges(shape, Parallel(t)))
@@ -233,7 +233,7 @@ for length in (128, 8192):
         times[name][bar] = 1e6 * each
 
 # %%
-LiveFigure(bar_chart("Halves cost large tensors almost nothing; two gathers more do, where nothing hides them", times, "exchanges of one layer", "µs", beside=True))
+LiveFigure(bar_chart("Halves cost large tensors almost nothing; two more gathers cost time if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear` and
@@ -323,7 +323,7 @@ sent = layer_exchanges(GPT3, Parallel(t, True))
 whole = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 number = sum(counts(sent).values())
 worked(
-    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 forward, 4 backward, and two gathers more in backward, for the two inputs of which each rank kept a shard.",
+    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 forward, 4 backward, and two more gathers in backward, for the two inputs of which each rank kept a shard.",
     f"Each sends {t - 1}/{t} of {size_text(whole)}: {size_text(wire_bytes(sent) // number)}. Together {size_text(wire_bytes(sent))}.",
     f"At 300 GB/s: {1000 * wire_bytes(sent) / 300e9:.1f} ms a layer. Plain tensor parallelism's four all-reduces send {size_text(wire_bytes(layer_exchanges(GPT3, Parallel(t))))}, which take {1000 * wire_bytes(layer_exchanges(GPT3, Parallel(t))) / 300e9:.1f} ms.",
 )

@@ -30,7 +30,7 @@ agree = Agreement()
 
 question = Prediction(
     f"The figure shows 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Drop them, and let backward recompute them: "
-    "QKᵀ runs once more, attention over V doesn't, because no gradient reads its output. How many percent does that add to the FLOPs of the layer's forward and backward?",
+    "QKᵀ runs once more, attention over V doesn't, because no gradient reads its output. By what percentage does that raise the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "One product of 2s²bh FLOPs runs again, against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
@@ -77,7 +77,7 @@ Panel(
 #
 # Drag `s` in the figure at the top. In the upper bars the striped part is what recomputing the core frees; in the lower bars
 # the dotted part is what it adds. Longer sequences raise both: the price with $s/h$, the saving with $5as/h$. (Full
-# recomputation adds less than a third there; step 3 below says why.)
+# recomputation adds less than a third there; *Recomputing less* says why.)
 
 # %% [markdown]
 # ## How a checkpoint function works, in four steps
@@ -514,7 +514,7 @@ worked(
 #   recomputation raises those. Only the fixed part of a pass is shared by more sequences.
 # - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full recomputation keeps `2sbhL`.
 # - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
-#   sizes, about one percent of the FLOPs.
+#   sizes, less than one percent of the FLOPs.
 # - **"Use it with FlashAttention, too."** There is nothing left to save.
 # - **"Full recomputation adds a third, because forward is a third."** Only if the second run goes to its end.
 #

@@ -26,10 +26,10 @@ agree = Agreement()
 
 question = Prediction(
     "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs forward once more. Forward has a third of a layer's "
-    "FLOPs, so this adds 33% of them. How many percent did it add to the layer's time?",
+    "FLOPs, so this adds 33% of them. By what percentage did it raise the layer's time?",
     100 * (full.combined_ms / baseline.combined_ms - 1),
     "%",
-    f"{full.combined_ms} ms in place of {baseline.combined_ms}. Backward takes {baseline.backward_ms} ms, less than twice forward's {baseline.forward_ms}, so forward is more than a third of the whole.",
+    f"{full.combined_ms} ms instead of {baseline.combined_ms}. Backward takes {baseline.backward_ms} ms, less than twice forward's {baseline.forward_ms}, so forward is more than a third of the whole.",
     GuessLine(baseline.combined_ms / 100, baseline.combined_ms),
 )
 ALL = "every way that the paper times"
@@ -125,9 +125,9 @@ agree.add("overheads in table 4, as printed and from the printed times, rounded"
 LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
 
 # %% [markdown]
-# **Why does full recomputation cost more than a third?** By FLOPs, backward should take twice as long as forward. The ratio
-# under the bars is lower. In backward the all-reduce overlaps the weight gradient's product and costs little time. In forward
-# it overlaps nothing. A second forward adds all-reduces that nothing hides.
+# **Why does full recomputation cost more than a third?** By FLOPs, backward should take twice as long as forward. Table 4's
+# ratio, under the bars, is lower. In backward the all-reduce overlaps the weight gradient's product and costs little time. In
+# forward it overlaps nothing. A second forward adds all-reduces that nothing hides.
 #
 # **Why does selective recomputation cost more than its FLOPs?** The time is nearly four times what the FLOPs say, with
 # sequence parallelism or without. The roofline below shows why. (Each bar compares with the same layer that recomputes
@@ -157,7 +157,8 @@ Varies(speed_facts(measured))
 # ## Table 5: whole iterations
 #
 # MFU is equation 7 divided by time, number of devices and the A100's peak rate. Table 5 of the paper has it for both methods
-# together. From the time that it prints for full recomputation you can compute the MFU that it leaves out:
+# together. From the time that it prints for full recomputation you can compute the MFU that it leaves out. (For the 22B model
+# eq. 7 gives a little more than the paper prints: its time has only three digits.)
 
 # %%
 LiveFigure(utilisation_bars())
@@ -250,7 +251,7 @@ agree
 
 # %% [markdown]
 # You have now met nearly every number of the paper. Most are right. The fold lists those that disagree with the paper's own
-# formulas, and what you get instead. None of them changes its conclusions; most strengthen them.
+# formulas, and what you get instead. None of them changes its conclusions.
 
 # %% jupyter={"source_hidden": true}
 in_the_paper()
@@ -318,7 +319,7 @@ worked(
 # Where do the seconds of a step go? A plan has a line for each: products, what runs again, exchanges, the bubble.
 #
 # ```
-# python -m actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100
+# python -m actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100 --recompute selective
 # ```
 #
 # Next, [chapter 8](08_after_the_paper.ipynb): the layers that everyone trains today, and why they ask other questions.

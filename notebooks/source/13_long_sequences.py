@@ -58,10 +58,10 @@ Reveal(
 # %% [markdown]
 # *35 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
 # ends](11_the_ends.ipynb). **You will** run an MLP in tiles, put checkpoints on the host, keep one recurrent state per chunk, and
-# see what eight bits save and why an allocator reserves more than it gives.
+# see what eight bits save and why an allocator reserves more than it hands out.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ heads of size $d$, $c$ ranks or
-# tokens of a chunk.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ heads of size $d$, $c$
+# ranks, or tokens in a chunk.
 #
 # ## One bottleneck after the other
 #
@@ -223,10 +223,10 @@ for kind in ("gather", "ulysses"):
 # $$S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top q_t$$
 #
 # To generate text you need only the last $S$. But to train? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps one
-# state *per token*: $4shd$ bytes in float32, where flash attention keeps some $8sh$. With $d$ = 128 that is 64 times as much. (For
-# a loop with several such tensors, a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at 4,096:
-# [mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870).) So do as with the MLP: keep the state once in $c$ tokens, and
-# recompute the others, all at once as two products:
+# state *per token*: $4shd$ bytes in float32, where flash attention keeps about $8sh$. With $d$ = 128 that is 64 times as much.
+# (For a loop with several such tensors, a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at
+# 4,096: [mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870).) So do as with the MLP: keep the state once in $c$
+# tokens, and recompute the others, all at once as two products:
 
 # %%
 class Chunked(Function):
@@ -428,9 +428,9 @@ print(f"of what is reserved above allocated we predict {100 * min(shares):.0f}% 
 # So the total is predicted well, and the gap between the two numbers badly. Part of it can't be seen from outside: each stream,
 # such as NCCL's, has blocks of its own, and ranks of one layout differ.
 #
-# What do expandable segments save in practice? For QLoRA of Llama 3 8B, torchtune's users saw 16.39 GiB fall to 10.83
-# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). (They don't say how long their batches were, so this
-# is quoted, not predicted.)
+# What do expandable segments save in practice? For QLoRA of Llama 3 8B, a user of torchtune saw 16.39 GiB fall to 10.83
+# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). (The report doesn't say how long the batches were,
+# so this is quoted, not predicted.)
 #
 # ## Work it out
 #

@@ -2,7 +2,7 @@
 # # 6 · The pipeline
 #
 # However many devices share the layers, the first one holds all layers' worth of activations (chapter 1). Why? And what
-# does it cost to leave fewer of them idle?
+# does it cost to keep them busier?
 
 # %%
 from fractions import Fraction
@@ -133,7 +133,7 @@ agree.add("in flight on rank 0, by formula, by a list of actions and by the fact
 
 # %% [markdown]
 # Why does rank `r` run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as in 1F1B? The extra forwards hide the sends. If
-# sends took no time, the shorter warm-up would be as fast, and rank 0 would hold `pm` chunk passes in place of `pm + p − 1`.
+# sends took no time, the shorter warm-up would be as fast, and rank 0 would hold `pm` chunk passes instead of `pm + p − 1`.
 # Exercise 5.2 asks for the longer one, and then compares the two.
 #
 # Now in bytes, for the layers of the first stage. Equation 5 keeps everything, equation 6 recomputes the attention core. Full
@@ -166,7 +166,7 @@ LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation lea
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
 what, by_formula, logged = equalities()[2]
 Fold(
-    f"{chunks} passes of one layer in flight in place of one of three: {size_text(by_formula)} more by formula, {logged - by_formula:,} B less than A100s logged",
+    f"{chunks} passes of one layer in flight instead of one of three: {size_text(by_formula)} more by formula, {logged - by_formula:,} B less than A100s logged",
     f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged",
 )
 
@@ -359,8 +359,8 @@ worked(
 # <details><summary><b>1.</b> You double <code>p</code> and keep the model. What happens to rank 0's parameters, and to its
 # activations?</summary>
 #
-# Half the parameters; the same activations. Twice as many microbatches are in flight, each through half as many layers. Try
-# it with the slider at the top.
+# Half of the layers' parameters (the embedding's stay); the same activations of the layers. Twice as many microbatches are in
+# flight, each through half as many layers. Try it with the slider at the top.
 # </details>
 #
 # <details><summary><b>2.</b> There are fewer microbatches than ranks. Does equation 5 still hold?</summary>
@@ -403,8 +403,8 @@ worked(
 #
 # ## Now fit your model
 #
-# How many stages should your pipeline have? Plan 4, then 16, with all else equal but the replicas (DP), which take the GPUs
-# that are left. Compare the fullest rank's bill and the idle time (*bubble*):
+# How many stages should your pipeline have? Plan 4, then 16, with everything else equal. Only the replicas (DP) change: they
+# take the GPUs that are left. Compare the fullest rank's bill and the idle time (*bubble*):
 #
 # ```
 # python -m actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4

@@ -39,7 +39,7 @@ question = Prediction(
     "How many GiB per GPU do weights, gradients and optimizer states take?",
     states / GIBIBYTE,
     "GiB",
-    f"All states, divided by 16. {size_text(80 * GIBIBYTE - states)} are left for activations and all else, so the fastest plan that fits "
+    f"All states, divided by 16. {size_text(80 * GIBIBYTE - states)} are left for activations and everything else, so the fastest plan that fits "
     "recomputes every layer.",
     GuessLine(),
 )
@@ -75,9 +75,9 @@ LiveFigure(bar_chart(
 # The names: TP, PP, CP and DP count the tensor-, pipeline-, context- and data-parallel ranks. `b 1` is one sequence in a
 # microbatch. *none* recomputes nothing; *2 microbatches whole* keeps everything for two of the microbatches in flight, and
 # recomputes the others. The seconds come from counts (FLOPs, bytes moved, bytes sent, the
-# bubble), divided by stated rates. One share is assumed: how much of the peak rate matrix products reach. It is the same for
-# every plan. The six bars are closer together than these times are right (see below), so choose among the first plans by memory
-# and simplicity. `python -m actmem plan --help` lists what you can fix.
+# bubble), divided by stated rates. Two shares are assumed, the same for every plan: how much of its peak rate a matrix product
+# reaches, and a link of its own. The times of the six differ by less than the model's error (see below), so choose among the
+# first plans by memory and simplicity. `python -m actmem plan --help` lists what you can fix.
 #
 # Change the model and the memory. From how many GPUs on are activations the largest part? (*Transient* is what backward holds
 # only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
@@ -88,6 +88,31 @@ Panel(
     name=choice("model", ("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), "llama3-70b"),
     memory=choice("GiB per GPU", (40, 80, 141), 80),
 )
+
+# %% [markdown]
+# ## It doesn't fit: what do you do first?
+#
+# Here is a plan that is far too large. Each bar adds one change to those above it: the one that frees a GiB for the least time
+# at that point. It also says how much longer a step takes than at the start. Stop at the first bar that ends before the line:
+
+# %%
+LiveFigure(first_aid("llama3-70b", 80))
+
+# %% [markdown]
+# So for this plan you ask, in this order:
+#
+# 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and saves time.
+# 2. **Are the bytes activations?** Recompute the elementwise operations (`elementwise`). If your attention stores its scores, recompute
+#    the core first, or better: use a kernel that doesn't store them.
+# 3. **Is there more than one sequence in a microbatch?** Take one, unless the GPU then waits for small products.
+# 4. **Do you have replicas?** Turn half of them into pipeline stages, or put two ranks on each sequence (context parallelism).
+# 5. **Still too much?** Recompute everything, if the bytes are activations. Divide gradients (ZeRO-2) and weights (ZeRO-3), if
+#    the bytes are states. ZeRO-2 exchanges gradients in every microbatch instead of once a step, and ZeRO-3 weights too. That
+#    costs much here, because few replicas take many microbatches each. If you keep replicas, ask for ZeRO-2 first: the fastest
+#    plan at the top of this chapter has it.
+# 6. **Nothing helps?** Run the planner: if nothing fits, its last lines say how much memory or how many GPUs would be enough.
+#
+# Prices change after every step, with every model, and with the length of the sequence. So plan again after each change.
 
 # %% [markdown]
 # ## The bill, line by line
@@ -179,8 +204,8 @@ Fold(
 
 # %% [markdown]
 # The paper's own runs are predicted well. Llama 3's come out too slow: they interleaved 126 layers with one fewer at either
-# end, which the planner can't, so it plans 1F1B. An eager 8B is predicted twice as fast as it ran, because its many small
-# operations aren't counted. A time model that is right for one code is wrong for another.
+# end, which the planner can't, so it plans 1F1B. An eager 8B is predicted twice as fast as it ran, probably because the
+# gaps between its many small operations aren't counted. A time model that is right for one code is wrong for another.
 #
 # Others published their layouts. How good are they? The planner ranks all plans that the same code could run. Each bar is a
 # published plan that isn't first: how much longer its step takes than the fastest, and its place:
@@ -222,51 +247,16 @@ for refused in found.nearest[:3]:
 # %% [markdown]
 # **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't
 # fit, the judge says at which line of the bill, and by how much: `python my/labs/lab8_plan.py --only 8.3`.
-#
-# ## It doesn't fit: what do you do first?
-#
-# Here is a plan that is far too large. Each bar adds one change to those above it: the one that frees a GiB for the least time
-# at that point. It also says how much longer a step takes than at the start. Stop at the first bar that ends before the line:
-
-# %%
-LiveFigure(first_aid("llama3-70b", 80))
-
-# %% [markdown]
-# So for this plan you ask, in this order:
-#
-# 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and saves time.
-# 2. **Are the bytes activations?** Recompute the elementwise operations (`elementwise`). If your attention stores its scores, recompute
-#    the core first, or better: use a kernel that doesn't store them.
-# 3. **Is there more than one sequence in a microbatch?** Take one, unless the GPU then waits for small products.
-# 4. **Do you have replicas?** Turn half of them into pipeline stages, or put two ranks on each sequence (context parallelism).
-# 5. **Still too much?** Recompute everything, if the bytes are activations. Divide gradients (ZeRO-2) and weights (ZeRO-3), if
-#    they are states. Both cost much here only because step 4 has used up the replicas (DP 1), so nothing is left to divide
-#    among. If you keep replicas, ask for ZeRO-2 first: the fastest plan at the top of this chapter has it.
-# 6. **Nothing helps?** Run the planner: if nothing fits, its last lines say how much memory or how many GPUs would do.
-#
-# Prices change after every step, with every model, and with the length of the sequence. So plan again after each change.
 
 # %% jupyter={"source_hidden": true}
 agree
 
 # %% [markdown]
-# ## Your own model
-#
-# `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
-# Megatron-LM and torchtitan. Hugging Face's Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
-#
-# All of this was the course's Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes
-# *your* model, or a `config.json` of Hugging Face. It runs the model at tiny sizes, with one, two and three layers. Then it says
-# what the real one takes, the largest microbatch that fits, and which blocks to recompute if it doesn't fit, with the code to
-# paste:
-#
-# `python -m actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp`
-
-# %% [markdown]
 # ## Work it out
 #
 # You train a model of 13 billion parameters on 8 GPUs of 80 GiB, with data parallelism alone. A parameter takes 2 bytes as a
-# weight, 4 as a gradient and 12 as optimizer states. Activations and all else take 20 GiB per GPU. Which ZeRO stage do you need?
+# weight, 4 as a gradient and 12 as optimizer states. Activations and everything else take 20 GiB per GPU. Which ZeRO stage do
+# you need?
 
 # %% jupyter={"source_hidden": true}
 weight, gradient, *rest = (state.bytes_per_parameter for state in next(iter(ADAM.values())))
@@ -308,5 +298,17 @@ worked(
 #
 # ## Now fit your model
 #
-# The bill above is the first stage's. The last stage holds logits and the loss as well, and recomputing layers doesn't shrink
-# these. [Chapter 11](11_the_ends.ipynb) takes them apart.
+# `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
+# Megatron-LM and torchtitan. Hugging Face's Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
+#
+# All of this was the course's Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes
+# *your* model, or a `config.json` of Hugging Face. It runs the model at tiny sizes, with one, two and three layers. Then it says
+# what the real one takes, the largest microbatch that fits, and which blocks to recompute if it doesn't fit, with the code to
+# paste:
+#
+# ```
+# python -m actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp
+# ```
+#
+# The bill in this chapter is the first stage's. The last stage holds logits and the loss as well, and recomputing layers doesn't
+# shrink these. [Chapter 11](11_the_ends.ipynb) takes them apart.

@@ -30,7 +30,7 @@ EXPERTS = llama_shape("qwen3-30b-a3b")
 one_sided = llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), "one-sided", 0))
 question = Prediction(
     f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every token goes to {EXPERTS.experts_per_token} of them. "
-    "The figure shows a rank if routing is balanced. Now every token goes to the same experts, all on one rank. How much does this rank keep?",
+    "The figure shows one rank's bytes when routing is balanced. Now every token goes to the same experts, all on one rank. How much does this rank keep?",
     total(one_sided) / 2**20,
     "MiB",
     "It gets 8 times as many pairs of a token and an expert, and keeps 8 times as much for them. What it keeps for its own tokens, such as all of attention, doesn't grow.",
@@ -58,7 +58,7 @@ Reveal(
 # %% [markdown]
 # ## Experts
 #
-# A layer with **experts** has `E` MLPs in place of one, and sends each token to `κ` of them. A router scores the experts. The
+# A layer with **experts** has `E` MLPs instead of one, and sends each token to `κ` of them. A router scores the experts. The
 # tokens are sorted by expert and dispatched. What the experts return is weighted and summed.
 #
 # Take one pair of a token and an expert. Does backward read
@@ -205,5 +205,5 @@ worked(
 # ```
 #
 # This is the last chapter. You started with four bars that didn't fit on a GPU. Now you can say which tensors are in them, which
-# you can divide, drop or move, and what that costs. Do it for a model of your own, with the command at the end of [10 Plan a
-# model](10_plan_a_model.ipynb).
+# you can divide, drop or move, and what that costs. Do it for a model of your own, with the `plan config.json` command in [10
+# Plan a model](10_plan_a_model.ipynb).

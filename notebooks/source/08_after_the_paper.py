@@ -29,7 +29,7 @@ all_kept = total(llama_rows(LLAMA))
 share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / all_kept
 question = Prediction(
     f"A layer of Llama 3 8B, 8,192 tokens. A flash kernel never stores the scores, so selective recomputation of the core frees {100 - share_left('selective'):.1f}%. "
-    "How many percent of the layer's bytes go if you recompute all that needs no matrix product?",
+    "What percentage of the layer's bytes goes if you recompute everything that needs no matrix product?",
     100 - share_left("elementwise"),
     "%",
     "The outputs of both norms and of the gated product: 4sbh + 2sbf. No product runs again.",
@@ -52,7 +52,7 @@ Reveal(
 # **What you need.** Chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 30 minutes.
 #
 # **Letters.** As before `s`, `b`, `h`, `a`, `t`; new: `k` key and value heads · `d = h/a` elements of a head · `f` width of
-# the MLP.
+# the MLP (not chapter 3's operator).
 
 # %% [markdown]
 # ## The layer changed
@@ -303,7 +303,7 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# K and V: `4sbh` in place of `4sbkd`. No `s²`: the kernel stores no scores, however many heads there are.
+# K and V: `4sbh` instead of `4sbkd`. No `s²`: the kernel stores no scores, however many heads there are.
 #
 # </details>
 #
@@ -341,7 +341,8 @@ worked(
 #
 # ## Now fit your model
 #
-# Where attention stores no scores, which recomputation is left? Plan one layout of one of today's models with either:
+# Where attention stores no scores, which recomputation is left? Plan one layout of one of today's models with each of the two,
+# at the model's default length. Then add `--seq-length 8192`: which of them still fits?
 #
 # ```
 # python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise

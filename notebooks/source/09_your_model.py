@@ -73,7 +73,7 @@ Reveal(
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, but for biases, rotary positions and the cache. (It
+# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, apart from biases, rotary positions and the cache. (It
 # copies keys and values in eager attention, which stores the scores as well. Its `sdpa` makes no copies.)
 
 # %%
@@ -322,8 +322,9 @@ LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed"
 
 # %% [markdown]
 # (`selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end.) Full recomputation
-# computes everything again before the layer's backward begins, so the peak of a single layer does not fall. It helps when
-# there are many layers. The selective modes and `elementwise` recompute the core only after the MLP's tensors are gone.
+# computes everything again before the layer's backward begins, so the peak of a single layer does not fall; here it even rises
+# a little. It helps when there are many layers. The selective modes and `elementwise` recompute the core only after the MLP's
+# tensors are gone.
 #
 # Now back to the Llama layer. At its small size weights and optimizer states outweigh activations. From which sequence length on are
 # activations the larger part?
@@ -372,7 +373,7 @@ once = 2 * sb * llama.hidden_size
 written, least = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
 worked(
     f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The least is {least / once:.0f} times.",
-    f"{layers} layers: {readable_size(layers * written)} in place of {readable_size(layers * least)}. {readable_size(layers * (written - least))} go to tensors that could be recomputed without a product, or need no copy.",
+    f"{layers} layers: {readable_size(layers * written)} instead of {readable_size(layers * least)}. {readable_size(layers * (written - least))} go to tensors that could be recomputed without a product, or need no copy.",
 )
 
 # %% [markdown]

@@ -39,7 +39,7 @@ LLAMA = llama_shape("llama3-8b")
 full = total(llama_rows(LLAMA))
 
 question = Prediction(
-    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears of each layer of Llama 3 8B. How many percent "
+    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears of each layer of Llama 3 8B. What percentage "
     "of full training's activation bytes do the layers keep then?",
     answer=100 * total(lora_rows(LLAMA)) / full,
     unit="%",
@@ -68,7 +68,8 @@ Reveal(
 # %% [markdown]
 # ## A frozen weight
 #
-# A tensor need be kept only if a gradient reads it. Write a linear as $y = Wx$, with a column for each token. It has two gradients:
+# A tensor has to be kept only if a gradient reads it. Write a linear as $y = Wx$, with a column for each token. It has two
+# gradients:
 #
 # $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
 #
@@ -280,7 +281,7 @@ agree.add("gradients with either cure and without checkpointing, bit-identical",
 print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
 
 # %% [markdown]
-# Take `use_reentrant=False`. The other, `model.enable_input_require_grads()`, makes backward compute the gradient of the
+# Prefer `use_reentrant=False`: the other cure, `model.enable_input_require_grads()`, makes backward compute the gradient of the
 # embedding's output too, which nothing uses.
 #
 # ## Under sequence parallelism

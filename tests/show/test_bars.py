@@ -141,7 +141,7 @@ def test_stages_work_as_much_with_a_shared_vocabulary(p):
 @pytest.mark.parametrize(("name", "memory", "gpus"), sampled(today.PLANNED, 1))
 def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
     """After a change of the planner: python -m actmem_course.show.today"""
-    line = today.PLANS.read_text(encoding="utf-8").splitlines()[today.PLANNED.index((name, memory, gpus))]
+    line = today.stored_plans()[today.PLANNED.index((name, memory, gpus))]
     assert today.plan_line(name, memory, gpus) == line
 
 

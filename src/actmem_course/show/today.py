@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
 from itertools import product
 from pathlib import Path
 from textwrap import wrap
@@ -215,7 +216,7 @@ _SEQUENCES = 512
 #: The requests of ``plan_wall``: model, GiB of a GPU, GPUs.  A search takes seconds and a key should take none, so what each
 #: finds is stored: by ``python -m actmem_course.show.today``.
 PLANNED = list(product(("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), (40, 80, 141), (16, 64, 256)))
-PLANS = Path(__file__).with_name("plans.tsv")
+PLANS = "plans.tsv"
 
 
 def plan_line(name: str, memory: int, gpus: int) -> str:
@@ -232,9 +233,14 @@ def plan_line(name: str, memory: int, gpus: int) -> str:
     return "\t".join(map(str, (name, memory, gpus, bool(found.plans), words, *sizes)))
 
 
+def stored_plans() -> list[str]:
+    """A line for each of PLANNED.  A page has the file in an archive."""
+    return resources.files(__package__).joinpath(PLANS).read_text(encoding="utf-8").splitlines()
+
+
 def stored_plan(name: str, memory: int, gpus: int) -> tuple[dict[str, int], str, bool]:
     """One of PLANNED: bytes of the fullest rank by part, the plan in words, whether it fits."""
-    line = PLANS.read_text(encoding="utf-8").splitlines()[PLANNED.index((name, memory, gpus))]
+    line = stored_plans()[PLANNED.index((name, memory, gpus))]
     fits, words, *sizes = line.split("\t")[3:]
     return dict(zip(PLAN_FILLS, map(int, sizes))), words, fits == "True"
 
@@ -320,4 +326,6 @@ def first_aid(name: str, memory: int) -> Drawing:
 
 
 if __name__ == "__main__":
-    PLANS.write_text("".join(f"{plan_line(*request)}\n" for request in PLANNED), encoding="utf-8")
+    Path(__file__).with_name(PLANS).write_text(
+        "".join(f"{plan_line(*request)}\n" for request in PLANNED), encoding="utf-8"
+    )

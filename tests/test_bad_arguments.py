@@ -27,7 +27,7 @@ from actmem.formulas.schedule import interleaved, one_forward_one_backward, torc
 from actmem.formulas.states import parameter_counts, state_rows
 from actmem.layers.context import ContextParallel
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaLayer
+from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import MLP, TransformerLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure.emulate import emulated_rank
@@ -188,6 +188,9 @@ def test_no_number_where_ranks_cannot_share_the_vocabulary():
 #: Sizes that are good by themselves, and do not fit together, or have a rule of their own.
 LINES = [
     (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),
+    (lambda: LlamaLayer(LLAMA.with_sizes(num_experts=4, experts_per_token=2), routing="Even"), "routing: must be one of learned, even, one-sided, got 'Even'"),
+    (lambda: LlamaStage(LLAMA, 4, 64, range(2, 6), TensorParallel()), "layers: range(2, 6) must be a part of range(0, 4)"),
+    (lambda: ContextParallel(TensorParallel(None, 2)).own_tokens(torch.arange(10)), "sequence length: 10 must be divisible by the number of chunks = 4"),
     (lambda: Parallel(num_model_chunks=2), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
     (lambda: interleaved(1, 2, 4), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
     (lambda: interleaved(4, 2, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
@@ -257,6 +260,7 @@ LINES = [
     (lambda: RowParallelLinear(10, 8, FOUR), "in_features: 10 must be divisible by tensor_parallel_size = 4"),
     (lambda: MLP(S, TensorParallel(size=3)), "out_features: 64 must be divisible by tensor_parallel_size = 3"),
     (lambda: TransformerLayer(S, TensorParallel(size=3)), "num_attention_heads: 4 must be divisible by tensor_parallel_size = 3"),
+    (lambda: check_pipeline(S, 3, 0, 4, False), "num_model_chunks: must be at least 1, got 0"),
     (lambda: check_pipeline(S, 3, 1, 4, False), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 3"),
     (lambda: check_pipeline(S, 2, 2, 5, False), "num_microbatches: 5 must be divisible by pipeline_parallel_size = 2"),
     (lambda: check_pipeline(S, 4, 1, 3, False), "num_microbatches: torch's 1F1B needs at least one a stage"),

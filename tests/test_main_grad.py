@@ -19,11 +19,12 @@ from actmem.rows import by_term
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=32)
 
 
-def train(model, optimizer_of, steps=1):
+def train(model, optimizer_of, steps=1, before=lambda optimizer: None):
     ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
     weights = MainWeights(model)
     optimizer = optimizer_of(weights.parameters())
     for _ in range(steps):
+        before(optimizer)
         for _ in range(2):
             (model.loss(model(ids), ids) / 2).backward()
         weights.step(optimizer)
@@ -54,6 +55,15 @@ def test_small_steps_add_up_in_the_main_weights():
     main = next(m for p, m in zip(model.parameters(), weights.parameters()) if p is model.layers["0"].norm1.weight)
     assert main.dtype is torch.float32 and not torch.equal(main, before.float())
     assert all(not gradient_of(parameter).any() for parameter in model.parameters())
+
+
+def test_a_zero_grad_before_a_step_changes_nothing():
+    results = []
+    for before in (lambda optimizer: None, lambda optimizer: optimizer.zero_grad()):
+        model: Any = GPT(SHAPE, p=0.0)
+        train(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), 2, before)
+        results.append([*model.parameters()])
+    assert all(map(torch.equal, *results)) and not torch.equal(results[0][0], next(GPT(SHAPE, p=0.0).parameters()))
 
 
 def test_frozen_parameters_have_no_main_gradient_and_asking_twice_adds_once():

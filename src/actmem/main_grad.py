@@ -63,7 +63,13 @@ class MainWeights:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """``optimizer.step()`` on the copies, then the module takes their values and its gradients are zero."""
+        """``optimizer.step()`` on the copies, then the module takes their values and its gradients are zero.
+
+        So no ``zero_grad`` is needed, and the optimizer's, which lets the copies' gradients go, does no harm.  Load a
+        checkpoint into the module before this object is made.
+        """
+        for parameter, main in self._pairs:
+            main.grad = parameter.main_grad
         optimizer.step()
         for parameter, main in self._pairs:
             parameter.copy_(main)

@@ -158,8 +158,14 @@ class Pipeline:
 
         Every rank gives the whole batch.  Returns the microbatches' losses on the last stage's
         ranks, an empty list elsewhere.  Afterwards gradients are complete on every rank, in
-        ``main_grad`` where ``use_main_gradients(part)`` was called, else in ``grad``.
+        ``main_grad`` where ``use_main_gradients(part)`` was called, else in ``grad``.  They must be zero, or none, before:
+        what is there is scaled and reduced again.  Raises ConfigError on a batch of another size.
         """
+        batch = self.num_microbatches * self.shape.micro_batch_size
+        for name, given in (("tokens", tokens), ("targets", targets)):
+            if given.shape[0] != batch or given.shape != tokens.shape:
+                sizes = f"[num_microbatches · b = {batch}, s]"
+                raise ConfigError(name, f"must be {sizes}, tokens and targets alike, got {list(given.shape)}")
         self._losses_done = 0
         losses: list[Tensor] = []
         inputs = (tokens,) if self.stages[0].is_first else ()
@@ -221,7 +227,7 @@ def check_pipeline(
     shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int, free_outputs: bool
 ) -> None:
     """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
-    p, m = pipeline_parallel_size, num_model_chunks
+    p, m = pipeline_parallel_size, check_size("num_model_chunks", num_model_chunks)
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:
         check_divides("num_microbatches", num_microbatches, "pipeline_parallel_size", p)

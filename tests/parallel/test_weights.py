@@ -124,6 +124,14 @@ def marks(module):
     return {name: [getattr(p, mark, None) for mark in names] for name, p in module.named_parameters()}
 
 
+def test_rotary_tables_stay_in_32_bits():
+    shape = LlamaShape(8, 1, 16, 4, 2, 24)
+    cast, made = LlamaLayer(shape, seed=0).bfloat16(), LlamaLayer(shape, seed=0, dtype=torch.bfloat16)
+    x = torch.randn(8, 1, 16, dtype=torch.bfloat16)
+    assert torch.equal(cast(x), made(x))
+    assert GPT(SHAPE).bfloat16().mask.dtype is torch.bfloat16
+
+
 def from_meta(make):
     with torch.device("meta"):
         return make().to_empty(device="cpu")

@@ -57,6 +57,9 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     ranks = [sizes[f"data_parallel_{each}_degree"] for each in degrees] + [sizes["tensor_parallel_degree"]]
     assert ranks == [1, 8, 2] and sizes["pipeline_parallel_degree"] == 4
     assert found["training"]["global_batch_size"] == 64
+    # Without a pipeline it runs one microbatch after the other up to the global batch.
+    alone = torchtitan_settings(planned_model_of(name), plan(Parallel(2, True, data_parallel_size=8)), 64)
+    assert "local_batch_size = 1" in alone
 
 
 @pytest.mark.parametrize(("stage", "optimizer"), [(0, "adamw"), (1, "adamw8bit"), (2, "momentum"), (3, "sgd")], ids=str)

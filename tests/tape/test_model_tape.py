@@ -7,13 +7,17 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from actmem.config import ConfigError
 from actmem.measure.ledger import record
-from actmem.tape.blocks import recompute_code
+from actmem.tape.blocks import LOSS_CODE, adapter_code, recompute_code
 from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, value
 from actmem.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
 from actmem.tape.record import GENERATOR_STATE
@@ -251,6 +255,26 @@ def test_solving_leaves_the_number_of_threads():
         solved_target(f"{MODELS}:stack", {"s": 8, "b": 1}, "", "float32", [""])
     solved_target(f"{MODELS}:stack", {"s": 8, "b": 2, "h": 8, "f": 8, "v": 8, "l": 2}, "", "float32", [""])
     assert torch.get_num_threads() == before
+
+
+def test_adapters_leave_the_models_function_as_it_is():
+    model, x = models_for_tapes.Stack(8, 8, 8, 2), torch.randn(3, 1, 8)
+    before = [block(x) for block in model.blocks]
+    exec(adapter_code("blocks", 2), {"model": model})
+    assert all(map(torch.equal, [block(x) for block in model.blocks], before))
+
+
+def test_a_loss_in_chunks_is_the_mean_over_tokens_that_have_a_label():
+    model: Any = nn.Module()
+    model.words, head = nn.Embedding(16, 6), nn.Linear(6, 16, bias=False)
+    model.base_model = lambda input_ids, use_cache: SimpleNamespace(last_hidden_state=model.words(input_ids))
+    model.get_output_embeddings = lambda: head
+    exec(LOSS_CODE["chunked"], {"model": model})
+    labels = torch.arange(16).view(2, 8).clone()
+    labels[:, 2:7] = -100
+    logits = head(model.words(torch.arange(16).view(2, 8)))[:, :-1]
+    expected = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+    torch.testing.assert_close(model.forward(torch.arange(16).view(2, 8), labels)["loss"], expected)
 
 
 def test_the_recomputation_is_checkpoint_on_the_first_blocks():

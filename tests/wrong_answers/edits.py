@@ -125,7 +125,7 @@ EDITS = [
     ("9.5", r"a tensor of 800 elements is made, and the rows that were looked up have 600", "ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))", "ctx.main_grad += torch.zeros_like(ctx.main_grad).index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))"),
     ("9.5", r"keeps [\d,]+ B for backward and needs to keep nothing", "ctx.save_for_backward(ids)\n        ctx.main_grad", "ctx.save_for_backward(ids, F.embedding(ids, weight))\n        ctx.main_grad", "(ids,) = ctx.saved_tensors", "ids, _ = ctx.saved_tensors"),
     ("9.5", r"only backward adds to it", "return F.embedding(ids, weight)", "main_grad.add_(1)\n        return F.embedding(ids, weight)"),
-    ("1.2", r"expected 44,352: 10sbh \+ 20sbh/t, not 10sbh \+ 24sbh/t", "24 * sbh // t", '(24 if recompute == "none" else 20) * sbh // t'),
+    ("1.2", r"which is 10sbh \+ 20sbh/t; expected 44,352, which is 10sbh \+ 24sbh/t", "24 * sbh // t", '(24 if recompute == "none" else 20) * sbh // t'),
     ("2.5", r"rank 0's QKV part has the rows of Q0, Q1, K0.* and its projection the columns of heads \d, \d: take Q", "projection_weight.chunk(t, dim=1)[rank]", "projection_weight.chunk(t, dim=1)[t - 1 - rank]"),
     ("2.6", r"gelu comes before up_bias: it belongs between", "gelu(column_parallel_linear(x, up_weight, up_bias, group))", "gelu(column_parallel_linear(x, up_weight, 0 * up_bias, group)) + up_bias"),
     ("4.5", r"asks for a tensor that the second run has not saved \(KeyError\)", "torch.enable_grad(), saved_tensors_hooks(fill", "torch.no_grad(), saved_tensors_hooks(fill"),

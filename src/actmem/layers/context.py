@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.config import ConfigError, check_choice
+from actmem.config import ConfigError, check_choice, check_divides, check_size
 from actmem.keep import differentiates_once
 from actmem.llama_shape import CONTEXT_KINDS
 from actmem.parallel.collectives import all_gather, all_to_all, reduce_scatter
@@ -70,7 +70,11 @@ class ContextParallel:
 
     def own_tokens(self, x: Tensor) -> Tensor:
         """This rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``."""
-        parts = x.chunk(sum(map(len, self.chunks)))
+        if self.size == 1:
+            return x
+        number = sum(map(len, self.chunks))
+        check_divides("sequence length", len(x), "the number of chunks", number)
+        parts = x.chunk(number)
         return torch.cat([parts[chunk] for chunk in self.chunks[self.ranks.rank]])
 
     def in_order(self, gathered: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ class ContextParallel:
         return torch.cat([parts[held.index(chunk)] for chunk in range(len(held))])
 
     def _by_rank(self, x: Tensor) -> Tensor:
-        """The other way."""
+        """Tokens ``[s, …]`` in the order of the sequence, rank by rank: undoes ``in_order``."""
         parts = x.chunk(sum(map(len, self.chunks)))
         return torch.cat([parts[chunk] for chunks in self.chunks for chunk in chunks])
 
@@ -108,10 +112,13 @@ def layer_groups(
 ) -> tuple[TensorParallel, ContextParallel]:
     """This rank's tensor-parallel and context-parallel groups.  Every rank of the job must call it.
 
-    All ranks share one layer: t neighbours share its weights, and every t-th rank a sequence.
+    All ranks share one layer: t neighbours share its weights, and every t-th rank a sequence.  Raises ConfigError if
+    ``context_parallel_size`` doesn't divide their number.
     """
+    check_choice("kind", kind, CONTEXT_KINDS)
+    check_size("context_parallel_size", context_parallel_size)
     world = dist.get_world_size()
-    t = world // context_parallel_size
+    t = check_divides("ranks", world, "context_parallel_size", context_parallel_size)
     rows = [list(range(first, first + t)) for first in range(0, world, t)]
     columns = [list(row) for row in zip(*rows)]
     tensor, context = (dist.new_subgroups_by_enumeration(each)[0] for each in (rows, columns))

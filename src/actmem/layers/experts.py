@@ -17,13 +17,14 @@ which experts a token takes and no byte that it keeps, so they are not here, nor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from actmem.config import check_choice
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import differentiates_once
 from actmem.layers.llama_parts import GatedMLP, ReplicatedLinear
@@ -46,6 +47,7 @@ class ExpertMLP(ParallelModule):
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, routing: Routing = "learned", **factory):
         super().__init__()
+        check_choice("routing", routing, get_args(Routing))
         assert shape.num_experts and shape.experts_per_token
         h, f, held = shape.hidden_size, shape.ffn_hidden_size, shape.num_experts // tp.size
         self.tp, self.routing, self.num_experts, self.taken = tp, routing, shape.num_experts, shape.experts_per_token

@@ -72,7 +72,6 @@ class GPT(ParallelModule):
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )
-        self.dtype = factory.get("dtype") or torch.get_default_dtype()
         self.register_buffer("mask", self.constants(device)["mask"], persistent=False)
         if self.is_last:
             self.final_norm = ParallelLayerNorm(shape.hidden_size, tp, **factory)
@@ -81,7 +80,7 @@ class GPT(ParallelModule):
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
         """One mask for all layers and steps: not an activation."""
-        return {"mask": causal_mask(self.shape.seq_length, device or "cpu", self.dtype)}
+        return {"mask": causal_mask(self.shape.seq_length, device or "cpu", next(self.parameters()).dtype)}
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_first:

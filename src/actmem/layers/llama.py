@@ -35,8 +35,8 @@ class LlamaLayer(nn.Module):
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
     these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute and host: as for
     ``TransformerLayer``.  Keeps what formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
-    the weights; as for ``TransformerLayer``.  routing: of the experts, see ``layers.experts``.  Raises ConfigError if the ranks can't
-    share the layer, on a longer sequence, and under context parallelism on a shorter one too.
+    the weights; as for ``TransformerLayer``.  routing: of the experts, see ``layers.experts``.  Positions and norms have Llama 3's θ
+    and ε: of other models the bytes are right and the values are not.  Raises ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a shorter one too.
     """
 
     def __init__(
@@ -187,7 +187,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class LlamaStage(ParallelModule):
     """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
 
-    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  ``forward`` and ``loss`` are as those of ``GPT``.
+    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts, forced by default, as an emulated
+    rank needs it; give "learned" to train.  ``forward`` and ``loss`` are as those of ``GPT``.
     """
 
     def __init__(
@@ -204,6 +205,8 @@ class LlamaStage(ParallelModule):
         **factory,
     ):
         super().__init__()
+        if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= num_layers:
+            raise ConfigError("layers", f"{layers} must be a part of range(0, {num_layers})")
         self.tp = tp
         own = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
         self.shape = own.with_sizes(vocab_size=vocab_size)

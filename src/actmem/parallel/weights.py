@@ -74,6 +74,9 @@ def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
 
 
+_MARKS = ("partition_dim", "partition", "partial_gradient")
+
+
 class ParallelModule(nn.Module):
     """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
@@ -88,7 +91,8 @@ class ParallelModule(nn.Module):
         if param is not None:
             marks = self.__dict__.setdefault("_marks", {})
             # The first mark stays: a parameter that comes later may be another module's, cut in another way.
-            marks[name] = vars(param) | marks.get(name, {})
+            own = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
+            marks[name] = own | marks.get(name, {})
             self._mark_again()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
@@ -104,9 +108,10 @@ class ParallelModule(nn.Module):
         super()._apply(fn, recurse)
         self._mark_again()
         for name, new in self._buffers.items():
-            if new is not None and new is not before[name]:  # ``to_empty`` gives it no values
+            # ``to_empty`` gives it no values, and ``bfloat16()`` rounds tables that are float32 in every model.
+            if new is not None and new is not before[name]:
                 with torch.device(new.device):
-                    new.copy_(self.constants(new.device).get(name, new))
+                    self._buffers[name] = self.constants(new.device).get(name, new)
         return self
 
     def _mark_again(self) -> None:

@@ -111,7 +111,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         if rate is not None:
             if not 0 < rate < 10**9:
                 raise ConfigError(option.lstrip("-"), f"must be a number of {unit} above 0, got {rate:g}")
-            rates[field] = round(rate * {"TFLOPS": 10**12, "GB/s": 10**9}[unit])
+            rates[field] = max(1, round(rate * {"TFLOPS": 10**12, "GB/s": 10**9}[unit]))
     name = " ".join([args.device, *(["with other rates"] if rates else [])])
     device = replace(DEVICES[args.device], name=name, **rates)
     memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)

@@ -127,7 +127,8 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         "[training]",
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
-        f"local_batch_size = {layout.micro_batch_size * plan.num_microbatches}",
+        # Its pipeline cuts this into microbatches; without one it accumulates up to the global batch.
+        f"local_batch_size = {layout.micro_batch_size * (plan.num_microbatches if layout.pipeline_parallel_size > 1 else 1)}",
         f"global_batch_size = {global_batch_size}",
         f"seq_len = {model.seq_length}",
         "[parallelism]",

@@ -60,6 +60,7 @@ class Adapted(nn.Module):
         like = {{"device": linear.weight.device, "dtype": linear.weight.dtype}}
         self.linear, self.down = linear, nn.Linear(linear.in_features, rank, bias=False, **like)
         self.up = nn.Linear(rank, linear.out_features, bias=False, **like)
+        nn.init.zeros_(self.up.weight)
     def forward(self, x):
         return self.linear(x) + self.up(self.down(x))
 model.requires_grad_(False)
@@ -79,7 +80,7 @@ def forward(input_ids, labels):
     targets = pad(labels[:, 1:], (0, 1), value=-100)
     in_chunks = LinearCrossEntropy(TensorParallel(), chunk=-(-targets.numel() // {LOSS_CHUNKS}))
     losses = in_chunks(x, model.get_output_embeddings().weight, targets)
-    return {{"loss": losses.sum() / labels[:, 1:].numel()}}
+    return {{"loss": losses.sum() / (targets != -100).sum()}}
 model.forward = forward""",
 }
 

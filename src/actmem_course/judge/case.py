@@ -357,8 +357,9 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [describe(whole, summed(everyone), summed(right.value(name)), t)]
     if not isinstance(b, Tensor):
         a, b = (f"{value:,}" if type(value) is int else value for value in (a, b))
-        why = other.why if one.why == other.why else one.why and f"{one.why}, not {other.why}"
-        return [f"{name} is {a}; expected {b}" + f": {why}" * bool(why)]
+        if one.why and one.why != other.why:
+            return [f"{name} is {a}, which is {one.why}; expected {b}, which is {other.why}"]
+        return [f"{name} is {a}; expected {b}" + f": {other.why}" * bool(one.why)]
     if copied := _copies_apart(found, right, name):
         return [copied]
     if a is None:

@@ -55,7 +55,7 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
     """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
 
     x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x).  Returns
-    [s, b, o].  All products are in the dtype of x; x, a and b get gradients of their own dtypes.  Keeps x and
+    [s, b, o].  Products with weight are in the dtype of x; x, a and b get gradients of their own dtypes.  Keeps x and
     F.linear(x, a) in the dtype of x, 2sbh + 2sbr bytes in 16 bits, beside weight, a and b.  Makes nothing of the size
     of weight, neither weight + alpha/r · b @ a nor a gradient for it, and multiplies by weight once in forward and
     once in backward.  2205.05198 section 4.1 counts 2sbh for a linear.
@@ -70,7 +70,8 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     x: [s, b, h]; up: [f, h]; down: [h, f]; tile need not divide s.  Returns [s, b, h]; gradients as mlp gives them,
     those of up and down added up in the dtype of wide(up).  Keeps x, 2sbh bytes in 16 bits, where mlp keeps
     2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of
-    x, up and down.  8 products of s·b·h·f run, where mlp runs 6.  2205.05198 section 5 does this to the core attention.
+    x, up and down.  At most 8 products of s·b·h·f run, where mlp runs 6.  2205.05198 section 5 does this to
+    the core attention.
     """
     raise NotImplementedError
 

@@ -188,7 +188,7 @@ def test_no_number_where_ranks_cannot_share_the_vocabulary():
 #: Sizes that are good by themselves, and do not fit together, or have a rule of their own.
 LINES = [
     (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),
-    (lambda: LlamaLayer(LLAMA.with_sizes(num_experts=4, experts_per_token=2), routing="Even"), "routing: must be one of learned, even, one-sided, got 'Even'"),
+    (lambda: LlamaLayer(LLAMA.with_sizes(num_experts=4, experts_per_token=2), routing=JUNK[1]), "routing: must be one of learned, even, one-sided, got 'yes'"),
     (lambda: LlamaStage(LLAMA, 4, 64, range(2, 6), TensorParallel()), "layers: range(2, 6) must be a part of range(0, 4)"),
     (lambda: ContextParallel(TensorParallel(None, 2)).own_tokens(torch.arange(10)), "sequence length: 10 must be divisible by the number of chunks = 4"),
     (lambda: Parallel(num_model_chunks=2), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),

@@ -1,5 +1,7 @@
 """Dropout: the right share dropped, the mean kept, streams apart, gradients through the same mask."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -135,8 +137,8 @@ def test_copies_of_a_model_draw_different_masks_and_the_same_weights():
 
 def test_stages_of_a_model_draw_different_masks():
     shape = SHAPE.with_sizes(vocab_size=32, num_layers=2)
-    streams = [GPT(shape, layers=range(i, i + 1)).layers[str(i)].streams.replicated for i in range(2)]
-    assert not torch.equal(*(torch.rand(8, generator=generator) for generator in streams))
+    parts: list[Any] = [GPT(shape, layers=range(i, i + 1)).layers[str(i)] for i in range(2)]
+    assert not torch.equal(*(torch.rand(8, generator=part.streams.replicated) for part in parts))
 
 
 @pytest.mark.parametrize("recompute", [mode for mode in RECOMPUTE_MODES[1:] if Recompute.of(mode).region != "terms"])

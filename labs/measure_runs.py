@@ -101,8 +101,12 @@ def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:
         run.show(experiments_table(found))
     run.show(reasons_table(results), *golden_summary(results, found))
     names = ("case", "gpu", "peak_bytes", "held_bytes")
-    lines = [{"lines": r.played.memory.peak_lines if r.played else {}} for r in results]
-    run.write([{name: getattr(r.row, name) for name in names} | plain(r) | more for r, more in zip(results, lines)])
+    lines = [r.played.memory.peak_lines if r.played else {} for r in results]
+    pairs = [[pair for pair in found if pair.more is r] for r in results]
+    run.write([
+        {name: getattr(r.row, name) for name in names} | plain(r) | {"lines": own, "pairs": more}
+        for r, own, more in zip(results, lines, pairs)
+    ])  # fmt: skip
     return 0 if all(r.within_limit for r in results) else 1
 
 
@@ -123,7 +127,7 @@ def show_here(run: Measurement, results: list[GoldenResult]) -> int:
 
 
 def show_calculators(run: Measurement) -> int:
-    """The table of calculators, how many rows each has right, a leaderboard, and the file if one is asked for."""
+    """The table of calculators, how many rows each has right, a leaderboard, the slopes of two kernels."""
     rows, sequences = measure_calculators(), sequence_results()
     for results, what in ((rows, "one layer of the 22B model"), (sequences, "one more sequence, counted by GPUs")):
         run.show(tables.calculators_table(results, f"Public calculators: {what}"))
@@ -133,8 +137,9 @@ def show_calculators(run: Measurement) -> int:
         run.show(f"{name}: {right} of {len(own)} rows to the byte; {why} ({source})")
     for result in sequences:
         run.show(f"{result.calculator}: {result.difference_percent:+.2f}%; {result.why}")
-    run.show(leaderboard_table(leaderboard()), slopes_table(kernel_slopes()))
-    run.write(rows + sequences)
+    lines, slopes = leaderboard(), kernel_slopes()
+    run.show(leaderboard_table(lines), slopes_table(slopes))
+    run.write([*rows, *sequences, *lines, *slopes])
     return 0
 
 

@@ -47,8 +47,10 @@ def test_public_calculators_beside_counted_bytes(tmp_path):
     out = tmp_path / "out.json"
     shown = shown_in_80_columns(SCRIPT, "--calculators", "--json", out)
     found = json.loads(out.read_text(encoding="utf-8"))
-    for name in {one["calculator"] for one in found} - {"ours"}:
-        own = [one for one in found if one["calculator"] == name and one["row"] in {row.name for row in TABLE2}]
+    assert {one["predictor"] for one in found if "predictor" in one} >= {"ours", "SimuMax"}
+    assert [one["by_formula"] for one in found if "kernel" in one] == [785_928, 186_880]
+    for name in {one["calculator"] for one in found if "calculator" in one} - {"ours"}:
+        own = [one for one in found if one.get("calculator") == name and one["row"] in {row.name for row in TABLE2}]
         assert len(own) == len(TABLE2)
         right = sum(one["printed_bytes"] == one["counted_bytes"] for one in own)
         assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in shown
@@ -94,6 +96,21 @@ def test_nvidias_rows_come_back_with_a_prediction(tmp_path):
         assert abs(one["predicted_peak_bytes"] / one["peak_bytes"] - 1) < 0.003
         assert sum(one["lines"].values()) == one["predicted_peak_bytes"]
     assert "1 rows not modelled" in shown and "239,140,864" in shown
+    pairs = [pair for one in found for pair in one["pairs"]]
+    assert f"{len(pairs)} pairs: " in shown and 239_140_864 in [pair["logged_bytes"] for pair in pairs]
+
+
+def test_rows_that_nobody_logged_show_their_prediction_and_others_why_there_is_none(tmp_path):
+    rows, out = tmp_path / "rows.tsv", tmp_path / "out.json"
+    heading, *own = GOLDEN.read_text(encoding="utf-8").splitlines()
+    case, gpu, *_, arguments = next(line for line in own if "tp1_pp4_vp1_uneven_pipeline\ta100" in line).split("\t")
+    lines = ["case\tgpu\targuments", f"{case}\t{gpu}\t{arguments}", f"x\ttpu\t{arguments}"]
+    rows.write_text("\n".join(lines))
+    shown = shown_in_80_columns(SCRIPT, "--megatron", "--rows", rows, "--json", out)
+    one = json.loads(out.read_text(encoding="utf-8"))[0]
+    table, _, reasons = shown.partition("Why a prediction is off")
+    assert f"{one['predicted_peak_bytes']:,} " in table and f"{one['predicted_held_bytes']:,} " in table
+    assert "gpu: must be one of a100" in " ".join(reasons.split()) and "more GPUs" not in reasons
 
 
 def test_nvidias_models_are_counted_on_this_machine(tmp_path):
@@ -133,6 +150,15 @@ BAD = {
     "a size no run has": (json.dumps([RUN | {"tp": 3, "gpus": 24}]), "object 0: num_attention_heads: 32 must be"),
     "a batch no run has": (json.dumps([RUN | {"mbz": 3}]), "object 0: global_batch_size: 1024 must be divisible by"),
     "a peak that is none": (json.dumps([RUN | {"peak_allocated_mib": True}]), "peak_allocated_mib must be a number"),
+    "a peak without end": (
+        '[{"gpus":8,"dp":8,"tp":1,"pp":1,"mbz":4,"peak_allocated_mib":1e999}]',
+        "must be a number above 0",
+    ),
+    "a peak of no number": (
+        '[{"gpus":8,"dp":8,"tp":1,"pp":1,"mbz":4,"peak_allocated_mib":NaN}]',
+        "must be a number above 0",
+    ),
+    "a long peak": (json.dumps([RUN | {"peak_allocated_mib": 10**400}]), "must be a number above 0"),
 }
 
 

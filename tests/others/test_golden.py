@@ -1,7 +1,12 @@
 """NVIDIA's logged rows: how near the prediction is, what each pair says, bad files."""
 
+import os
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
+from zipfile import ZipFile
 
 import pytest
 
@@ -145,6 +150,36 @@ def test_an_expert_keeps_its_tokens_three_mlp_tensors_and_what_index_add_reads()
     assert spread.memory.peak_lines["experts' inputs and outputs"] == 12 * 2 * tokens * h
 
 
+def test_a_ring_adds_the_outputs_of_its_turns_in_16_bits(monkeypatch):
+    words = "global-batch-size=32 attention-backend=flash attention-dropout=0 kv-channels=48 context-parallel-size=2"
+    played, sizes, output = Trace(MegatronRun(f"{PAPER} {words}", "a100")), Counter(), 2 * 1024 * 4 // 2 * 8 * 48
+    take = played.take
+
+    def noted(line, size):
+        sizes[line, size] += 1
+        return take(line, size)
+
+    monkeypatch.setattr(played, "take", noted)
+    played.play(1)
+    layers = 12 * played.run.microbatches
+    assert sizes["transient", 2 * output] == 0 and sizes["keys and values of the ring", 2 * output] == 2 * layers
+    # Two turns of forward; backward's gradients of Q, K, V and of the projection's input.
+    assert sizes["transient", output] == (2 + 3 + 1) * layers
+
+
+def test_the_rows_are_read_from_an_archive_too(tmp_path):
+    """As a page loads them."""
+    sources = Path(__file__).parents[2] / "src"
+    with ZipFile(tmp_path / "all.zip", "w") as archive:
+        for kind in ("actmem/**/*.py", "actmem_course/__init__.py", "actmem_course/others/*"):
+            for file in sources.glob(kind):
+                archive.write(file, file.relative_to(sources))
+    code = "from actmem_course.others.golden import GOLDEN, read_golden; print(GOLDEN, len(read_golden()))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "all.zip")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(tmp_path / "all.zip/actmem_course/others/golden.tsv"), "132"], done.stderr
+
+
 def lines(played, *names):
     return [played.memory.peak_lines[name] for name in names]
 
@@ -178,6 +213,8 @@ def test_what_a_run_holds_is_18_bytes_a_parameter_or_6_and_a_share_of_12():
         ("case\tgpu\targuments\nx\t\ty=1\n", "line 2: case, gpu and arguments can't be empty"),
         ("case\tgpu\targuments\tpeak_bytes\nx\ta100\ty=1\t-3\n", "line 2: peak_bytes must be a whole number"),
         ("case\tgpu\targuments\tpeak_bytes\nx\ta100\ty=1\t0\n", "line 2: peak_bytes must be a whole number"),
+        ("case\tgpu\targuments\tgpus\nx\ta100\ty=1\t" + 5000 * "9", "line 2: gpus must be a whole number"),
+        ("case\tgpu\targuments\nx\ta100\t" + 200_000 * "y", "field larger than field limit"),
     ],
 )
 def test_a_bad_table_is_named(text, expected, tmp_path):
@@ -200,6 +237,29 @@ def test_a_bad_table_is_named(text, expected, tmp_path):
         (PAPER + "global-batch-size=32 tensor-model-parallel-size=3", "gpus: 8 can't hold"),
         (PAPER + "global-batch-size=0", "global-batch-size: must be given as a whole number above 0"),
         (PAPER + "global-batch-size=32 recompute-granularity=selective", "recompute-granularity: not modelled"),
+        (PAPER + "global-batch-size=" + 5000 * "9", "global-batch-size: must be given as a whole number above 0"),
+        # Without a microbatch a run would hold no activation at all.
+        (
+            PAPER + "global-batch-size=1",
+            "global-batch-size: 1 must be divisible by micro-batch-size · data-parallel ranks",
+        ),
+        (
+            PAPER + "global-batch-size=32 num-layers=13 pipeline-model-parallel-size=4",
+            "num-layers with embedding and loss: 15",
+        ),
+        (
+            PAPER + "global-batch-size=32 ffn-hidden-size=2049 tensor-model-parallel-size=2",
+            "ffn-hidden-size: 2049 must",
+        ),
+        (PAPER.replace("heads=8", "heads=7") + "global-batch-size=32", "hidden-size: 512 must be divisible by"),
+        (
+            PAPER + "global-batch-size=32 num-experts=3 expert-model-parallel-size=2",
+            "num-experts: 3 must be divisible by",
+        ),
+        (
+            PAPER + "global-batch-size=32 num-query-groups=3 group-query-attention=true",
+            "num-attention-heads: 8 must be",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_says_why(arguments, expected):

@@ -29,6 +29,7 @@ from actmem_course.results import RunResult, StepTimeResult
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.
 LIMIT_PERCENT = 0.2
+_MOST_MIB = 2**40
 _SIZES = ("gpus", "dp", "tp", "pp", "mbz")
 
 
@@ -158,6 +159,6 @@ def _run_of(number: int, row: Mapping) -> NanotronRun:
             raise ConfigError("rows", f"object {number} has no {name}")
         check_size(f"rows, object {number}: {name}", row[name])
     peak = row.get("peak_allocated_mib")
-    if peak is not None and (isinstance(peak, bool) or not isinstance(peak, (int, float)) or peak <= 0):
+    if peak is not None and (isinstance(peak, bool) or not isinstance(peak, (int, float)) or not 0 < peak < _MOST_MIB):
         raise ConfigError("rows", f"object {number}: peak_allocated_mib must be a number above 0, got {shown(peak)}")
     return NanotronRun(**{name: row[name] for name in _SIZES}, peak_allocated_mib=float(peak or 0))

@@ -12,17 +12,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from importlib import resources
 from itertools import combinations
-from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import eq1
 from actmem.formulas.first_stage import in_flight
 from actmem_course.others.allocator import UNSPLIT
-from actmem_course.others.megatron_memory import MegatronRun, Trace, parse
+from actmem_course.others.megatron_memory import MegatronRun, Trace, parse, whole_number
 
-GOLDEN = Path(__file__).with_name("golden.tsv")
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+GOLDEN = resources.files("actmem_course.others") / "golden.tsv"
 _VP1 = "gpt/gpt3_mcore_te_tp1_pp4_vp1"
 #: Values written while tensor-parallel rank 0 moved to the GPU the batch that is kept until the step ends.
 _JUNE_2026 = {(_VP1, "gb200"), (_VP1, "h100"), ("gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_fim_dataset", "gb200")}
@@ -183,23 +187,23 @@ def _percent(ours: int | None, logged: int | None) -> float | None:
     return None if ours is None or not logged else 100 * (ours / logged - 1)
 
 
-def read_golden(path: Path = GOLDEN) -> list[GoldenRow]:
+def read_golden(path: Traversable = GOLDEN) -> list[GoldenRow]:
     """Rows of a tab-separated file with golden.tsv's columns; only case, gpu and arguments are needed.
 
     Raises ConfigError on a file that can't be read, has no rows, lacks a column or has bytes that are no number.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("rows", f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
-    reader = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+        reader = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+        names, lines = reader.fieldnames or (), list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError("rows", f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     for name in _NEEDED:
-        if name not in (reader.fieldnames or ()):
+        if name not in names:
             raise ConfigError("rows", f"{path} has no column {name}")
-    rows = [_row(number, raw) for number, raw in enumerate(reader, start=2)]
-    if not rows:
+    if not lines:
         raise ConfigError("rows", f"{path} has no rows")
-    return rows
+    return [_row(number, raw) for number, raw in enumerate(lines, start=2)]
 
 
 def _row(line: int, raw: dict) -> GoldenRow:
@@ -207,7 +211,7 @@ def _row(line: int, raw: dict) -> GoldenRow:
         raise ConfigError("rows", f"line {line}: case, gpu and arguments can't be empty")
     numbers = {name: raw.get(name) or None for name in ("peak_bytes", "held_bytes", "gpus")}
     for name, text in numbers.items():
-        if text and not (text.isdecimal() and int(text)):
+        if text and not whole_number(text):
             raise ConfigError("rows", f"line {line}: {name} must be a whole number above 0")
     case, gpu, arguments = (raw[name] for name in _NEEDED)
     if "no_create_attention_mask" in case:  # the shared table leaves this argument out
@@ -356,8 +360,13 @@ class Experiment:
     """Two rows that differ in one of THINGS: what each logged beyond what it holds, the first minus the second."""
 
     thing: str
-    more: GoldenResult
-    less: GoldenResult
+    more: GoldenResult = field(repr=False)
+    less: GoldenResult = field(repr=False)
+
+    @property
+    def beside(self) -> str:
+        """The second row."""
+        return f"{self.less.row.case}, {self.less.row.gpu}"
 
     @property
     def logged_bytes(self) -> int:

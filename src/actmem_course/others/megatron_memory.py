@@ -10,10 +10,11 @@ from.  Letters: s, b, h, a, t, v, f as in the paper, n = sb/cp tokens.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, check_choice, check_divides
 from actmem.formulas.schedule import interleaved
 from actmem_course.others import table_rows
 from actmem_course.others.allocator import KIB, MEBIBYTE, RECEIVED, RING, CachingAllocator, MemoryBlock
@@ -43,8 +44,13 @@ _WITHOUT_BYTES = """adam-beta1 adam-beta2 apply-query-key-layer-scaling attentio
     rotary-base train-samples use-tp-pp-dp-mapping"""
 
 
+def whole_number(text: str) -> int:
+    """The number above 0 that ``text`` is in digits; 0 if it is none, or longer than any size."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
+
+
 def parse(arguments: str) -> dict[str, str]:
-    """``name=value`` words as golden rows have them; a word without "=" is part of the value before it."""
+    """``name=value`` words as golden rows have them; a word without "=", further numbers of a list, is left out."""
     words = (word.partition("=") for word in arguments.split())
     return {name: value.strip('"') for name, equals, value in words if equals}
 
@@ -61,10 +67,11 @@ class MegatronRun:
     shape and never frees it; "weighted after": code of April 2025, which weights the experts' outputs, not what goes
     into their last product.
     ignored: arguments that nothing here reads though they may change bytes: the run is played as if they were off.
-    Raises ConfigError that names the argument which this module doesn't model, or which is no size.
+    Raises ConfigError that names the argument which this module doesn't model, which is no size, or which doesn't divide.
     """
 
     def __init__(self, arguments: str, gpu: str, gpus: int = 8, environment: Collection[str] = ("cublas",)):
+        check_choice("gpu", gpu, ("a100", "h100", "gb200"))
         self.given = given = parse(arguments)
         self._asked: set[str] = set()
         for name, why in NOT_MODELLED.items():
@@ -88,6 +95,10 @@ class MegatronRun:
         self.swiglu, self.rms_norm = flag("swiglu"), word("normalization") == "RMSNorm"
         self.f = number("ffn-hidden-size", 64 * int(4 * self.h * 2 / 3 / 64) if self.swiglu else 4 * self.h)
         self.groups = number("num-query-groups", self.a) if flag("group-query-attention") else self.a
+        check_divides("hidden-size", self.h if "kv-channels" not in given else 0, "num-attention-heads", self.a)
+        check_divides("num-attention-heads", self.a, "num-query-groups", self.groups)
+        for name, size in (("num-attention-heads", self.a), ("ffn-hidden-size", self.f)):
+            check_divides(name, size, "tensor-model-parallel-size", self.t)
         self.d = number("kv-channels", self.h // self.a)
         self.latent = flag("multi-latent-attention")
         if self.latent:
@@ -96,9 +107,11 @@ class MegatronRun:
             self.d_value = number("v-head-dim", 128)
         unit = number("make-vocab-size-divisible-by", 128) * self.t
         self.v = -(-number("vocab-size", 50257) // unit) * unit
-        self.microbatches = number("global-batch-size") // (self.b * self.dp)
+        batch, at_once = number("global-batch-size"), self.b * self.dp
+        self.microbatches = check_divides("global-batch-size", batch, "micro-batch-size · data-parallel ranks", at_once)
         self.group = number("microbatch-group-size-per-virtual-pipeline-stage", self.p)
-        self.tokens = self.s * self.b // self.cp  # of one microbatch on one rank
+        # Of one microbatch on one rank.
+        self.tokens = self.b * check_divides("seq-length", self.s, "context-parallel-size", self.cp)
         self.whole_bytes = 2 * self.tokens * self.h
         self.chunks = self._chunks()
         self.sequence_parallel = flag("sequence-parallel") and self.t > 1
@@ -107,7 +120,7 @@ class MegatronRun:
         self.residual_tokens = self.residual_bytes // (2 * self.h)
         self.has_embedding = self.p == 1  # the last pipeline rank is the first too
         self.gated = 2 if self.swiglu else 1  # how wide the MLP's first output is, in units of its activation's
-        self.local_experts = self.experts // self.ep
+        self.local_experts = check_divides("num-experts", self.experts, "expert-model-parallel-size", self.ep)
         instances = number("num-distributed-optimizer-instances", 1)
         self.transformer_engine = word("transformer-impl") != "local"
         sharded = flag("use-distributed-optimizer")
@@ -153,9 +166,9 @@ class MegatronRun:
         text = self._read(name)
         if text is None and default is not None:
             return default
-        if text is None or not text.isdecimal() or not int(text):
+        if not (size := whole_number(text or "")):
             raise ConfigError(name, "must be given as a whole number above 0")
-        return int(text)
+        return size
 
     def _flag(self, name: str) -> bool:
         return (self._read(name) or "false").lower() != "false"
@@ -174,7 +187,7 @@ class MegatronRun:
             chunks = self._number("num-virtual-stages-per-pipeline-rank", 1)
         if layers % (self.p * chunks):
             # --account-for-{embedding,loss}-in-pipeline-split: each counts as a layer, and the last chunk has the loss.
-            whole = (layers + 2) // (self.p * chunks)
+            whole = check_divides("num-layers with embedding and loss", layers + 2, "p · chunks", self.p * chunks)
             return [whole] * (chunks - 1) + [whole - 1]
         return [layers // (self.p * chunks)] * chunks
 
@@ -688,8 +701,8 @@ class Trace:
     ) -> MemoryBlock:
         """flash-attn wants Q, K, V contiguous; its output is [b, s].
 
-        Context parallelism's ring passes K and V on as one tensor and keeps the one that comes last; each turn's output
-        is added to the whole in float32: transformer_engine's context_parallel.py AttnFuncWithCPAndKVP2P.
+        Context parallelism's ring passes K and V on as one tensor and keeps the one that comes last; each turn has an
+        output of its own, added to the whole at the end: transformer_engine's context_parallel.py AttnFuncWithCPAndKVP2P.
         """
         run, take = self.run, self.take
         pair, gone = sum(sizes[1:]), list[MemoryBlock]()
@@ -703,7 +716,7 @@ class Trace:
             for _ in range(run.cp - 1):
                 gone.append(packed.pop())
                 packed.append(take(RING, pair))
-            gone += [take("transient", size) for size in (out, statistics[1], 2 * out)]
+            gone += [take("transient", size) for size in run.cp * (out, statistics[1])]
             statistics = [16] * (run.cp - 1) + statistics
         kept = [*packed, *(take("log-sum-exp", size) for size in statistics)]
         output = take("attention outputs", out)

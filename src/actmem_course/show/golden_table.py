@@ -19,28 +19,25 @@ from actmem_course.others.golden import (
     HereResult,
     equal_by_code,
 )
-from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES, MegatronRun
+from actmem_course.others.megatron_memory import SOURCES, MegatronRun
 from actmem_course.results import KernelSlope, PredictorLine
 from actmem_course.show.tables import table
 
 
 def golden_table(results: Sequence[GoldenResult]) -> Table:
-    """A row a line: logged peak, predicted minus logged for peak and held bytes."""
-    title = "Megatron-LM's functional tests: bytes of the last rank"
-    made = table(title, "~case", "GPU", ">logged peak", ">diff.", ">%", ">held, diff.")
+    """A row a line: predicted bytes at the peak and between iterations; below them, by how much more than logged."""
+    title = "Megatron-LM's functional tests: predicted bytes of the last rank; below, minus logged"
+    made = table(title, "~case", "GPU", ">at the peak", ">% off", ">at rest", ">% off")
     for r in results:
-        name, logged, held = short(r.row.case), r.row.peak_bytes, r.row.held_bytes
-        cells = []
-        if r.why_not:
-            name += f": {r.why_not}"
-        elif not logged:
-            cells = [f"{r.predicted_peak_bytes:,}", "", f"{r.predicted_held_bytes:,}"]
-        else:
-            cells = [f"{(r.predicted_peak_bytes or 0) - logged:+,}", f"{r.peak_percent:+.3f}"]
-            cells += [f"{(r.predicted_held_bytes or 0) - held:+,}"] if held else []
-        made.add_row(
-            name, r.row.gpu, f"{logged:,}" if logged else "-", *cells, style="" if r.within_limit else "bold red"
-        )
+        name, cells = short(r.row.case) + (f": {r.why_not}" if r.why_not else ""), list[str]()
+        for ours, logged, percent in (
+            (r.predicted_peak_bytes, r.row.peak_bytes, r.peak_percent),
+            (r.predicted_held_bytes, r.row.held_bytes, r.held_percent),
+        ):
+            if ours is not None:
+                cells += [f"{ours:,}" + (f"\n{ours - logged:+,}" if logged else "")]
+                cells += ["" if percent is None else f"{percent:+.3f}"]
+        made.add_row(name, r.row.gpu, *cells, style="" if r.within_limit else "bold red")
     return made
 
 
@@ -90,8 +87,9 @@ def reasons_table(results: Sequence[GoldenResult]) -> Table:
                 max(_sizes(off), default=0.0) for off in ([r.peak_percent for r in own], [r.held_percent for r in own])
             )
             made.add_row(why, f"{len(own)}", *(f"{percent:.3f}%" for percent in worst))
-    for name, number in Counter(r.why_not.split(":")[0] for r in results if r.why_not).most_common():
-        made.add_row(f"none, {name}: {NOT_MODELLED.get(name, 'more GPUs than the table says')}", f"{number}")
+    without = Counter(r.why_not.partition(":")[0] for r in results if r.why_not).most_common()
+    for name, number in without:
+        made.add_row(f"none, {next(r.why_not for r in results if r.why_not.startswith(name + ':'))}", f"{number}")
     return made
 
 

@@ -214,7 +214,7 @@ LINES = [
     (lambda: llama_rows(LlamaShape(8, 1, 24, 6, 2, 30), Parallel(3)), "num_key_value_heads: 2 must divide"),
     (lambda: llama_rows(LLAMA.with_sizes(seq_length=6), Parallel(4, True)), "seq_length: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, recompute={"gelu"}), "recompute: 'gelu' is no term of this layer"),
-    (lambda: LlamaLayer(LLAMA)(torch.zeros(9, 1, 16)), "seq_length: the layer was made for 8 tokens a sequence, got 9"),
+    (lambda: LlamaLayer(LLAMA)(torch.zeros(9, 1, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
     (lambda: llama_shape("llama9"), "model: must be one of tiny-llama"),
     (lambda: EXPERTS.with_sizes(experts_per_token=5), "experts_per_token: must be at most num_experts = 4"),
     (lambda: EXPERTS.with_sizes(num_experts=None), "experts_per_token: goes with num_experts"),
@@ -240,7 +240,7 @@ LINES = [
     (lambda: context_rows(LLAMA, Parallel(4, True), 4), "seq_length: 2 must be divisible by tensor_parallel_size"),
     (lambda: context_rows(LLAMA, Parallel(), 4, "ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
-    (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(3, 3, 16)), "seq_length: the layer was made for 4 tokens a sequence, got 3"),
+    (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(3, 3, 16)), "seq_length: the model was made for 4 tokens a sequence, got 3"),
     (lambda: ModelShape(2**31, 1, 4, 1), "seq_length: must be at most 2147483647, got 2147483648"),
     (lambda: ModelShape(4, 1, "4", 1), "hidden_size: must be a whole number, got '4'"),  # type: ignore[arg-type]
     (lambda: model_shape("7B"), "model: must be one of tiny, 22B, 175B, 530B, 1T, got '7B'"),
@@ -252,6 +252,9 @@ LINES = [
     (lambda: HostMemory(0), "ahead: must be at least 1, got 0"),
     (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, host=4), "host: must be a HostMemory or None, got 4"),  # type: ignore[arg-type]
     (lambda: TransformerLayer(S)(torch.zeros(9, 2, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
+    (lambda: TransformerLayer(S)(torch.zeros(0, 2, 16)), "batch: must have at least one token, got sizes [0, 2, 16]"),
+    (lambda: LlamaLayer(LLAMA)(torch.zeros(8, 0, 16)), "batch: must have at least one token, got sizes [8, 0, 16]"),
+    (lambda: GPT(S)(torch.zeros(0, 8, dtype=torch.int64)), "batch: must have at least one token, got sizes [8, 0]"),
     (lambda: GPT(S)(torch.zeros(2, 9, dtype=torch.int64)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
     (lambda: GPT(S, TensorParallel(size=2, sequence_parallel=True))(torch.zeros(2, 7, dtype=torch.int64)), "sequence length: 7 must be divisible by tensor_parallel_size = 2"),
     (lambda: GPT(S, layers=range(1, 5)), "layers: range(1, 5) must be a part of range(0, 4)"),

@@ -20,7 +20,7 @@ from actmem.measure import emulated_rank
 from actmem.measure.parts import layer_rows_of, measure_layer
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
 from actmem.rows import by_term, compare, total
 from actmem.torch_private import TorchDispatchMode
@@ -330,6 +330,22 @@ def test_frozen_weights_keep_no_inputs(kind):
     assert read_by_weights & frozen.keys() <= {"attention projection input"}
     assert all(frozen[term] == trained[term] for term in frozen)
     assert len(read_by_weights) >= 3
+
+
+def test_one_token_and_none_have_gradients():
+    """Of an input ``[h]``, and of no rows: what an expert without tokens gets."""
+    weight = torch.randn(6, requires_grad=True)
+    matrix = torch.randn(4, 6, requires_grad=True)
+    for size in [(6,), (0, 6)]:
+        x = torch.randn(size, requires_grad=True)
+        ways = [
+            norm(x, weight) @ matrix.t(),
+            product(rms_norm(x, weight), matrix),
+            column_parallel(rms_norm(x, weight), TensorParallel(), matrix)[0],
+        ]
+        expected, *found = (torch.autograd.grad(y.sum(), (x, weight, matrix)) for y in ways)
+        for one in found:
+            torch.testing.assert_close(one, expected)
 
 
 def test_backward_of_swiglu_makes_no_more_than_three_tensors():

@@ -81,6 +81,16 @@ def test_forced_routing_takes_as_many_tokens_of_each_expert_as_are_sent_there(ro
     assert mlp.routed_tokens == sum(counts) and all(len(set(row)) == 3 for row in chosen.flatten(0, 1).tolist())
 
 
+def test_a_sigmoid_router_of_scores_that_underflow_gives_numbers():
+    shape = SHAPE.with_sizes(sigmoid_router=True)
+    mlp, x = ExpertMLP(shape, TensorParallel(), seed=0), torch.ones(12, 3, 32, requires_grad=True)
+    with torch.no_grad():
+        mlp.router.weight.fill_(-4.0)  # scores of -128
+    y = mlp(x)
+    y.sum().backward()
+    assert y.eq(0).all() and all(one.grad.isfinite().all() for one in (x, *mlp.parameters()))
+
+
 def test_closed_form():
     s, b, h, f, taken = 12, 3, 32, 40, 3
     pairs = s * b * taken

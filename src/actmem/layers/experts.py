@@ -31,6 +31,7 @@ from actmem.layers.llama_parts import GatedMLP, ReplicatedLinear
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.collectives import all_gather, all_reduce, all_to_all
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import as_rows
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 
 #: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.
@@ -259,7 +260,7 @@ class _ExpertColumns(Function):
 
 def _for_each_pair(x: Tensor, order: Tensor) -> Tensor:
     """``[s, b, h]`` to ``[pairs, h]``: each token once for each of its experts."""
-    tokens = x.reshape(-1, x.shape[-1])
+    tokens = as_rows(x)
     return tokens.repeat_interleave(len(order) // len(tokens), 0)
 
 
@@ -309,11 +310,16 @@ class _NormalisedWeights(Function):
     @staticmethod
     def forward(ctx, weights: Tensor) -> Tensor:
         ctx.save_for_backward(weights)
-        return weights / weights.sum(-1, keepdim=True)
+        return weights / _sum_of_weights(weights)
 
     @staticmethod
     @differentiates_once
     def backward(ctx, grad: Tensor):
         (weights,) = ctx.saved_tensors
-        whole = weights.sum(-1, keepdim=True)
+        whole = _sum_of_weights(weights)
         return (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
+
+
+def _sum_of_weights(weights: Tensor) -> Tensor:
+    # DeepSeek-V3's constant: in float32 sigmoids of scores below -104 are 0, and 0 / 0 is no number.
+    return weights.sum(-1, keepdim=True).add_(1e-20)

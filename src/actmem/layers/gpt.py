@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from actmem.config import ConfigError, ModelShape, check_divides, check_vocab_size
 from actmem.drop import KEEP_ALL
 from actmem.layers.attention import causal_mask
-from actmem.layers.transformer import ParallelLayerNorm, TransformerLayer, check_length
+from actmem.layers.transformer import ParallelLayerNorm, TransformerLayer, check_tokens
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
@@ -59,7 +59,7 @@ class GPT(ParallelModule):
         self.is_first, self.is_last = layers[0] == 0, layers[-1] == shape.num_layers - 1
         device = factory.get("device") or "cpu"
         # A different seed for each part, or two stages would draw the same masks.
-        streams = DropoutStreams(seed + 7919 * layers[0], tp, device, data_parallel_rank=data_parallel_rank)
+        streams = DropoutStreams(child_seed(seed, layers[0]), tp, device, data_parallel_rank=data_parallel_rank)
         if self.is_first or self.is_last:
             self.words = VocabParallelEmbedding(
                 shape.vocab_size, shape.hidden_size, tp, seed=child_seed(seed, "words"), **factory
@@ -95,7 +95,7 @@ class GPT(ParallelModule):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids ``[b, s]`` to activations: word + position, then dropout."""
-        length = check_length(tokens.shape[1], self.shape.seq_length)
+        length = check_tokens(tokens.t(), 1, self.shape.seq_length)
         if self.tp.sequence_parallel:
             check_divides("sequence length", length, "tensor_parallel_size", self.tp.size)
         x = self.words(tokens.t())

@@ -19,6 +19,7 @@ from actmem.layers.experts import ExpertMLP, Routing
 from actmem.layers.gpt import OutputLayer
 from actmem.layers.latent import LatentAttention
 from actmem.layers.llama_parts import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem.layers.transformer import check_tokens
 from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
@@ -75,10 +76,7 @@ class LlamaLayer(nn.Module):
         self.mlp_input = "router input" if shape.num_experts else "gate and up input"
 
     def forward(self, x: Tensor) -> Tensor:
-        length = x.shape[0] * self.tp.sequence_parts
-        if length > self.seq_length or length < self.seq_length and self.context.size > 1:
-            rule = f"the layer was made for {self.seq_length} tokens a sequence, got {length}"
-            raise ConfigError("seq_length", rule)
+        check_tokens(x, self.tp.sequence_parts, self.seq_length, whole=self.context.size > 1)
         if self.recompute.region == "layer" and not self.recompute.stop_early:
             return checkpoint(self._forward, x, stop_early=False)
         if not torch.is_grad_enabled() or not (self.dropped or self.stores):

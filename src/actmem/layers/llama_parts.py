@@ -13,7 +13,7 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import differentiates_once
 from actmem.parallel.conjugates import f_bar_or_g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import autocast_dtype, column_parallel
+from actmem.parallel.linear import as_rows, autocast_dtype, column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gradient, own_weight
 
 
@@ -59,7 +59,7 @@ class _RMSNorm(Function):
         normed = _wide(x) * inverse
         grad = _wide(grad)
         needed = ctx.needs_input_grad[1]
-        grad_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype) if needed else None
+        grad_weight = as_rows(grad * normed).sum(0).to(weight.dtype) if needed else None
         grad = grad * _wide(weight)
         grad_x = (grad - normed * (grad * normed).mean(-1, keepdim=True)).mul_(inverse)
         return grad_x.to(x.dtype), grad_weight, None
@@ -158,7 +158,7 @@ class _Product(Function):
     def backward(ctx, grad: Tensor):
         x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
         grad_x = None if weight is None else grad @ weight
-        return grad_x, None if x is None else grad.flatten(0, -2).t() @ x.reshape(-1, x.shape[-1])
+        return grad_x, None if x is None else as_rows(grad).t() @ as_rows(x)
 
 
 class ReplicatedLinear(ParallelModule):

@@ -104,7 +104,7 @@ class TransformerLayer(nn.Module):
         return self._forward(x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        s = check_length(x.shape[0] * self.ranks_of_sequence, self.seq_length)
+        s = check_tokens(x, self.ranks_of_sequence, self.seq_length)
         mask = causal_mask(s, x.device) if mask is None else mask[:s, :s]
         with Terms(self.dropped, self.stores) if torch.is_grad_enabled() else Terms() as terms:
             x, mask = terms.input("layer-norm 1 input", x), terms.input("causal mask", mask)
@@ -118,8 +118,14 @@ class TransformerLayer(nn.Module):
             return x + drop.drop(self.mlp(y, terms))
 
 
-def check_length(length: int, seq_length: int) -> int:
-    """Return ``length`` if a model made for ``seq_length`` tokens takes it; raise ConfigError if not."""
-    if length > seq_length:
+def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False) -> int:
+    """The length of the sequences that x ``[s/parts, b, …]`` is a part of.
+
+    Raises ConfigError if x has no token, on a length beyond ``seq_length``, and with ``whole`` on one below it.
+    """
+    length = x.shape[0] * parts
+    if x.shape[0] == 0 or x.shape[1] == 0:
+        raise ConfigError("batch", f"must have at least one token, got sizes {list(x.shape)}")
+    if length > seq_length or (whole and length < seq_length):
         raise ConfigError("seq_length", f"the model was made for {seq_length} tokens a sequence, got {length}")
     return length

@@ -13,7 +13,7 @@ from actmem.config import ConfigError, check_size
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import autocast_dtype
+from actmem.parallel.linear import as_rows, autocast_dtype
 from actmem.parallel.vocab import checked_copy, own_rows, target_logits
 
 
@@ -50,7 +50,7 @@ class _LinearCrossEntropy(Function):
     ) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         normaliser, target = x.new_empty((2, targets.numel()), dtype=wide)
-        chunks = zip(*(tensor.split(chunk) for tensor in (x.flatten(0, -2), targets.flatten(), normaliser, target)))
+        chunks = zip(*(tensor.split(chunk) for tensor in (as_rows(x), targets.flatten(), normaliser, target)))
         for tokens, ids, own_sum, own_target in chunks:
             z = F.linear(tokens, weight).to(wide)
             rows, mine = own_rows(ids, z.shape[-1], tp)
@@ -73,8 +73,8 @@ class _LinearCrossEntropy(Function):
         grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if needs_weight else None
         grad = grad * (targets != ctx.ignored)
-        by_token = (x.flatten(0, -2), targets.flatten(), normaliser, grad.flatten())
-        results = repeat(None) if grad_x is None else grad_x.flatten(0, -2).split(ctx.chunk)
+        by_token = (as_rows(x), targets.flatten(), normaliser, grad.flatten())
+        results = repeat(None) if grad_x is None else as_rows(grad_x).split(ctx.chunk)
         for tokens, ids, own_sum, upstream, result in zip(*(tensor.split(ctx.chunk) for tensor in by_token), results):
             z = F.linear(tokens, weight).to(normaliser.dtype)
             z.sub_(own_sum.unsqueeze(-1)).exp_().mul_(upstream.unsqueeze(-1))

@@ -137,8 +137,13 @@ def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
     weights = [weight.to(grads[0].dtype) for weight in weights]
     total = grads[0] @ weights[0]
     for grad, weight in zip(grads[1:], weights[1:]):
-        total.flatten(0, -2).addmm_(grad.flatten(0, -2), weight)
+        as_rows(total).addmm_(as_rows(grad), weight)
     return total
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """``[…, n]`` as ``[rows, n]``, a view if x is contiguous; ``[n]`` is one row."""
+    return x.reshape(-1, x.shape[-1])
 
 
 @torch.no_grad()

@@ -118,27 +118,34 @@ def test_a_dropped_mask_needs_a_generator_whose_state_can_be_read():
         DropoutMask(0.5, None)(like, Terms(frozenset({"mask"})))
 
 
-def test_streams():
-    first, second = (DropoutStreams(5, TensorParallel(size=2, rank=rank)) for rank in (0, 1))
-    draw = lambda generator: torch.rand(8, generator=generator)  # noqa: E731
-    assert torch.equal(draw(first.replicated), draw(second.replicated))
-    sharded = [draw(first.sharded), draw(second.sharded), draw(DropoutStreams(5, TensorParallel()).replicated)]
-    assert len({tuple(numbers.tolist()) for numbers in sharded}) == 3
+def draw(generator):
+    return tuple(torch.rand(8, generator=generator).tolist())
+
+
+def test_ranks_draw_alike_what_is_replicated_and_no_two_streams_meet():
+    """Of many seeds: sums of a seed and a rank would meet."""
+    draws = set()
+    for seed in range(1_100):
+        streams = [DropoutStreams(seed, TensorParallel(size=2, rank=rank)) for rank in (0, 1)]
+        (replicated,) = {draw(one.replicated) for one in streams}
+        draws |= {replicated, *(draw(one.sharded) for one in streams)}
+    assert len(draws) == 3 * 1_100
 
 
 def test_copies_of_a_model_draw_different_masks_and_the_same_weights():
     one, same, other = (GPT(SHAPE.with_sizes(vocab_size=32), data_parallel_rank=rank) for rank in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     for name in ("replicated", "sharded"):
-        draws = [getattr(part.layers["0"].streams, name) for part in (one, same, other)]
-        first, again, differs = (torch.rand(8, generator=generator) for generator in draws)
-        assert torch.equal(first, again) and not torch.equal(first, differs)
+        first, again, differs = (draw(getattr(part.layers["0"].streams, name)) for part in (one, same, other))
+        assert first == again != differs
 
 
-def test_stages_of_a_model_draw_different_masks():
+@pytest.mark.parametrize("seed", [1234, 1234 + 7919])  # the second: once the seed of the first's layer 1
+def test_stages_of_a_model_draw_different_masks(seed):
     shape = SHAPE.with_sizes(vocab_size=32, num_layers=2)
-    parts: list[Any] = [GPT(shape, layers=range(i, i + 1)).layers[str(i)] for i in range(2)]
-    assert not torch.equal(*(torch.rand(8, generator=part.streams.replicated) for part in parts))
+    parts: list[Any] = [GPT(shape, layers=range(i, i + 1), seed=one) for i, one in ((0, seed), (1, 1234))]
+    first, second = (next(iter(part.layers.values())).streams for part in parts)
+    assert draw(first.replicated) != draw(second.replicated) and draw(first.sharded) != draw(second.sharded)
 
 
 @pytest.mark.parametrize("recompute", [mode for mode in RECOMPUTE_MODES[1:] if Recompute.of(mode).region != "terms"])

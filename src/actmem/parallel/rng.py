@@ -28,16 +28,13 @@ class DropoutStreams:
     is; the copies read different samples, so each draws numbers of its own.
     """
 
-    #: Between the seeds of neighbouring ranks' sharded streams; the replicated one uses the seed itself.
-    RANK_STRIDE = 1009
-
     def __init__(
         self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
     ):
-        seed = child_seed(seed, "data parallel", data_parallel_rank) if data_parallel_rank else seed
         device = "cpu" if torch.device(device).type == "meta" else device  # without values nothing is drawn
-        self.replicated = torch.Generator(device).manual_seed(seed)
-        self.sharded = torch.Generator(device).manual_seed(seed + self.RANK_STRIDE * (tp.rank + 1))
+        # A hash of all that tells streams apart: sums of seeds and ranks meet.
+        seeds = (child_seed(seed, "dropout", data_parallel_rank, *rank) for rank in ((), (tp.rank,)))
+        self.replicated, self.sharded = (torch.Generator(device).manual_seed(one) for one in seeds)
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 
 

@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape
 from actmem.formulas.states import state_rows
 from actmem.layers.gpt import GPT
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
@@ -17,16 +18,16 @@ from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=32)
+IDS = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
 def train(model, optimizer_of, steps=1, before=lambda optimizer: None):
-    ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
     weights = MainWeights(model)
     optimizer = optimizer_of(weights.parameters())
     for _ in range(steps):
         before(optimizer)
         for _ in range(2):
-            (model.loss(model(ids), ids) / 2).backward()
+            (model.loss(model(IDS), IDS) / 2).backward()
         weights.step(optimizer)
     return weights, optimizer
 
@@ -55,6 +56,33 @@ def test_small_steps_add_up_in_the_main_weights():
     main = next(m for p, m in zip(model.parameters(), weights.parameters()) if p is model.layers["0"].norm1.weight)
     assert main.dtype is torch.float32 and not torch.equal(main, before.float())
     assert all(not gradient_of(parameter).any() for parameter in model.parameters())
+
+
+def step_of_sgd(model, weights):
+    model.loss(model(IDS), IDS).backward()
+    weights.step(torch.optim.SGD(weights.parameters(), lr=0.1))
+    return [*model.parameters()]
+
+
+def test_a_state_loaded_later_is_stepped_from_and_the_same_values_lose_no_small_step():
+    state = GPT(SHAPE, p=0.0, seed=7, dtype=torch.bfloat16).state_dict()
+    late, early = (GPT(SHAPE, p=0.0, dtype=torch.bfloat16) for _ in range(2))
+    early.load_state_dict(state)
+    weights = [MainWeights(model) for model in (late, early)]
+    late.load_state_dict(state)
+    assert all(map(torch.equal, *(step_of_sgd(*pair) for pair in zip((late, early), weights))))
+    late.load_state_dict(early.state_dict())  # the values that it has
+    for pair in zip((late, early), weights):
+        step_of_sgd(*pair)
+    assert all(map(torch.equal, *(one.parameters() for one in weights)))
+
+
+def test_weights_of_parameters_that_are_gone_are_refused():
+    model = GPT(SHAPE, p=0.0)
+    weights = MainWeights(model)
+    model.load_state_dict(GPT(SHAPE).state_dict(), assign=True)
+    with pytest.raises(ConfigError, match="^module: has other parameters than when its MainWeights was made"):
+        step_of_sgd(model, weights)
 
 
 def test_a_zero_grad_before_a_step_changes_nothing():

@@ -5,7 +5,7 @@ weight does not change by a small step.  Megatron's remedy, and ours: each micro
 added to a float32 ``parameter.main_grad``, and the optimizer steps float32 copies of the weights.
 With Adam that is 18 bytes a parameter, ``formulas.states.ADAM["float32 gradients"]``.
 
-    weights = MainWeights(model)                       # once the model has its initial weights
+    weights = MainWeights(model)
     optimizer = torch.optim.AdamW(weights.parameters())
     for x, y in microbatches:
         (model.loss(model(x), y) / len(microbatches)).backward()
@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from actmem.config import ConfigError
+from actmem.torch_private import times_written
 
 
 def use_main_gradients(module: nn.Module) -> None:
@@ -49,13 +52,14 @@ class MainWeights:
 
     def __init__(self, module: nn.Module):
         use_main_gradients(module)
-        self._pairs: list[tuple[Any, nn.Parameter]] = []
+        self._module, self._pairs = module, list[tuple[Any, nn.Parameter]]()
         for parameter in module.parameters():
             if parameter.requires_grad:
                 main = nn.Parameter(parameter.detach().to(_main_dtype(parameter), copy=True))
                 main.__dict__.update({name: mark for name, mark in vars(parameter).items() if name != "main_grad"})
                 main.grad = gradient_of(parameter)
                 self._pairs.append((parameter, main))
+        self._written = [times_written(parameter) for parameter, _ in self._pairs]
 
     def parameters(self) -> list[nn.Parameter]:
         """The copies, for the optimizer, in the order of the module's trainable parameters."""
@@ -65,15 +69,22 @@ class MainWeights:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """``optimizer.step()`` on the copies, then the module takes their values and its gradients are zero.
 
-        So no ``zero_grad`` is needed, and the optimizer's, which lets the copies' gradients go, does no harm.  Load a
-        checkpoint into the module before this object is made.
+        So no ``zero_grad`` is needed, and the optimizer's, which lets the copies' gradients go, does no harm.  Other
+        values that were written into the module since the last step, such as a checkpoint's, are stepped from.  Raises
+        ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``.
         """
-        for parameter, main in self._pairs:
+        there = set(map(id, self._module.parameters()))
+        for (parameter, main), before in zip(self._pairs, self._written):
+            if id(parameter) not in there:
+                raise ConfigError("module", "has other parameters than when its MainWeights was made: make it again")
+            if times_written(parameter) != before and not torch.equal(parameter, main.to(parameter.dtype)):
+                main.copy_(parameter)
             main.grad = parameter.main_grad
         optimizer.step()
         for parameter, main in self._pairs:
             parameter.copy_(main)
             parameter.main_grad.zero_()
+        self._written = [times_written(parameter) for parameter, _ in self._pairs]
 
 
 def _main_dtype(parameter: nn.Parameter) -> torch.dtype:

@@ -28,7 +28,7 @@ from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_part_peak, measure_parts, measure_states
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
-from actmem.plan.planned_models import PlannedLlama, PlannedModel
+from actmem.plan.planned_models import PlannedModel
 from actmem.plan.search import Bill, Plan, bill_of, share, stage_layers
 from actmem.rows import Comparison, Match, Row, compare, total
 from actmem.tape.blocks import OFFLOAD
@@ -63,8 +63,6 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
     """What is to be verified.  Raises ConfigError on what this library has no layer or optimizer for."""
     if model.optimizer != "adamw":
         raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
-    if isinstance(model, PlannedLlama) and model.tied_embeddings:
-        raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
     return bill_of(model, plan, "cpu")
 
 

@@ -13,8 +13,8 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.context import ContextParallel
 from actmem.layers.latent import attend_uneven
-from actmem.layers.llama import LlamaLayer
-from actmem.layers.llama_parts import rotary_tables, swiglu
+from actmem.layers.llama import LlamaLayer, LlamaStage
+from actmem.layers.llama_parts import product, rms_norm, rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.parts import layer_rows_of, measure_layer
@@ -290,6 +290,19 @@ def test_the_two_floors():
         assert total(llama_rows(SHAPE, Parallel(t, True), "elementwise")) == floor_b // t
     saved = total(llama_rows(SHAPE)) - total(llama_rows(SHAPE, recompute="selective"))
     assert saved == 4 * a * s * b  # with a flash kernel the core's recomputation saves the log-sum-exp
+
+
+def test_a_tied_output_layer_reads_the_embedding():
+    """Its gradient is what two weights of the same values get together; each end of a pipeline holds a copy."""
+    shape = SHAPE.with_sizes(tied_embeddings=True)
+    ids = torch.randint(0, 16, (3, 12), generator=torch.Generator().manual_seed(1))
+    tied, two = (LlamaStage(one, 1, 16, range(1), TensorParallel(), dtype=torch.float64) for one in (shape, SHAPE))
+    two.load_state_dict({**tied.state_dict(), "head.weight": tied.words.weight})
+    for model in (tied, two):
+        model.loss(model(ids), ids).backward()
+    torch.testing.assert_close(tied.words.weight.grad, two.words.weight.grad + two.head.weight.grad, rtol=1e-12, atol=0)
+    ends = [LlamaStage(shape, 2, 16, range(i, i + 1), TensorParallel(), dtype=torch.float64) for i in (0, 1)]
+    assert all(torch.equal(end.words.weight, tied.words.weight) and not hasattr(end, "head") for end in ends)
 
 
 @kinds

@@ -1,12 +1,14 @@
 """Experts: what a real router sends where, bytes on the fullest rank, and the wrong sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from actmem.config import Parallel
 from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
 from actmem.layers.experts import ExpertMLP
-from actmem.layers.llama import LlamaLayer
+from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.measure.census import census
 from actmem.measure.parts import layer_rows_of
@@ -67,6 +69,11 @@ def test_the_ranks_shares_add_up():
         for routing in ("even", "one-sided"):
             shares = [forced_routed_tokens(SHAPE, parallel, routing, rank) for rank in range(t)]
             assert sum(shares) == 12 * 3 * 3 and max(shares) <= most_routed_tokens(SHAPE, parallel)
+
+
+def test_a_stage_routes_by_its_scores_unless_told_otherwise():
+    layers: Any = LlamaStage(SHAPE, 1, 16, range(1), TensorParallel()).layers
+    assert layers[0].mlp.routing == "learned"
 
 
 @pytest.mark.parametrize("routing", ["even", "one-sided"])

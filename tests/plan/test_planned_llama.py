@@ -82,7 +82,7 @@ def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
     model = PlannedLlama("experts", EXPERTS)
     with emulated_rank(4):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        part = LlamaStage(EXPERTS, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, dtype=torch.bfloat16)
+        part = LlamaStage(EXPERTS, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, "even", dtype=torch.bfloat16)
         with count_collectives() as seen:
             y = run_part(part)
             y.backward(torch.empty_like(y))

@@ -60,6 +60,8 @@ CASES = {
     "llama, last": (LLAMA, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise", rank=1)),
     "llama, chunks": (LLAMA, plan(Parallel(4, True, 2, num_model_chunks=2), "none", rank=1)),
     "llama, appendix C": (LLAMA, plan(Parallel(2, True, 4), "elementwise", whole=2)),
+    "llama, tied, first": (TIED, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise")),
+    "llama, tied, last": (TIED, plan(Parallel(1, False, 4), "none", rank=3)),
     "qwen3, more ranks than key heads": (QWEN3, plan(Parallel(8, True), "elementwise")),
     "qwen3, last": (QWEN3, plan(Parallel(2, True, 2, data_parallel_size=2), "none", rank=1)),
     "qwen3, tensor": (QWEN3, plan(Parallel(4), "full")),
@@ -141,7 +143,7 @@ def test_a_wrong_peak_is_found(monkeypatch):
 
 
 def test_a_model_that_this_library_cannot_run():
-    with pytest.raises(ConfigError, match="verify: this library runs no stage of tied yet"):
+    with pytest.raises(ConfigError, match="plan: no stage of tied with tied embeddings has been recorded"):
         verify_plan(TIED, plan(Parallel(data_parallel_size=8, zero_stage=3)))
 
 

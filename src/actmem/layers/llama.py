@@ -185,8 +185,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class LlamaStage(ParallelModule):
     """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
 
-    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts, forced by default, as an emulated
-    rank needs it; give "learned" to train.  ``forward`` and ``loss`` are as those of ``GPT``.
+    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its
+    own, or with ``tied_embeddings`` the embedding's, of which each end of a pipeline holds a copy.  routing: of experts;
+    an emulated rank needs a forced one.  ``forward`` and ``loss`` are as those of ``GPT``.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class LlamaStage(ParallelModule):
         layers: range,
         tp: TensorParallel,
         recompute: Mode = "none",
-        routing: Routing = "even",
+        routing: Routing = "learned",
         context: ContextParallel = ContextParallel(),
         host: HostMemory | None = None,
         **factory,
@@ -209,13 +210,14 @@ class LlamaStage(ParallelModule):
         own = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
         self.shape = own.with_sizes(vocab_size=vocab_size)
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
-        if self.is_first:
+        if self.is_first or (self.is_last and shape.tied_embeddings):
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
         options = dict(recompute=recompute, host=host or HostMemory(), routing=routing, context=context, **factory)
         self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
-            self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
+            if not shape.tied_embeddings:
+                self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
             self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -226,7 +228,7 @@ class LlamaStage(ParallelModule):
         if self.is_last:
             x = KEEP_ALL.input("final RMSNorm input", x)
             x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
-            x = self.output(x, self.head.weight)
+            x = self.output(x, (self.words if self.shape.tied_embeddings else self.head).weight)
         return x
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:

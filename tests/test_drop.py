@@ -186,12 +186,44 @@ def test_a_retained_graph_gives_the_same_again(dropped):
     assert torch.equal(x.grad, 2 * once) and equal([once], gradients("none")[:1])
 
 
-@pytest.mark.parametrize("second", [torch.ones(4, 3), torch.ones(4, 3).t()], ids=["shape", "stride"])
+@pytest.mark.parametrize(
+    "second",
+    [torch.ones(4, 3), torch.ones(4, 3).t(), torch.ones(3, 4, dtype=torch.float64)],
+    ids=["shape", "stride", "dtype"],
+)
 def test_a_recipe_that_makes_another_tensor_is_named(second):
     results, weight = iter([torch.ones(3, 4), second]), torch.ones(3, 4, requires_grad=True)
     with Terms({"x"}) as terms:
         y = weight * terms("x", lambda: next(results))
     with pytest.raises(RuntimeError, match="x: the second run made .*, the first "):
+        y.sum().backward()
+
+
+class Keeps(torch.autograd.Function):
+    """x, with whatever it is told to keep."""
+
+    @staticmethod
+    def forward(ctx, x, *tensors):
+        ctx.save_for_backward(*tensors)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * sum(one.sum() for one in ctx.saved_tensors), None, None
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ([torch.ones(3, 1), torch.ones(4)], "statistics: the second run made .*, the first "),
+        ([torch.ones(3)], "statistics: the second run saved 1 tensors, the first more"),
+    ],
+)
+def test_by_products_of_another_kind_are_named(second, message):
+    results, x = iter([[torch.ones(3), torch.ones(4)], second]), torch.ones(3, 4, requires_grad=True)
+    with Terms({"statistics"}) as terms:
+        y = terms("y", lambda x: Keeps.apply(x, *next(results)), terms.input("x", x), also="statistics")
+    with pytest.raises(RuntimeError, match=message):
         y.sum().backward()
 
 

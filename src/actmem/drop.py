@@ -229,7 +229,11 @@ class Terms:
         if name not in self._rebuilt:
             self._rebuild(recipe)
         made = self._rebuilt[name]
-        return made[index] if index is not None else view.on(made[0], recipe.views[recipe.names.index(name)])
+        if index is None:
+            return view.on(made[0], recipe.views[recipe.names.index(name)])
+        if index >= len(made):
+            raise RuntimeError(f"{name}: the second run saved {len(made)} tensors, the first more")
+        return view.checked(name, made[index])
 
     def _rebuild(self, recipe: RepeatableCall) -> None:
         sources = [self._value(source) if isinstance(source, RecipeSource) else source for source in recipe.sources]
@@ -249,9 +253,7 @@ class Terms:
                 stack.enter_context(torch.no_grad())
             values = as_tuple(recipe.function(*sources))
         for name, view, value in zip(recipe.names, recipe.views, values):
-            if (value.shape, value.stride()) != (view.size, view.stride):
-                raise RuntimeError(f"{name}: the second run made {TensorView.of(value)}, the first {view}")
-            self._rebuilt[name] = [value.detach()]
+            self._rebuilt[name] = [view.checked(name, value).detach()]
         if recipe.also in self.dropped:
             known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
             self._rebuilt[recipe.also] = [
@@ -305,10 +307,17 @@ class TensorView(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
 
     @staticmethod
     def of(tensor: Tensor) -> TensorView:
-        return TensorView(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return TensorView(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+    def checked(self, name: str, tensor: Tensor) -> Tensor:
+        """Return ``tensor``, which the second run made in place of this one; RuntimeError if it is of another kind."""
+        if (tensor.shape, tensor.stride(), tensor.dtype) != (self.size, self.stride, self.dtype):
+            raise RuntimeError(f"{name}: the second run made {TensorView.of(tensor)}, the first {self}")
+        return tensor
 
     def on(self, tensor: Tensor, had: TensorView) -> Tensor:
         """This view of the storage of ``tensor``, which had the view ``had`` in the first run."""

@@ -1,10 +1,12 @@
 """The pipeline computes what one process computes, and holds what eq. 5 says."""
 
+import re
+
 import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.first_stage import in_flight, stage_rows
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.layers.gpt import GPT
@@ -72,6 +74,20 @@ def test_losses_and_gradients_equal_one_process(pools, cut):
     assert max(error for error, _ in results) < 1e-12
     p, t, _, microbatches = cut
     assert [count for _, count in results] == [0] * (p - 1) * t + [microbatches] * t
+
+
+def wrong_batches_refused():
+    pipeline, good = pipeline_of((1, 1, 1, 2)), torch.zeros(4, 8, dtype=torch.int64)
+    for wrong in (good[:3], torch.cat([good, good]), good[:, :7], good[:, 0], good[None]):
+        for name, batch in (("tokens", (wrong, good)), ("targets", (good, wrong))):
+            sizes = re.escape(f"[4, 8], got {list(wrong.shape)}")
+            with pytest.raises(ConfigError, match=rf"^{name}: must be \[num_microbatches · b, s\] = {sizes}$"):
+                pipeline.step(*batch)
+    return len(pipeline.step(good, good))
+
+
+def test_a_batch_of_other_sizes_is_refused(pools):
+    assert pools[1].run(wrong_batches_refused) == [2]
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

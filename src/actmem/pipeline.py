@@ -161,11 +161,10 @@ class Pipeline:
         ``main_grad`` where ``use_main_gradients(part)`` was called, else in ``grad``.  They must be zero, or none, before:
         what is there is scaled and reduced again.  Raises ConfigError on a batch of another size.
         """
-        batch = self.num_microbatches * self.shape.micro_batch_size
+        wanted = [self.num_microbatches * self.shape.micro_batch_size, self.shape.seq_length]
         for name, given in (("tokens", tokens), ("targets", targets)):
-            if given.shape[0] != batch or given.shape != tokens.shape:
-                sizes = f"[num_microbatches · b = {batch}, s]"
-                raise ConfigError(name, f"must be {sizes}, tokens and targets alike, got {list(given.shape)}")
+            if list(given.shape) != wanted:
+                raise ConfigError(name, f"must be [num_microbatches · b, s] = {wanted}, got {list(given.shape)}")
         self._losses_done = 0
         losses: list[Tensor] = []
         inputs = (tokens,) if self.stages[0].is_first else ()

@@ -13,6 +13,7 @@ from actmem.layers.gpt import GPT
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
+from actmem.measure.census import LiveStorages
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.parallel.collectives import all_gather
@@ -74,6 +75,25 @@ def test_a_frozen_weight_keeps_no_input(pools, form):
         tokens = 8 if "sequence" in form else 4  # that the row-parallel linear sees, of which each rank gives 4
         assert size == 4 * (4 * 2 * 6 * gathered + tokens * 2 * 8 // 2)
     assert pools[2].run(kept_bytes, form, True) == [0, 0]
+
+
+def peak_of_backward():
+    tp = tensor_parallel(sequence_parallel=True)
+    linear, x = ColumnParallelLinear(6, 8, tp), torch.randn(16, 2, 6, requires_grad=True)
+    alive = LiveStorages([x, *linear.parameters()])
+    with alive:
+        y = linear(x)
+        alive.peak_bytes = 0
+        y.backward(torch.ones_like(y))
+    return alive.peak_bytes
+
+
+def test_the_peak_of_backward_is_the_last_weights_gradient(pools):
+    """What gloo received is added up after all else is gone."""
+    tokens, own = 2 * 16 * 2, 8 // 2
+    outputs_and_gradients, gathered_and_its_gradient, received = 2 * tokens * own, 2 * tokens * 6, tokens * 6
+    peak = outputs_and_gradients + gathered_and_its_gradient + received + own * 6 + own
+    assert pools[2].run(peak_of_backward) == [4 * peak] * 2
 
 
 def under_autocast(form):

@@ -98,6 +98,10 @@ class _ColumnParallel(Function):
 
     On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first here, but the GPU may
     take the two streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set before CUDA starts.
+
+    The overlap has a price at backward's peak, in the last weight's gradient: beside the gathered input and its own
+    gradient, e·sb·in each, there are the shard and the place for the reduction's result, 1/t of that each (over gloo
+    the received parts take as much as was sent).  The plain form has neither then, and keeps the gathered input.
     """
 
     @staticmethod
@@ -124,10 +128,11 @@ class _ColumnParallel(Function):
         elif partial is not None:
             reduction = start_all_reduce(partial, tp, in_place=True)
         # An input that is a view is laid out in order once, for all weights.
-        rows: Any = full.flatten(0, -2) if any(needs_weights) else None
-        grads = tuple(grad.flatten(0, -2) for grad in grads)
+        rows: Any = as_rows(full) if any(needs_weights) else None
+        grads = tuple(map(as_rows, grads))
         grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]
         grad_bias = grads[0].sum(0) if needs_bias else None
+        del x, full, rows, partial  # before gloo's parts are added up, in one tensor more
         return reduction.wait() if reduction else None, None, grad_bias, *grad_weights
 
 

@@ -264,6 +264,7 @@ LINES = [
     (lambda: MLP(S, TensorParallel(size=3)), "out_features: 64 must be divisible by tensor_parallel_size = 3"),
     (lambda: TransformerLayer(S, TensorParallel(size=3)), "num_attention_heads: 4 must be divisible by tensor_parallel_size = 3"),
     (lambda: check_pipeline(S, 3, 0, 4, False), "num_model_chunks: must be at least 1, got 0"),
+    (lambda: check_pipeline(S, 1, 2, 4, False), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
     (lambda: check_pipeline(S, 3, 1, 4, False), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 3"),
     (lambda: check_pipeline(S, 2, 2, 5, False), "num_microbatches: 5 must be divisible by pipeline_parallel_size = 2"),
     (lambda: check_pipeline(S, 4, 1, 3, False), "num_microbatches: torch's 1F1B needs at least one a stage"),

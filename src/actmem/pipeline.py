@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
-from actmem.config import ConfigError, ModelShape, check_divides, check_size
+from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_size
 from actmem.layers.gpt import GPT
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_reduce
@@ -117,7 +117,7 @@ class Pipeline:
 
     parts: this rank's chunks of the model, in the order of the stages.  ``step`` runs forward and
     backward of all microbatches; gradients are of the mean loss over the microbatches.
-    Raises ConfigError if p·m does not divide L, if p does not divide the number of microbatches
+    Raises ConfigError if p = 1 and m > 1, if p·m does not divide L, if p does not divide the number of microbatches
     under interleaving, if 1F1B has fewer microbatches than stages, or if ``free_outputs`` is set
     under interleaving, where torch (2.11 to 2.14) holds every output until all sends are done.
     """
@@ -226,7 +226,10 @@ def check_pipeline(
     shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int, free_outputs: bool
 ) -> None:
     """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
-    p, m = pipeline_parallel_size, check_size("num_model_chunks", num_model_chunks)
+    p, m = pipeline_parallel_size, num_model_chunks
+    Parallel(
+        pipeline_parallel_size=p, num_model_chunks=m
+    )  # one rank's two ends would each train an embedding of its own
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:
         check_divides("num_microbatches", num_microbatches, "pipeline_parallel_size", p)

@@ -26,7 +26,7 @@ def both(dtype):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
 def test_same_sum_counted_as_one_reduce_scatter(size, dtype, pools):
     payload = 3 * size * 2 * 5 * dtype.itemsize
     for found in pools[size].run(both, dtype):

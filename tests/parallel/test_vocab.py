@@ -141,12 +141,35 @@ def test_loss_in_chunks_of_16_bits_is_in_float32():
         assert (one.float() - other.float()).abs().max() < 2**-7 * other.float().abs().max()
 
 
-def test_loss_in_chunks_takes_one_target_for_each_token():
-    x, weight, loss = torch.ones(4, 2, 8), torch.ones(VOCABULARY, 8), LinearCrossEntropy(TensorParallel(), chunk=2)
-    with pytest.raises(
-        ConfigError, match=r"^targets: must be one for each token of x, got \[8, 2\] for x of \[4, 2, 8\]$"
+def test_a_loss_takes_one_target_for_each_token():
+    x, targets = torch.ones(4, 2, 8), torch.ones(8, 2, dtype=torch.long)
+    for loss in (
+        lambda: VocabParallelCrossEntropy(TensorParallel())(x, targets),
+        lambda: LinearCrossEntropy(TensorParallel())(x, torch.ones(VOCABULARY, 8), targets),
     ):
-        loss(x, weight, torch.ones(8, 2, dtype=torch.long))
+        with pytest.raises(
+            ConfigError, match=r"^targets: must be one for each token of x, got \[8, 2\] for x of \[4, 2, 8\]$"
+        ):
+            loss()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16])
+def test_ids_and_targets_of_any_whole_numbers(dtype):
+    ids = torch.tensor([[200, 156, 3]])
+    embedding, loss = (
+        VocabParallelEmbedding(300, 4, TensorParallel(), seed=1),
+        VocabParallelCrossEntropy(TensorParallel()),
+    )
+    assert torch.equal(embedding(ids.to(dtype)), embedding(ids))
+    logits = torch.randn(1, 3, 300)
+    assert torch.equal(loss(logits, ids.to(dtype)), loss(logits, ids))
+    for wrong in (VocabParallelEmbedding(100, 4, TensorParallel()), lambda ids: loss(logits[..., :100], ids)):
+        with pytest.raises(ConfigError, match="must be from 0 to 99.*, got 200$"):
+            wrong(ids.to(dtype))
+
+
+def test_loss_in_chunks_of_ignored_tokens_that_are_no_numbers_is_0():
+    x, weight, loss = torch.ones(4, 2, 8), torch.ones(VOCABULARY, 8), LinearCrossEntropy(TensorParallel(), chunk=2)
     x[0] = torch.inf
     targets = torch.full((4, 2), 3)
     targets[0] = -100

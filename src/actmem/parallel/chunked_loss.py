@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.config import ConfigError, check_size
+from actmem.config import check_size
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import as_rows, autocast_dtype
-from actmem.parallel.vocab import checked_copy, own_rows, target_logits
+from actmem.parallel.vocab import checked_targets, own_rows, target_logits
 
 
 class LinearCrossEntropy(nn.Module):
@@ -34,12 +34,8 @@ class LinearCrossEntropy(nn.Module):
         self.tp, self.chunk, self.ignore_index = tp, check_size("chunk", chunk), ignore_index
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        ignored, or_else = targets == self.ignore_index, f", or ignore_index = {self.ignore_index}"
-        if targets.shape != x.shape[:-1]:
-            sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
-            raise ConfigError("targets", f"must be one for each token of x, got {sizes}")
         x, weight = (tensor.to(autocast_dtype(x)) for tensor in (x, weight))
-        ids = checked_copy("targets", targets, weight.shape[0] * self.tp.size, ignored, or_else)
+        ids = checked_targets(targets, x, weight.shape[0] * self.tp.size, self.ignore_index)
         return _LinearCrossEntropy.apply(x, weight, ids, self.tp, self.chunk, self.ignore_index)
 
 

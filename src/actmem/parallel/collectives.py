@@ -35,7 +35,8 @@ class Pending:
             self._work.wait()
             self._work = None
         if self._parts > 1:
-            self._result, self._parts = wait_for(self._result).unflatten(0, (self._parts, -1)).sum(0), 1
+            parts = wait_for(self._result).unflatten(0, (self._parts, -1))
+            self._result, self._parts = parts.sum(0, dtype=parts.dtype), 1
         return self._result
 
 

@@ -65,22 +65,32 @@ def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Te
     return rows.clamp_(0, num_rows - 1), mine
 
 
-def checked_copy(argument: str, ids: Tensor, vocab_size: int, also: Tensor | None = None, or_else: str = "") -> Tensor:
+def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int | None = None) -> Tensor:
     """A copy of the ids in 4 bytes each: a view of the batch would keep the whole batch.
 
-    Raises ConfigError unless each is a whole number from 0 to v − 1 or is one of ``also``, a mask that ``or_else`` describes; nothing
-    waits for a GPU or reads a fake tensor.
+    Raises ConfigError unless each is a whole number from 0 to v − 1 or is ``ignore_index``; nothing waits for a GPU or
+    reads a fake tensor.
     """
     if ids.is_floating_point() or ids.is_complex():
         raise ConfigError(argument, f"must be whole numbers, got {ids.dtype}")
-    valid, rule = (ids >= 0) & (ids < vocab_size), f"from 0 to {vocab_size - 1}{or_else}"
-    valid = valid if also is None else valid | also
+    wide = ids.long()  # in 8 bits 300 is 44
+    valid, rule = (wide >= 0) & (wide < vocab_size), f"from 0 to {vocab_size - 1}"
+    if ignore_index is not None:
+        valid, rule = valid | (wide == ignore_index), f"{rule}, or ignore_index = {ignore_index}"
     try:
         assert_async(valid.all(), f"{argument}: must be {rule}")
     except RuntimeError:  # on a CPU, where looking at the values is free
         wrong = ids[~valid].flatten()[0].item()
         raise ConfigError(argument, f"must be {rule}, got {wrong}") from None
     return ids.to(torch.int32, copy=True)
+
+
+def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
+    """``checked_copy`` of the targets; raises ConfigError on other than one for each token of x ``[…, h]`` or ``[…, v/t]``."""
+    if targets.shape != x.shape[:-1]:
+        sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
+        raise ConfigError("targets", f"must be one for each token of x, got {sizes}")
+    return checked_copy("targets", targets, vocab_size, ignore_index)
 
 
 def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
@@ -94,8 +104,8 @@ class VocabParallelCrossEntropy(nn.Module):
     In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
     ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is
     nan.  Works in float32 (float64 for float64 logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a
-    4-byte copy of the targets.  Exchanges 3sb numbers.  Raises ConfigError on any other target outside 0 … v − 1 (on a
-    GPU: a device-side assertion).  Source: 2205.05198 section 4.3.
+    4-byte copy of the targets.  Exchanges 3sb numbers.  Raises ConfigError on other than one target for each token, and
+    on any other target outside 0 … v − 1 (on a GPU: a device-side assertion).  Source: 2205.05198 section 4.3.
     """
 
     def __init__(self, tp: TensorParallel, ignore_index: int = -100):
@@ -103,8 +113,7 @@ class VocabParallelCrossEntropy(nn.Module):
         self.tp, self.ignore_index = tp, ignore_index
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        ignored, or_else = targets == self.ignore_index, f", or ignore_index = {self.ignore_index}"
-        ids = checked_copy("targets", targets, logits.shape[-1] * self.tp.size, ignored, or_else)
+        ids = checked_targets(targets, logits, logits.shape[-1] * self.tp.size, self.ignore_index)
         return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index)
 
 

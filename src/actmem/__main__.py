@@ -9,21 +9,20 @@ COMMANDS = ("plan", "record", "diff", "tape")
 
 
 def _plan(argv: list[str]) -> int:
-    """The planner of a model that is named, or of one that a file describes."""
-    of_others = any(word.partition("=")[0] in ("--framework", "--loss", "--lora") for word in argv)
-    if of_others or any(":" in word or word.endswith(".json") for word in argv[:1]):
-        from actmem.plan.own_model import main as run_own
-        from actmem.tape.model_tape import solved_target
-
-        return run_own(argv, solved_target)
+    """The planner, and what it needs torch for."""
     from actmem.plan.plan_command import main as run
 
-    def verify(console, model, plan):  # only this needs torch
+    def solved(*request):
+        from actmem.tape.model_tape import solved_target
+
+        return solved_target(*request)
+
+    def verify(*plan):
         from actmem.verify import report_verification
 
-        return report_verification(console, model, plan)
+        return report_verification(*plan)
 
-    return run(argv, verify)
+    return run(argv, solved, verify)
 
 
 def _command(word: str) -> Callable[[list[str]], int]:

@@ -27,9 +27,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_json(self, what: str) -> None:
         """The option ``--json [FILE]``; see ``write``."""
-        self.add_argument(
-            "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON, to FILE; without FILE, to the screen"
-        )
+        to = f"{what} as JSON, to FILE; without FILE, to the screen"
+        self.add_argument("--json", nargs="?", const="-", metavar="FILE", type=_writable, help=to)
 
     def run(self, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int]) -> int:
         """The command's exit code; 2, after one line, on a bad option, a ConfigError or a file that can't be opened."""
@@ -47,6 +46,14 @@ class Parser(argparse.ArgumentParser):
 
 class _BadOption(Exception):
     """What argparse says of options that it can't read."""
+
+
+def _writable(where: str) -> str:
+    """The name of a file as it is, refused before any work is done if nothing can be written there."""
+    path = Path(where)
+    if where != "-" and (path.is_dir() or not path.parent.is_dir()):
+        raise argparse.ArgumentTypeError(f"cannot write {where}: {'it is' if path.is_dir() else 'not in'} a directory")
+    return where
 
 
 def write(where: str, text: str) -> None:

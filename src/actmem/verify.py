@@ -48,7 +48,7 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     """
     bill = _bill(model, plan)
     predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part]), *bill.host_rows]
-    whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
+    whole = plan.whole_microbatches
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
     window = set(moving_window(actions, whole)) if whole else set()
@@ -63,7 +63,7 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
     """What is to be verified.  Raises ConfigError on what this library has no layer or optimizer for."""
     if model.optimizer != "adamw":
         raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
-    return bill_of(model, plan, "cpu")
+    return bill_of(model.on("cpu"), plan)
 
 
 @contextmanager
@@ -112,12 +112,12 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
 
     A pipeline is full after 2p microbatches, so a longer step needs no more than four rounds.
     """
-    layout = plan.layout
+    layout, on_cpu = plan.layout, model.on("cpu")
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     n = min(plan.num_microbatches, 4 * p)
     ranks = one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
     layer, first, last = (
-        total([*model.rows(layout, what, "cpu"), *model.host_rows(layout, what)])
+        total([*on_cpu.rows(layout, what), *on_cpu.host_rows(layout, what)])
         for what in (plan.recompute, "first", "last")
     )
     sizes = [

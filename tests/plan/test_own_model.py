@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actmem.__main__ import main
+from actmem.config import ConfigError
 from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.whole_step import loss_of, watch_step
 from actmem.plan.own_model import OwnModel, Way
@@ -16,6 +17,7 @@ from actmem.plan.planned_models import planned_model_of
 from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import Cluster
 from actmem.tape import model_tape
+from actmem.tape.blocks import LOSS_CODE, BlockModel
 from actmem.tape.evaluate import Run, moments
 from actmem.tape.model_tape import config_factory, run_factory, solved_target
 from tests.tape import models_for_tapes
@@ -110,15 +112,16 @@ def test_inputs_on_the_host_leave_one_on_the_gpu(capsys):
     assert offloaded["bytes"] == held + real - 5 * one_input
     code, found = planned(capsys, *options, str((again["bytes"] - 1) / 2**30))
     assert code == 1 and any("inputs on the host" in way["text"] for way in found["ways"])
-    main(["plan", *options, "1"])
-    assert "0.31 MiB" in capsys.readouterr().out
+    main(["plan", *options, "9"])
+    out = capsys.readouterr().out
+    assert "0.31 MiB" in out and "if no block runs again: b = 16,384 or more or, at b = 4, s = " in out
 
 
 @pytest.mark.nightly
 def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
     options = [f"{MODELS}:short_stack", "--at", AT, "--memory", "0.03", "--allowance", "0"]
     _, found = planned(capsys, *options)
-    most = found["largest"]["nothing again"]
+    most = found["largest"]["no block runs again"]
     assert found["fits"] and most["b"] >= 4
     for at, fits in ((AT.replace("b=4", f"b={most['b']}"), 0), (AT.replace("b=4", f"b={most['b'] + 1}"), 1)):
         assert planned(capsys, *options[:2], at, *options[3:])[0] == fits
@@ -255,6 +258,48 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
     path.write_text(transformers.AutoConfig.for_model("gemma2").to_json_string(use_diff=False))
     assert main(["plan", str(path), "--at", "s=64,b=1", "--memory", "80"]) == 2
     assert "has layers of several kinds" in capsys.readouterr().err
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--at", "s=0,b=2,h=32,l=2"], "s: must be at least 2, got 0"),
+        (["--at", "s=8,b=2,h=0,l=2"], "h: must be at least 1, got 0"),
+        (["--at", "s=8,b=99999,h=8,l=2"], "b: must be at most 16384"),
+        (["--at", AT, "--json", "/"], "cannot write /: it is a directory"),
+        (["--at", "s=60,b=2,h=8,l=2", "--loss", "chunked"], "s: 60 must be divisible by the loss's chunks = 8"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_runs(options, says, monkeypatch, capsys):
+    monkeypatch.setattr(model_tape, "solved_target", None)
+    assert main(["plan", "--memory", "9", f"{MODELS}:short_stack", *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypatch):
+    pytest.importorskip("transformers")
+    nothing = {"": BlockModel({}, "", ((), (), ()), 2)}
+    monkeypatch.setattr(model_tape, "solved_blocks", lambda *others: nothing)
+    gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 300}
+    longest = {}
+    for name, config in (("gpt2", gpt2), ("llama", {**LLAMA, "max_position_embeddings": 300})):
+        parts, *_ = solved_target(config, {"s": 256, "b": 1}, "", "bfloat16", [""])
+        longest[name] = parts[""].longest
+    assert longest["gpt2"] == 300 < longest["llama"]
+    with pytest.raises(ConfigError, match="at: s = 301 is above the 300 positions"):
+        solved_target(gpt2, {"s": 301, "b": 1}, "", "bfloat16", [""])
+
+
+def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(model_tape, "solved_blocks", lambda *others: {})
+    request = LLAMA, {"s": 64, "b": 2}, "", "bfloat16", [""], "chunked"
+    assert solved_target(*request)
+    every_token = LOSS_CODE["chunked"].replace("(targets != -100).sum()", "targets[:, 1:].numel()")
+    monkeypatch.setitem(LOSS_CODE, "chunked", every_token)
+    with pytest.raises(ConfigError, match="loss: this model does more to its logits"):
+        solved_target(*request)
 
 
 @pytest.mark.bad_input

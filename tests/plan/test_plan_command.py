@@ -7,9 +7,13 @@ import sys
 
 import pytest
 
-from actmem.plan.plan_command import main
+from actmem.__main__ import main as command
 
 REQUEST = ["175b", "--gpus", "64", "--memory", "80", "--per-node", "8", "--seq-length", "2048", "--global-batch", "64"]
+
+
+def main(options):
+    return command(["plan", *options])
 
 
 def test_json_has_the_bill_line_by_line(capsys):
@@ -36,7 +40,9 @@ def test_json_has_the_bill_line_by_line(capsys):
 
 def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
     data = tmp_path / "plan.json"
-    assert main([*REQUEST, "--json", str(data)]) == 0 and json.loads(data.read_text(encoding="utf-8"))["plans"]
+    assert main([*REQUEST, "--tensor", "8", "--json", str(data)]) == 0
+    found = json.loads(data.read_text(encoding="utf-8"))
+    assert found["plans"] and all(" s a step by TP 8" in text for text in found["what_if"])
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for words in (
@@ -109,8 +115,17 @@ BAD = {
     "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),
     "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
     "no rate": (["22b", "--gpus", "8", "--device-flops", "0"], "device-flops: must be a number of TFLOPS above 0, got 0"),
+    "no tensor ranks": (["22b", "--gpus", "8", "--tensor", "0"], "plan: tensor: must be at least 1, got 0"),
+    "no such ZeRO stage": (["22b", "--gpus", "8", "--zero", "4"], "plan: zero: must be one of 0, 1, 2, 3, got 4"),
+    "no context ranks": (["22b", "--gpus", "8", "--context", "2"], "plan: context: 22B's layer has no context parallelism"),
+    "negative": (["22b", "--gpus", "8", "--allowance", "-1"], "allowance: must be a number of GiB from 0 on, got -1"),
+    "no gpus": (["22b"], "gpus: must be given"),
+    "for layouts only": (["llama3-8b", "--lora", "8", "--tensor", "2"], "tensor: is for a named model's layouts, not for --lora"),
+    "a file behind options": (["--gpus", "8", "model.py:make", "--verify"], "verify: is for a named model's layouts, not for model.py:make"),
+    "for code only": (["llama3-8b", "--gpus", "8", "--at", "s=9"], "at: is for --framework, --loss, --lora or a file's model"),
+    "a directory": (["22b", "--gpus", "8", "--json", "/"], "--json: cannot write /: it is a directory"),
     "full disk": (["22b", "--gpus", "8", "--json", "/dev/full"], "cannot write /dev/full: No space left on device"),
-    "unwritable": (["22b", "--gpus", "8", "--json", "/proc/actmem/x.json"], "cannot write /proc/actmem/x.json"),
+    "unwritable": (["22b", "--gpus", "8", "--json", "/proc/actmem/x.json"], "cannot write /proc/actmem/x.json: not in a directory"),
 }  # fmt: skip
 
 

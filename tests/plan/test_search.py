@@ -1,17 +1,20 @@
 """Plans: the paper's, every bill to the byte, and the model of time that orders them."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from actmem.__main__ import main
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.first_stage import stage_rows
+from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
-from actmem.plan.plan_command import main
-from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
-from actmem.plan.search import Plan, bill_of, find_plans, layouts, rank_bill, stage_layers, static_rows
+from actmem.plan.plan_report import Request, nearest_that_fits
+from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
+from actmem.plan.search import Plan, bill_of, find_plans, flights, layouts, rank_bill, stage_layers, static_rows
 from actmem.plan.step_time import (
     DEVICES,
     GIBIBYTE,
@@ -27,6 +30,7 @@ from actmem.rows import by_term, total
 from actmem.verify import verify_plan
 from actmem_course.bench.measure_runs import step_time_results
 from actmem_course.others.paper import A100_BYTES
+from tests.shapes import decoder
 from tests.tiers import at_night
 
 
@@ -69,16 +73,59 @@ def test_every_plan_is_its_bill_to_the_byte(name):
         bill = bill_of(model, plan)
         assert bill.bytes == plan.bytes <= 76 * GIBIBYTE
         p = plan.layout.pipeline_parallel_size
-        assert all(
-            rank_bill(
-                model, plan.layout, plan.recompute, plan.num_microbatches, rank, plan.whole_microbatches * (rank == 0)
-            ).bytes
-            <= plan.bytes
-            for rank in {0, min(1, p - 1), min(2, p - 1), p // 2, p - 1}
-        )
+        for rank in {0, min(1, p - 1), min(2, p - 1), p // 2, p - 1}:
+            # As many whole microbatches as it takes to recompute no more than the plan says.
+            flight, _ = flights(model, plan.layout, plan.num_microbatches, rank)
+            shares = [recomputed_share(whole, flight, plan.num_microbatches) for whole in range(flight + 1)]
+            whole = (
+                0
+                if plan.recompute == "none"
+                else next(i for i, share in enumerate(shares) if share <= plan.recomputed_share)
+            )
+            where = model, plan.layout, plan.recompute, plan.num_microbatches, rank
+            assert rank_bill(*where, whole).bytes <= plan.bytes
     for refused in found.nearest[:: max(1, len(found.nearest) // 10)]:
         bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
         assert bill.bytes == refused.bytes > 76 * GIBIBYTE
+
+
+#: Its first and last pipeline rank hold a layer, the two between them two.
+UNEVEN = PlannedLlama("uneven", decoder(1024, 4096, 6, 8, 8, 1000, 2048))
+
+
+def best(model, gpus, memory, **fixed):
+    return find_plans(model, Cluster(gpus, memory, allowance_bytes=0), 16, 1, {"data_parallel_size": 1, **fixed}).plans[
+        0
+    ]
+
+
+def test_the_rank_that_recomputes_most_sets_the_pace():
+    layout, n = Parallel(1, False, 4, zero_stage=0), 16
+    assert stage_layers(6, 4) == (1, 2, 2, 1)
+    memory = rank_bill(UNEVEN, layout, "elementwise", n, 1).bytes
+    assert rank_bill(UNEVEN, layout, "none", n, 0).bytes < memory < rank_bill(UNEVEN, layout, "none", n, 1).bytes
+    sizes = {"pipeline_parallel_size": 4, "num_model_chunks": 1, "micro_batch_size": 1, "tensor_parallel_size": 1}
+    plan = best(UNEVEN, 4, memory, **sizes)
+    assert (plan.recompute, plan.pipeline_rank, plan.whole_microbatches) == ("elementwise", 1, 0)
+    assert plan.recomputed_share == 1 and plan.bytes == memory
+    more = best(UNEVEN, 4, rank_bill(UNEVEN, layout, "elementwise", n, 1, 1).bytes, **sizes)
+    assert more.whole_microbatches == 1 and more.recomputed_share == recomputed_share(1, 3, n)
+    assert bill_of(UNEVEN, more).bytes == more.bytes
+
+
+@pytest.mark.parametrize("mode", ["full", "offload"])
+def test_the_only_mode_that_is_asked_for_runs(mode):
+    """Else a plan's settings would recompute where its times do not."""
+    plan = best(UNEVEN.with_modes([mode]), 1, 2**40, micro_batch_size=1)
+    assert (plan.recompute, plan.whole_microbatches, plan.recomputed_share) == (mode, 0, 1)
+
+
+def test_the_memory_that_would_fit_is_rounded_up():
+    request = Request(PlannedGPT("tiny", TINY), Cluster(1, 10**6, allowance_bytes=0), 1)
+    found = request.search()
+    assert not found.plans
+    number = re.match(r"with ([\d.]+) GiB", nearest_that_fits(request, found))
+    assert number and float(number[1]) * GIBIBYTE >= found.nearest[0].bytes
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -186,7 +233,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_whole_command_finds_a_plan(name, capsys):
-    assert main([*REQUESTS[name], "--memory", "80", "--json"]) == 0
+    assert main(["plan", *REQUESTS[name], "--memory", "80", "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["counted"] > 1000 and out["plans"][0]["bytes"] == out["bill"]["bytes"]
 

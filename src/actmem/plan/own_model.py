@@ -1,4 +1,4 @@
-"""``python -m actmem plan my_model.py:factory`` or a Hugging Face ``config.json``: whether that model fits, and what makes it.
+"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits on one GPU or several, and what makes it fit.
 
 Its blocks are solved from tiny runs (``tape.blocks``).  What is planned: how many of the first blocks run again, the
 microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is of the code that is printed with it.
@@ -6,19 +6,15 @@ microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill
 
 from __future__ import annotations
 
-import argparse
-import json
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actmem.command_line import Parser, empty_table, screen, write
-from actmem.config import ConfigError, Parallel, check_choice, check_size
+from actmem.command_line import empty_table
+from actmem.config import Parallel
 from actmem.formulas.states import states_with
-from actmem.plan.plan_command import add_cluster_options, cluster_of
-from actmem.plan.planned_models import RankWork, planned_model_of
-from actmem.plan.settings import hugging_face_config
+from actmem.plan.planned_models import RankWork
 from actmem.plan.step_time import (
     GIBIBYTE,
     Cluster,
@@ -30,22 +26,13 @@ from actmem.plan.step_time import (
 )
 from actmem.rows import Row, total
 from actmem.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel, Need, adapter_code, recompute_code
-from actmem.tape.evaluate import parsed_sizes
 
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
     from rich.table import Table
 
-_LARGEST_MICROBATCH, _LARGEST_SEQUENCE = 2**14, 2**24
-_HUGGING_FACE = "hugging-face"
-#: Parts of a block of Hugging Face's decoders that may run again.
-_ITS_PARTS = "mlp,self_attn"
-_HELP = """
---at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a config.json.  The factory takes
-the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs); it is run at
-tiny sizes, with one to five layers.  Backward starts from the output's loss, or from the sum of its first tensor.
-Counted as CPUs run it, attention by a fused kernel, with dropout too; a GPU's keeps a few bytes more.
-"""
+#: Above these ``largest`` doesn't look.
+LARGEST_MICROBATCH, LARGEST_SEQUENCE = 2**14, 2**24
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
 for block in model.{path}.children():
@@ -53,16 +40,13 @@ for block in model.{path}.children():
 fully_shard(model, mp_policy=policy)"""
 
 
-#: What ``--optimizer`` takes, and its code.  torchao's isn't run here: weights below 4,096 elements keep whole states.
-OPTIMIZERS = {
+#: The code of each optimizer.  torchao's isn't run here: weights below 4,096 elements keep whole states.
+_OPTIMIZER_CODE = {
     "adamw": "",
     "adamw8bit": "torchao.optim.AdamW8bit(model.parameters())",
     "sgd": "torch.optim.SGD(model.parameters(), lr=0.1)",
     "momentum": "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
 }
-
-#: ``tape.model_tape.solved_target``, which needs torch.
-Solved = Callable[..., tuple[dict[str, BlockModel], dict[str, int], int]]
 
 
 @dataclass(frozen=True)
@@ -241,7 +225,8 @@ class OwnModel:
 
         # No tape has runs of one token, and one with chunks has whole ones.
         least, step = (LOSS_CHUNKS, LOSS_CHUNKS) if LOSS_CODE[self.loss] else (2, 1)
-        sizes = range(1, _LARGEST_MICROBATCH + 1) if letter == "b" else range(least, _LARGEST_SEQUENCE + 1, step)
+        longest = min(LARGEST_SEQUENCE, self.blocks.longest)
+        sizes = range(1, LARGEST_MICROBATCH + 1) if letter == "b" else range(least, longest + 1, step)
         place = bisect_left(sizes, True, key=too_large)
         return sizes[place - 1] if place else 0
 
@@ -251,94 +236,18 @@ class OwnModel:
         lines = [line for line in changes.split("\n") if line]
         lines += recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
         lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
-        return lines + ([f"optimizer = {OPTIMIZERS[self.optimizer]}"] if OPTIMIZERS[self.optimizer] else [])
+        return lines + ([f"optimizer = {_OPTIMIZER_CODE[self.optimizer]}"] if _OPTIMIZER_CODE[self.optimizer] else [])
 
 
 def way_text(way: Way, num_blocks: int, gpus: int) -> str:
     """A way in one line."""
-    of_it = f"{way.part} of " if way.part else ""
-    again = f"{of_it}{way.again} of {num_blocks} blocks again" if way.again else "nothing again"
+    again = f"{way.again} of {num_blocks} blocks" if way.again else "no block"
+    of_it = way.part if way.again and way.part != OFFLOAD else ""
+    again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
     if way.part == OFFLOAD and way.again:
-        again = f"{way.again} of {num_blocks} blocks again, inputs on the host"
+        again += ", inputs on the host"
     spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
     return f"b {way.micro_batch_size}, {again}{spread}"
-
-
-def _parser() -> Parser:
-    """The options."""
-    what = "Whether a model of your own fits, what it needs, and the cheapest changes that make it fit."
-    parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", help="file.py:factory, pkg.module:factory, a Hugging Face config.json, or a name")
-    parser.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default of a name: its own, b = 1)")
-    parser.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
-    parser.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
-    parser.add_argument(
-        "--again",
-        metavar="mlp,…",
-        help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again; "
-        "offload: all of it, its input on the host",
-    )
-    parser.add_argument(
-        "--loss", default="whole", help="of a configuration: whole (the default), or chunked: eight chunks"
-    )
-    parser.add_argument(
-        "--lora", type=int, default=0, metavar="RANK", help="adapters beside the blocks' frozen linears"
-    )
-    parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
-    add_cluster_options(parser)
-    parser.add_argument("--global-batch", type=int, metavar="N", help="sequences of one step (default: b on each GPU)")
-    parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)} (default: adamw)")
-    parser.add_json("the whole outcome")
-    return parser
-
-
-def main(argv: Sequence[str], solved: Solved) -> int:
-    """Exit code 0 if the model fits as asked, 1 if not, 2 on an impossible request.
-
-    solved: of the target, the sizes asked for, rules of letters, the dtype, parts of a block, the loss and the rank of adapters:
-    their tapes, all sizes, and the number of blocks.
-    """
-
-    def run(args: argparse.Namespace) -> int:
-        model, asked = _asked(args, parsed_sizes(args.at) if args.at else {}, solved)
-        found = outcome(model, asked, args.dtype)
-        if args.json:
-            write(args.json, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
-        if args.json != "-":
-            print_outcome(screen(), found, model.cluster)
-        return 0 if found["fits"] else 1
-
-    return _parser().run(argv, run)
-
-
-def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> tuple[OwnModel, Way]:
-    target: str | dict = args.target
-    is_named = args.framework is not None or not (":" in args.target or args.target.endswith(".json"))
-    if is_named:
-        check_choice("framework", args.framework or _HUGGING_FACE, (_HUGGING_FACE,))
-        named = planned_model_of(args.target)
-        target = hugging_face_config(named)
-        given = {"s": named.seq_length, "b": 1} | given
-    for letter in "sb":
-        if letter not in given:
-            raise ConfigError("at", f"{letter} is missing")
-    check_choice("optimizer", args.optimizer, OPTIMIZERS)
-    cluster = cluster_of(args)
-    size = check_size("b", given["b"], _LARGEST_MICROBATCH)
-    batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
-    if batch % (args.gpus * size):
-        raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
-    again = args.again if args.again is not None else _ITS_PARTS if is_named else ""
-    parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
-    solving = [part for part in parts if part != OFFLOAD]
-    rank = check_size("lora", args.lora, least=0)
-    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, solving, args.loss, rank)
-    if OFFLOAD in parts:
-        blocks = {**blocks, OFFLOAD: blocks[""]}
-    sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
-    model = OwnModel(blocks, sizes, number, cluster, batch, args.optimizer, args.loss, rank)
-    return model, Way(size, 0, model.may_shard())
 
 
 def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
@@ -375,7 +284,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         "all_blocks": [described(way) for way in (asked, *(replace(every, part=part) for part in model.parts))],
         "largest": {
             name: {letter: model.largest(letter, way) for letter in "bs"}
-            for name, way in (("nothing again", asked), ("all blocks again", every))
+            for name, way in (("no block runs again", asked), ("all blocks run again", every))
         },
     }
 
@@ -421,8 +330,11 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
         say("Nothing fits: neither with every block again nor, on several GPUs, sharded.")
     console.print(ways("With all blocks alike", found["all_blocks"]))
     for name, most in found["largest"].items():
-        b = asked["micro_batch_size"]
-        say(f"The largest that fits with {name}: b = {most['b']:,} or, at b = {b}, s = {most['s']:,}")
+        b, s = (
+            f"{size:,}{' or more' * (size == largest)}"
+            for size, largest in ((most["b"], LARGEST_MICROBATCH), (most["s"], LARGEST_SEQUENCE))
+        )
+        say(f"The largest that fits if {name}: b = {b} or, at b = {asked['micro_batch_size']}, s = {s}")
     if found["ways"] and found["ways"][0]["code"]:
         say(f"\nFor {found['ways'][0]['text']}:")
         say("\n".join(found["ways"][0]["code"]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -36,15 +36,20 @@ _LONGEST_LINE = 50
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: the model with its sequence length, the GPUs, the sequences of one step."""
+    """What was asked for: the model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have."""
 
     model: PlannedModel
     cluster: Cluster
     global_batch_size: int
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    def search(self, keep: int = 1) -> Found:
+        """The layouts of this request (``find_plans``)."""
+        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed)
 
 
-def as_object(request: Request, found: Found) -> dict:
-    """The whole outcome: plain numbers and text."""
+def as_object(request: Request, found: Found, what_if: Sequence[str]) -> dict:
+    """The whole outcome: plain numbers and text.  what_if: ``what_ifs``, or ``nearest_that_fits``."""
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
     chosen = found.plans[0] if found.plans else None
     return {
@@ -58,6 +63,7 @@ def as_object(request: Request, found: Found) -> dict:
             **asdict(cluster),
             "device": cluster.device.name,
             "product_share": PRODUCT_SHARE,
+            "fixed": dict(request.fixed),
         },
         "counted": found.counted,
         "fitting": found.fitting,
@@ -73,7 +79,7 @@ def as_object(request: Request, found: Found) -> dict:
             for refused in found.nearest
         ],
         "sizes_that_do_not_fit_together": found.unfit,
-        "what_if": what_ifs(request) if chosen else [nearest_that_fits(request, found)],
+        "what_if": list(what_if),
         "whose_bill": _whose_bill(request),
         "settings": {
             name: settings(model, chosen, batch) if chosen else [] for name, settings in FRAMEWORK_SETTINGS.items()
@@ -118,7 +124,9 @@ def allowance_rows(layout: Parallel, cluster: Cluster) -> list[Row]:
     rows = [
         Row("CUDA's context", CONTEXT_BYTES, source="pytorch issue 107667, kernels loaded when they run"),
         Row(
-            f"NCCL, {groups} groups of ranks", groups * GROUP_BYTES, source="NVIDIA/nccl issue 964, more than two A100"
+            f"NCCL, {groups} group{'s' * (groups != 1)} of ranks",
+            groups * GROUP_BYTES,
+            source="NVIDIA/nccl issue 964, more than two A100",
         ),
     ]
     rest = max(0, cluster.allowance_bytes - total(rows))
@@ -180,7 +188,7 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
 
 
 def what_ifs(request: Request) -> list[str]:
-    """What half the GPUs would do, and sequences of twice the length."""
+    """What half the GPUs would do, and sequences of twice the length: a search for each."""
     gpus, length = request.cluster.gpus, request.model.seq_length
     half = "their number is odd" if gpus % 2 else _best_text(request, gpus // 2, length)
     return [
@@ -193,7 +201,7 @@ def _best_text(request: Request, gpus: int, seq_length: int) -> str:
     """The fastest plan on so many GPUs, for sequences of that length; else why there is none."""
     try:
         model, cluster = request.model.with_sizes(seq_length=seq_length), replace(request.cluster, gpus=gpus)
-        found = find_plans(model, cluster, request.global_batch_size, keep=1)
+        found = replace(request, model=model, cluster=cluster).search()
     except ConfigError as error:
         return str(error)
     if found.plans:
@@ -204,12 +212,12 @@ def _best_text(request: Request, gpus: int, seq_length: int) -> str:
 def nearest_that_fits(request: Request, found: Found) -> str:
     """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 times the GPUs that fits."""
     cluster, least = request.cluster, found.nearest[0]
-    memory = (least.bytes + cluster.allowance_bytes) / GIBIBYTE
-    needed = f"with {memory:.1f} GiB a GPU {layout_text(least.layout)} would fit"
+    tenths = -(-10 * (least.bytes + cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
+    needed = f"with {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
     for factor in (2, 4, 8, 16):
         try:
             more = replace(cluster, gpus=factor * cluster.gpus)
-            plans = find_plans(request.model, more, request.global_batch_size, keep=1).plans
+            plans = replace(request, cluster=more).search().plans
         except ConfigError:
             continue
         if plans:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from actmem.config import (
@@ -23,7 +24,7 @@ from actmem.config import (
     padded_vocab_size,
     shown,
 )
-from actmem.formulas.activations import layer_extra_rows, layer_rows
+from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
@@ -58,7 +59,7 @@ class PlannedModel(ABC):
     and smaller than the one before; they run to the last tensor that backward reads.  modes_on_request: more of them,
     which are planned only if they are asked for.  routing: of experts, "even" or
     "one-sided"; empty without them.  norm_vectors: of h elements, in the final norm.  global_batch_size: sequences of a
-    step, if the model's paper states them.
+    step, if the model's paper states them.  device_type: whose kernels keep what is billed.
     """
 
     shape: ModelShape | LlamaShape
@@ -71,6 +72,7 @@ class PlannedModel(ABC):
     routing = ""
     global_batch_size: int | None = None
     optimizer = "adamw"
+    device_type = "cuda"
 
     def __init__(self, name: str, shape: ModelShape | LlamaShape):
         self.name, self.shape = name, shape
@@ -104,6 +106,11 @@ class PlannedModel(ABC):
         states_with(optimizer)
         return self._with(optimizer=optimizer)
 
+    def on(self, device_type: str) -> PlannedModel:
+        """The same model as "cuda" keeps it, or "cpu", on which an emulated rank counts."""
+        check_choice("device_type", device_type, RNG_STATE_BYTES)
+        return self._with(device_type=device_type)
+
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
         every = (*self.recompute_modes, *self.modes_on_request)
@@ -126,7 +133,7 @@ class PlannedModel(ABC):
         """Raise ConfigError if t or context ranks can't share a layer."""
 
     @abstractmethod
-    def rows(self, layout: Parallel, what: str, device_type: str = "cuda") -> list[Row]:
+    def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
         """What is kept of one microbatch by one layer under the mode ``what``, by the embedding ("first"), or by the final
         norm, the output layer and the loss, with the logits ("last")."""
 
@@ -135,7 +142,7 @@ class PlannedModel(ABC):
         return []
 
     @abstractmethod
-    def part(self, layout: Parallel, what: str, device_type: str = "cuda") -> StagePart:
+    def part(self, layout: Parallel, what: str) -> StagePart:
         """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
 
     @abstractmethod
@@ -170,14 +177,6 @@ class PlannedModel(ABC):
         """Rows of the embedding on one rank: v/t, after v is padded to a multiple of t."""
         t = layout.tensor_parallel_size
         return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
-
-    def parts(
-        self, layout: Parallel, recompute: str, first: bool, last: bool, device_type: str = "cuda"
-    ) -> tuple[StagePart, StagePart | None]:
-        """The tapes of a stage: of a layer, and of the model's ends that it has."""
-        ends = "whole" if first and last else "first" if first else "last" if last else ""
-        layer = self.part(layout, f"layer {recompute}", device_type)
-        return layer, self.part(layout, ends, device_type) if ends else None
 
     def layer_work(self, layout: Parallel) -> RankWork:
         """One layer's forward pass."""
@@ -233,20 +232,21 @@ class PlannedGPT(PlannedModel):
         check_layer(*self._one_layer(layout))
         check_vocab_size(self.shape.vocab_size, layout.tensor_parallel_size)
 
-    def rows(self, layout: Parallel, what: str, device_type: str = "cuda") -> list[Row]:
+    @lru_cache(maxsize=2**12)  # noqa: B019 a search asks for thousands of stages of the same layers
+    def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
         sizes = self._one_layer(layout)
         if what == "first":
             return embedding_rows(*sizes)
         if what == "last":
-            return output_rows(*sizes, device_type=device_type)
+            return output_rows(*sizes, device_type=self.device_type)
         # The model makes one causal mask for all layers.
-        extras = layer_extra_rows(*sizes, what, device_type=device_type)
+        extras = layer_extra_rows(*sizes, what, device_type=self.device_type)
         return layer_rows(*sizes, what) + [row for row in extras if row.term != "causal mask"]
 
-    def part(self, layout: Parallel, what: str, device_type: str = "cuda") -> StagePart:
+    def part(self, layout: Parallel, what: str) -> StagePart:
         a, _, h, s = self.shape.letters()
         t = layout.tensor_parallel_size
-        name = f"{what} {layout.shared}{' cuda' if device_type == 'cuda' else ''}"
+        name = f"{what} {layout.shared}{' cuda' * (self.device_type == 'cuda')}"
         return stage_part("gpt", name, (s, layout.micro_batch_size, a // t, h // a, self.own_vocabulary(layout), t))
 
     def layer_parameters(self, layout: Parallel) -> int:
@@ -296,7 +296,8 @@ class PlannedLlama(PlannedModel):
         """
         return own_context_shape(self._whole_shape(layout), layout, layout.context_parallel_size)
 
-    def rows(self, layout: Parallel, what: str, device_type: str = "cuda") -> list[Row]:
+    @lru_cache(maxsize=2**12)  # noqa: B019
+    def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
         tokens, t = self.tokens(layout), layout.tensor_parallel_size
         whole, hidden = layout.sequence_parts, 2 * self.hidden_elements(layout)
         if what == "first":
@@ -317,12 +318,12 @@ class PlannedLlama(PlannedModel):
         terms = llama_layer_terms(self.shape)
         return on_host(self.rows(layout, "none"), terms, terms.input_on_host()) if what == OFFLOAD else []
 
-    def part(self, layout: Parallel, what: str, device_type: str = "cuda") -> StagePart:
+    def part(self, layout: Parallel, what: str) -> StagePart:
         d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
         if what == "whole" and d.tied_embeddings:
             raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
         if what == f"layer {OFFLOAD}":
-            layer = self.part(layout, f"layer {_run_as(OFFLOAD)}", device_type)
+            layer = self.part(layout, f"layer {_run_as(OFFLOAD)}")
             return replace(layer, kept_bytes=0, fetched_bytes=layer.kept_bytes)
         sizes = (
             *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),

@@ -8,7 +8,7 @@ the ZeRO stage says, and what forward passes keep.  Pipeline outputs are freed o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -32,7 +32,7 @@ from actmem.plan.step_time import (
     work_seconds,
 )
 from actmem.rows import Row, total
-from actmem.tape.stage_tapes import StagePart, transient_bytes, transient_rows
+from actmem.tape.stage_tapes import Transient, transient
 
 #: ZeRO-3 holds two layers' gathered weights: the one at work, and the next one on its way.
 _GATHERED_LAYERS = 2
@@ -101,12 +101,6 @@ def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: in
     return layers * layer + ends, layer, ends
 
 
-@lru_cache(maxsize=2**12)
-def kept_rows(model: PlannedModel, layer_axes: Parallel, what: str, device_type: str = "cuda") -> Sequence[Row]:
-    """Rows of what one microbatch keeps.  what: see ``PlannedModel.rows``."""
-    return model.rows(layer_axes, what, device_type)
-
-
 def share(elements: int, layout: Parallel, divided: bool) -> int:
     """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
     return -(-elements // layout.replicas) if divided else elements
@@ -147,38 +141,30 @@ def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeli
     return in_flight(layout, pipeline_rank, num_microbatches), layers // m
 
 
-def _kept(
+def _at_its_fullest(
     model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
-) -> list[tuple[str, int]]:
-    """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often."""
+) -> tuple[list[tuple[str, int]], Transient]:
+    """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often; and
+    what the backward pass that comes then makes."""
     flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
+    first, last = pipeline_rank == 0, pipeline_rank == layout.pipeline_parallel_size - 1
     kept = [(recompute, (flight - whole) * layers), ("none", whole * layers)]
-    if pipeline_rank == 0:
-        kept.append(("first", embeddings_in_flight(layout, num_microbatches)))
-    if pipeline_rank == layout.pipeline_parallel_size - 1:
-        kept.append(("last", 1))
-    return [(what, count) for what, count in kept if count]
-
-
-def _next_backward(
-    model: PlannedModel, layout: Parallel, recompute: str, pipeline_rank: int, device_type: str = "cuda"
-) -> tuple[StagePart, StagePart | None, bool, bool, int]:
-    """The backward pass that comes then, as ``transient_bytes`` takes it."""
-    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
-    layers = stage_layers(model.num_layers, p, m)[pipeline_rank] // m
-    # With several chunks it is that of the last one, which has no embedding.
-    first, last = pipeline_rank == 0 and m == 1, pipeline_rank == p - 1
-    return *model.parts(layout.layer_axes, recompute, first, last, device_type), first, last, layers
+    kept += [("first", embeddings_in_flight(layout, num_microbatches))] * first + [("last", 1)] * last
+    # With several chunks backward begins with the last one, which has no embedding.
+    first = first and layout.num_model_chunks == 1
+    ends = "whole" if first and last else "first" if first else "last" if last else ""
+    axes = layout.layer_axes
+    parts = model.part(axes, f"layer {recompute}"), model.part(axes, ends) if ends else None
+    return [(what, count) for what, count in kept if count], transient(*parts, first, last, layers)
 
 
 @lru_cache(maxsize=2**10)
 def held_bytes(
     model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
-    """The bytes of ``rank_bill`` without ``static_rows``."""
-    kept = _kept(model, stage_axes, recompute, num_microbatches, pipeline_rank)
-    held = sum(count * total(kept_rows(model, stage_axes.layer_axes, what)) for what, count in kept)
-    return held + transient_bytes(*_next_backward(model, stage_axes, recompute, pipeline_rank))
+    """The bytes of ``rank_bill`` without ``static_rows``: a search needs no more."""
+    kept, backward = _at_its_fullest(model, stage_axes, recompute, num_microbatches, pipeline_rank)
+    return backward.bytes + sum(count * total(model.rows(stage_axes.layer_axes, what)) for what, count in kept)
 
 
 def rank_bill(
@@ -188,33 +174,28 @@ def rank_bill(
     num_microbatches: int,
     pipeline_rank: int,
     whole_microbatches: int = 0,
-    device_type: str = "cuda",
 ) -> Bill:
     """Everything on one pipeline rank at its peak.
 
     whole_microbatches: of the chunk-microbatches in flight, those that keep everything (appendix C).
     """
-    held: dict[str, list[Row]] = {"activations": [], "logits and loss": [], "host": []}
-    for what, count in _kept(model, layout, recompute, num_microbatches, pipeline_rank, whole_microbatches):
-        part = "logits and loss" if what == "last" else "activations"
-        some = {
-            part: kept_rows(model, layout.layer_axes, what, device_type),
-            "host": model.host_rows(layout.layer_axes, what),
-        }
-        for part, rows in some.items():
-            held[part] += [
-                replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows
-            ]
-    host = held.pop("host")
+    kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank, whole_microbatches)
+
+    def times(rows: Iterable[Row], count: int) -> list[Row]:
+        return [replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows]
+
+    held: dict[str, list[Row]] = {"activations": [], "logits and loss": []}
+    host: list[Row] = []
+    for what, count in kept:
+        held["logits and loss" if what == "last" else "activations"] += times(
+            model.rows(layout.layer_axes, what), count
+        )
+        host += times(model.host_rows(layout.layer_axes, what), count)
     *states, buffers = static_rows(model, layout, pipeline_rank).items()
-    backward = transient_rows(*_next_backward(model, layout, recompute, pipeline_rank, device_type))
     flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
-    where = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
-    return Bill(
-        f"{where}, {flight} microbatches in flight",
-        dict([*states, *held.items(), buffers, ("transient", backward)]),
-        host,
-    )
+    rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
+    moment = f"{rank}, {flight} microbatch{'es' * (flight > 1)} in flight"
+    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]), host)
 
 
 #: Microbatches of more sequences than this only hold more.
@@ -273,8 +254,8 @@ class Refused:
 class Plan:
     """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
 
-    whole_microbatches: of those in flight, how many keep everything (appendix C).  recomputed_share: of all
-    microbatches, those that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
+    whole_microbatches: of those in flight on pipeline_rank, how many keep everything (appendix C).  recomputed_share: of
+    all microbatches, those that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
     """
 
     layout: Parallel
@@ -325,6 +306,8 @@ def find_plans(
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
     check_size("global_batch_size", global_batch_size)
+    for name, size in fixed.items():
+        Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
     if fixed.get("context_parallel_size", 1) > 1 and not model.context_parallel:
         raise ConfigError("context_parallel_size", f"{model.name}'s layer has no context parallelism")
     return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
@@ -392,18 +375,29 @@ class _Search:
         whole, recomputed = self._whole(layout, recompute, n, sizes)
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
         seconds = self._seconds(layout, recompute, n, recomputed)
-        return Plan(layout, recompute, whole, recomputed, n, fullest, sizes[fullest], seconds)
+        return Plan(layout, recompute, whole[fullest], recomputed, n, fullest, sizes[fullest], seconds)
 
-    def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
-        """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
-        everything, least = (total(kept_rows(self.model, layout.layer_axes, mode)) for mode in ("none", recompute))
-        more = everything - least
-        if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
-            return 0, float(recompute != "none")
-        flight, layers = flights(self.model, layout, n, 0)
-        whole = min(flight, (self.cluster.usable_bytes - sizes[0]) // (more * layers))
-        sizes[0] += whole * more * layers
-        return whole, float(recomputed_share(whole, flight, n))
+    def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[dict[int, int], float]:
+        """Microbatches of each rank that keep everything in the room that is left (appendix C), and the share that recomputes.
+
+        The rank with the largest share sets the pace, and the others keep no more than it takes to keep up.  Rank 0
+        recomputes at least one: a plan without any is that of "none".  Adds what they keep to ``sizes``.
+        """
+        whole = dict.fromkeys(sizes, 0)
+        everything, least = (total(self.model.rows(layout.layer_axes, mode)) for mode in ("none", recompute))
+        if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or everything <= least:
+            return whole, float(recompute != "none")
+        flight, more = {}, {}
+        for rank in sizes:
+            flight[rank], layers = flights(self.model, layout, n, rank)
+            more[rank] = (everything - least) * layers
+        room = {rank: (self.cluster.usable_bytes - size) // more[rank] for rank, size in sizes.items()}
+        most = {rank: min(flight[rank] - (rank == 0), places) for rank, places in room.items()}
+        share = max(recomputed_share(places, flight[rank], n) for rank, places in most.items())
+        for rank in sizes:
+            whole[rank] = next(k for k in range(flight[rank] + 1) if recomputed_share(k, flight[rank], n) <= share)
+            sizes[rank] += whole[rank] * more[rank]
+        return whole, float(share)
 
     def _seconds(self, layout: Parallel, recompute: str, n: int, recomputed: float) -> StepSeconds:
         forward, again, traffic, head = self._times(layout.layer_axes, recompute)
@@ -433,8 +427,7 @@ class _Search:
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
-def bill_of(model: PlannedModel, plan: Plan | Refused, device_type: str = "cuda") -> Bill:
+def bill_of(model: PlannedModel, plan: Plan | Refused) -> Bill:
     """The plan's bill on its fullest rank, line by line."""
-    rank = plan.pipeline_rank
-    whole = plan.whole_microbatches if isinstance(plan, Plan) and rank == 0 else 0
-    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, rank, whole, device_type)
+    whole = plan.whole_microbatches if isinstance(plan, Plan) else 0
+    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole)

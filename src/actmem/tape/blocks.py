@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
+from actmem.config import LARGEST_SIZE
 from actmem.rows import Row, by_term
 from actmem.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, alive_after, moments, read_events, value
 
@@ -75,8 +76,8 @@ LOSS_CODE = {
     "chunked": f"""from torch.nn.functional import pad
 from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
-def forward(input_ids, labels):
-    x = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+def forward(input_ids, labels, attention_mask=None):
+    x = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
     targets = pad(labels[:, 1:], (0, 1), value=-100)
     in_chunks = LinearCrossEntropy(TensorParallel(), chunk=-(-targets.numel() // {LOSS_CHUNKS}))
     losses = in_chunks(x, model.get_output_embeddings().weight, targets)
@@ -163,7 +164,8 @@ class BlockModel:
     and of those outside that have their gradients before any block has.
 
     frozen: elements of weights that need no gradient, beside adapters: outside the blocks, and of one block.
-    path: where the blocks are, as ``model.layers``.  element_size: bytes of a weight's element.
+    path: where the blocks are, as ``model.layers``.  element_size: bytes of a weight's element.  longest: sequence that the
+    model can read and the tapes hold for.
     """
 
     tapes: Mapping[tuple[int, int], Tape]
@@ -171,6 +173,7 @@ class BlockModel:
     elements: tuple[Formula, Formula, Formula]
     element_size: int
     frozen: tuple[Formula, Formula] = ((), ())
+    longest: int = LARGEST_SIZE
     _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from actmem.config import ConfigError, check_choice, check_size
+from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_size
 from actmem.measure import factories
 from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.ledger import record
@@ -193,7 +193,8 @@ def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, in
     given_rotary = {**given, **(given.get("rope_parameters") or {})}
     part = min(given_rotary.get(name) or 1 for name in ("partial_rotary_factor", "rotary_pct"))
     rules = "" if part == 1 else "d:8" if "d" in found else "h:8a"
-    return factory, found | ({"window": window} if window else {}), rules
+    limits = {"window": window, "positions": getattr(config, "max_position_embeddings", None)}
+    return factory, found | {name: limit for name, limit in limits.items() if isinstance(limit, int)}, rules
 
 
 def solved_blocks(
@@ -286,12 +287,12 @@ def solved_target(
     """
     check_choice("dtype", dtype, tuple(factories.DTYPES))
     check_choice("loss", loss, LOSS_CODE)
-    sizes = dict(asked)
+    sizes, window, positions = dict(asked), LARGEST_SIZE, LARGEST_SIZE
     if isinstance(target, dict) or target.endswith(".json"):
         factory, own, own_rules = config_factory(target)
         rules_text = rules_text or ",".join(filter(None, (own_rules, LOSS_CODE[loss] and f"s:{LOSS_CHUNKS}")))
-        window = own.pop("window", 0)
-        if window and sizes["s"] > window:
+        window, positions = own.pop("window", LARGEST_SIZE), own.pop("positions", LARGEST_SIZE)
+        if sizes["s"] > window:
             raise ConfigError(
                 "at", f"s = {sizes['s']} is above the sliding window of {window}: no formula holds for both"
             )
@@ -309,14 +310,35 @@ def solved_target(
             raise ConfigError("letters", f"there is no {letter}, only {', '.join(sizes)}")
     letters, rules, _ = parsed_letters(",".join(own_text.get(letter, letter) for letter in sizes))
     may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
+    tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
+    # Some models learn a vector for each position, and others have a number of positions that they never ask for.
+    if positions < LARGEST_SIZE and not _has_rows(_built(factory, tiny, "")[0], positions, tiny):
+        positions = LARGEST_SIZE
+    if sizes["s"] > positions:
+        raise ConfigError("at", f"s = {sizes['s']} is above the {positions} positions that the model has vectors for")
     if LOSS_CODE[loss]:
         own_factory, factory = factory, _changed(factory, LOSS_CODE[loss])
-        tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
-        one, other = (loss_of(factories.run_forward(*_built(each, tiny, ""))) for each in (own_factory, factory))
+        one, other = (_padded_loss(each, tiny) for each in (own_factory, factory))
         if not torch.allclose(one, other):
             raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
     with fused_attention_on_cpu():
-        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora), sizes, number
+        solved = solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora)
+    longest = min(window, positions)
+    return {part: replace(blocks, longest=longest) for part, blocks in solved.items()}, sizes, number
+
+
+def _has_rows(model: nn.Module, positions: int, sizes: Mapping[str, int]) -> bool:
+    """Whether a table has a row for each position, as OPT's with two more."""
+    rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)} - {sizes.get("v")}
+    return any(positions <= number <= positions + 2 for number in rows)
+
+
+def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
+    """The loss of a Hugging Face model whose last tokens are padding, without a label, as is one more."""
+    model, inputs = _built(factory, sizes, "")
+    mask, labels = torch.ones_like(inputs["input_ids"]), inputs["labels"].clone()
+    mask[:, -2:], labels[:, -2:], labels[:, 1] = 0, -100, -100
+    return loss_of(factories.run_forward(model, {**inputs, "labels": labels, "attention_mask": mask}))
 
 
 def _peak_of_all(events: list[Event]) -> tuple[int, int]:

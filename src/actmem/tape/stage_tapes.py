@@ -9,7 +9,7 @@ fullest moment is one before the hole, one of a single layer, or one after the h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
@@ -105,40 +105,46 @@ def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePa
     return StagePart(kept, before, at, after, held, gradient, flops["forward"], flops["backward"])
 
 
-def _moments(
-    layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int
-) -> Iterator[tuple[int, tuple[StageMoment, ...], dict[str, int]]]:
-    """Moments of which one is the fullest: bytes beyond what the stage keeps, the parts' moments, what is made elsewhere."""
-    own = layer.after if last else layer.held
-    fetched = {_FETCHED: min(layers, 2) * layer.fetched_bytes}
-    in_layer = own.bytes + fetched[_FETCHED]
-    if ends is None or not last:
-        yield in_layer, (own,), fetched
-    else:
-        yield ends.before.bytes, (ends.before,), {}
-        # The gradient that leaves the end is the one that enters the layer.
-        yield in_layer + ends.at.bytes - layer.gradient_bytes, (own, ends.at), fetched
-    if ends is not None and first:
-        given = 0 if last else layer.gradient_bytes
-        yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after,), {_GIVEN: given}
+@dataclass(frozen=True)
+class Transient:
+    """What a stage's backward has made at a moment, less what it has freed by then, in ``bytes``.
+
+    moments: of the stage's parts.  elsewhere: what is made beside them, by name.
+    """
+
+    bytes: int
+    moments: tuple[StageMoment, ...]
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The bytes line by line."""
+        named = [*(item for part in self.moments for item in part.made.items()), *self.elsewhere.items()]
+        rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
+        gone = self.bytes - sum(row.bytes for row in rows)
+        return rows + ([Row("kept, freed by then", gone, source="backward is done with it")] if gone else [])
 
 
-def transient_bytes(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> int:
-    """What a stage's backward has made at its fullest moment, less what it has freed by then.
+def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> Transient:
+    """A stage's backward at its fullest moment.
 
     ends: those that the stage has, of ``first`` and ``last``; None in the middle.  layers: of the stage, or of the chunk
     whose backward comes next.
     """
-    return max(size for size, *_ in _moments(layer, ends, first, last, layers))
-
-
-def transient_rows(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> list[Row]:
-    """``transient_bytes`` line by line."""
-    size, parts, others = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
-    named = [*(item for part in parts for item in part.made.items()), *others.items()]
-    rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
-    gone = size - sum(row.bytes for row in rows)
-    return rows + ([Row("kept, freed by then", gone, source="backward is done with it")] if gone else [])
+    own = layer.after if last else layer.held
+    fetched = {_FETCHED: min(layers, 2) * layer.fetched_bytes}
+    in_layer = own.bytes + fetched[_FETCHED]
+    if ends is None or not last:
+        found = [Transient(in_layer, (own,), fetched)]
+    else:
+        # The gradient that leaves the end is the one that enters the layer.
+        both = in_layer + ends.at.bytes - layer.gradient_bytes
+        found = [Transient(ends.before.bytes, (ends.before,)), Transient(both, (own, ends.at), fetched)]
+    if ends is not None and first:
+        given = 0 if last else layer.gradient_bytes
+        size = ends.after.bytes + given - layers * layer.kept_bytes
+        found.append(Transient(size, (ends.after,), {_GIVEN: given}))
+    return max(found, key=lambda moment: moment.bytes)
 
 
 @cache

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from actmem.store import HostMemory
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import made_edits, source_of, stated_edits
 from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
@@ -100,6 +101,15 @@ def test_one_number_that_is_the_same_by_chance_names_nothing():
 
     verdict = judged("5.4", how_many_fit)
     assert verdict.diagnosis.endswith("30 B or 10 B each: the result is 4; expected 3")
+
+
+def test_what_this_machine_cant_do_is_no_mistake_of_the_answer(monkeypatch):
+    def put(host, flat, name):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(HostMemory, "put", put)
+    verdict = judged("10.4")
+    assert verdict.status == "error" and verdict.diagnosis.endswith("raises RuntimeError: CUDA error: out of memory")
 
 
 def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_is_blocked_by_that_one():

@@ -90,8 +90,9 @@ class Naming:
         told = any(seen.how == "any" for seen in found.seen[0].values())
         of_costs = chain(rows, made_edits(self.exercise) if told else ())
         if not wrong:
-            if group >= 0 or not any(found.errors):
-                return ""
+            ours = [vars(self.module)] * self.ranks.size
+            if group >= 0 or not any(found.errors) or not any(found.seen) and _same(self.run(ours, group), found):
+                return ""  # where our own answer raises the same, this machine is to blame, say its memory
             return self.edit_like(found, (), group, of_costs)[0]
         said, explained = described(found, right, wrong)
         first = right.seen[0][next(iter(wrong))]

@@ -9,7 +9,6 @@ Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wron
 
 import os
 import sys
-from dataclasses import asdict
 
 import torch
 
@@ -28,7 +27,7 @@ from actmem_course.bench.timing import LAYER, add_timing_arguments, check_timing
 from actmem_course.others.ring import HEADER_BYTES, MESSAGES
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.results import TimedPair
+from actmem_course.results import TimedPair, plain
 from actmem_course.show.tables import compared_line, exchanges_table, sent_table
 
 GLOO = (
@@ -74,8 +73,8 @@ def main() -> int:
             run.show("One emulated rank exchanges nothing, so nothing is timed.")
         run.write([
             *counted,
-            *({"on_sockets": one.name, **asdict(one)} for one in sent),
-            *({"comparison": title, **asdict(one)} for title, one in timed.items()),
+            *({"on_sockets": one.name, **plain(one)} for one in sent),
+            *({"comparison": title, **plain(one)} for title, one in timed.items()),
         ])  # fmt: skip
     return 1 if wrong else 0
 

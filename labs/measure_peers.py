@@ -85,7 +85,7 @@ def main() -> int:
         if here.emulated:
             run.show(EMULATED)
         if strange := ", ".join(sorted({line.name for line in lines if line.finite is False})):
-            run.show(f"Emulated exchanges made infinities or NaNs in {strange}: kernels can run faster on those.")
+            run.show(f"Infinities or NaNs in {strange}: kernels can run faster on those.")
         run.write(lines)
     return 0
 

@@ -56,7 +56,7 @@ def main() -> int:
         if here.emulated:
             run.show(EMULATED)
         if not all(line.finite for line in lines):
-            run.wrong("The emulated exchanges made infinities or NaNs, on which kernels can run faster.")
+            run.wrong("A layer's output has infinities or NaNs, on which kernels can run faster.")
         run.wrong(*(f"{o.name}: holds {o.held_bytes:,} B, by formula {o.predicted_bytes:,} B" for o in wrong))
         if not wrong:
             run.show(f"All {len(lines)} layers hold what their formulas say, to the byte.")

@@ -95,7 +95,7 @@ def cause_of(error: BaseException) -> str:
         return f"a save or its reading failed on rank {rank}: {cause_of(first)}"
     lines = [line.strip() for line in str(error).strip().splitlines()]
     text = lines[0] if lines else ""
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, (ConnectionError, TimeoutError)):
         return f"cannot write {error.filename or 'standard output'}: {error.strerror}"
     if isinstance(error, torch.OutOfMemoryError):
         return _out_of_gpu_memory(text)

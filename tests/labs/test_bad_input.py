@@ -128,3 +128,5 @@ def test_an_error_is_one_line():
     assert cause_of(MemoryError()) == "out of memory"
     assert cause_of(OSError(28, "No space left on device", "a.json")) == "cannot write a.json: No space left on device"
     assert cause_of(ValueError("one\ntwo")) == "ValueError: one"
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert cause_of(refused) == "ConnectionRefusedError: [Errno 111] Connection refused"

@@ -48,10 +48,11 @@ def test_under_torchrun(tmp_path):
     assert [line["measured"] for line in counted[:1]] == [{"all-reduce": 4}]
     assert all(line["measured"] == line["predicted"] for line in counted) and len(counted) == 12
     assert all(line["sent_bytes"] == line["predicted_bytes"] + line["header_bytes"] > 0 for line in sent)
-    assert len(sent) == 7
+    assert len(sent) == 7 and all(line["exact"] for line in sent)
     titles = ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
     assert [line["comparison"] for line in compared] == titles and all(f"{title}: " in shown for title in titles)
     assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
+    assert all(line["over"]["ratio"] == 1 + line["over"]["value"] > 0 for line in compared)
 
 
 class Alike(Ranks):

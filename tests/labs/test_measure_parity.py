@@ -1,11 +1,14 @@
 """Parity as a user runs it: real processes, JSON, bad input in one line, and a fault that is found."""
 
+import math
 from collections import Counter
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
+from actmem.measure.emulate import emulated_rank
 from actmem.models import TINY
 from actmem_course import launch
+from actmem_course.bench import measure_parity as parity
 from actmem_course.bench.measure_parity import FORMS, measure_parity
 from actmem_course.ranks import Ranks
 
@@ -37,12 +40,17 @@ def without_reduction(module, tp):
 def parities(rank_size, fault):
     import torch.distributed as dist
 
-    import actmem_course.bench.measure_parity as parity
-
     if fault:
         parity.reduce_partial_gradients = without_reduction
     shape = ModelShape(8, 2, 24, 4)
     return [result.exact for result in measure_parity(shape, Ranks(dist.get_rank(), rank_size, "cpu", False))]
+
+
+def test_a_gradient_that_is_no_number_is_found(monkeypatch):
+    monkeypatch.setattr(parity, "reduce_partial_gradients", lambda layer, tp: layer.mlp.down.bias.grad.fill_(math.nan))
+    with emulated_rank(1, real_tensors=True):
+        results = measure_parity(ModelShape(8, 2, 24, 4), Ranks(0, 1, "cpu", True))
+    assert [(result.exact, result.largest_error) for result in results] == [(False, math.inf)] * len(FORMS)
 
 
 def test_gradients_left_in_parts_are_found(pools):

@@ -3,11 +3,13 @@
 import json
 import os
 import sys
+from argparse import Namespace
 
 import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
+from actmem_course.bench.timing import ranks_here
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
@@ -28,6 +30,11 @@ def check_results(results, processes):
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"]
         assert result["exact"] and result["difference_bytes"] == 0
         assert result["tensor_parallel_size"] == (1 if result["configuration"] == "none" else processes)
+
+
+def test_a_rank_that_torchrun_did_not_start_is_alone_on_its_host(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert ranks_here(Namespace(emulate=None, device="cpu")) == 1
 
 
 def test_emulated_with_sizes_of_ones_own(tmp_path):

@@ -25,6 +25,7 @@ from actmem_course.bench.training import (
     TEXT_BYTES,
     TRAINING_SHAPE,
     TrainingJob,
+    check_folder,
     check_save,
     load_training,
     newest_save,
@@ -143,6 +144,20 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert newest_save(tmp_path) == 4
     assert pools[2].run(losses_of, JOB, tmp_path)[0] == pools[2].run(losses_of, JOB)[0]
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("text", ["{}", "[]", "[1]", "3", "{"])
+def test_files_of_another_form_are_refused(text, tmp_path):
+    tokens, place = torch.arange(10), tmp_path / "step-00000002"
+    place.mkdir()
+    (place / "checksums.json").write_text(text)
+    (tmp_path / training.SETTINGS).write_text(json.dumps(JOB.settings(tokens)))
+    with pytest.raises(ConfigError, match="checksums.json is damaged: remove"):
+        check_folder(JOB, tokens, tmp_path, resume=True)
+    (tmp_path / training.SETTINGS).write_text(text)
+    with pytest.raises(ConfigError, match="another shape|can't be read: name another folder"):
+        check_folder(JOB, tokens, tmp_path, resume=True)
 
 
 @pytest.mark.fault

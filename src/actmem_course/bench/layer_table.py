@@ -238,7 +238,7 @@ def run_layer_table(run: Measurement, table_from: Callable[[argparse.Namespace],
         if extras := table.extras(here, dtype):
             run.show(extras_table(extras))
         wrong = [result for result in results if not result.exact]
-        run.show(*(f"{one.configuration}, rank {one.rank}:\n{one.disagreement}" for one in wrong))
+        run.wrong(*(f"{one.configuration}, rank {one.rank}:\n{one.disagreement}" for one in wrong))
         verdict = f"{len(results) - len(wrong)} of {len(results)} measurements agree with the formulas to the byte"
         run.show(f"[bold red]{verdict}" if wrong else verdict)
         run.write(results)

@@ -77,7 +77,7 @@ def ranks_here(args: argparse.Namespace) -> int:
     """How many ranks share the memory of ``memory_bytes``."""
     if args.emulate is not None or args.device == "cuda":
         return 1
-    return int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as ``check_ranks`` has it
 
 
 def device_name(device: str) -> str:

@@ -100,8 +100,8 @@ def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> 
             _make(folder)
         return
     try:
-        saved = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        saved = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         raise ConfigError("save", f"{folder / SETTINGS} can't be read: name another folder") from None
     own = job.settings(text)
     different = [name for name in own if saved.get(name) != own[name]]
@@ -215,11 +215,11 @@ def check_save(folder: Path, step: int) -> None:
     """Raise ConfigError if a file of the save of ``step`` is not what was written."""
     place = _place(folder, step)
     try:
-        written, found = json.loads((place / _COMPLETE).read_text(encoding="utf-8")), _checksums(place)
-    except (OSError, ValueError):
-        written, found = {_COMPLETE: 0}, {}
-    for name in written:
-        if found.get(name) != written[name]:
+        written, found = dict(json.loads((place / _COMPLETE).read_text(encoding="utf-8"))), _checksums(place)
+    except (OSError, ValueError, TypeError):
+        written, found = {}, {}
+    for name in written or [_COMPLETE]:
+        if found.get(name) != written.get(name, 0):
             raise ConfigError("resume", f"{place / name} is damaged: remove {place} to go on from an older save")
 
 

@@ -134,6 +134,14 @@ def test_an_agreement_counts_pairs_and_names_what_is_apart():
     ]
 
 
+def test_an_agreement_of_nothing_and_of_lists_is_said_too():
+    """On a Mac no socket says what it sent, and chapter 4 has nothing to compare."""
+    agree = Agreement()
+    agree.add("sockets", [])
+    agree.add("shapes", [([1, 2], [1, 3]), ([4], [4])], "")
+    assert agree.folded().details.splitlines() == ["sockets: 0 of 0", "shapes: 1 of 2; [1, 2] and [1, 3]"]
+
+
 def test_every_disagreement_of_the_paper_is_a_paragraph():
     found = in_the_paper()
     assert found.details.split("\n\n") == list(map(str, disagreements()))

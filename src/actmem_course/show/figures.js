@@ -107,11 +107,12 @@ export const judged = (text, unit, { number, reply }) => {
   return { guess, refused: false, reply: [`${said} ${is.slice(0, -1)}: ${howFar(guess, number)}.`, ...because].join("\n") };
 };
 
-// The line of a guess in its figure; at the axis's end if it lies beyond.
-const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
-  const along = axis[0], range = layout[`${along}axis${axis.slice(1)}`]?.range;
+// The line of a guess in its figure; at the axis's end if it lies beyond.  Plotly has the ends of a logarithmic axis as exponents.
+export const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
+  const along = axis[0], { range, type } = layout[`${along}axis${axis.slice(1)}`] ?? {};
   const at = (start + per * guess) / unit;
-  const inside = range ? Math.min(Math.max(at, range[0]), range[1]) : at;
+  const [low, high] = range?.map((end) => type === "log" ? 10 ** end : end) ?? [at, at];
+  const inside = Math.min(Math.max(at, low), high);
   return { ...shape, [`${along}0`]: inside, [`${along}1`]: inside };
 };
 

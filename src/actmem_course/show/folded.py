@@ -39,8 +39,8 @@ def worked(*steps: str) -> Fold:
 class Agreement:
     """Every comparison of a chapter, collected as it goes and shown once: predicted = measured, n of n.
 
-    A pair of whole numbers or fractions agrees if both are equal: there is no tolerance.  Statements, which are pairs of
-    booleans, are listed and not counted.
+    A pair of whole numbers, fractions or lists agrees if both are equal: there is no tolerance.  Statements, which are
+    pairs of booleans, are listed and not counted.
     """
 
     def __init__(self) -> None:
@@ -72,14 +72,16 @@ class Agreement:
 
 def _compared(what: str, pairs: list[tuple], unit: str) -> str:
     apart = [f"{_number(one)} and {_number(other)}" for one, other in pairs if one != other]
-    if isinstance(pairs[0][0], bool):
+    if pairs and isinstance(pairs[0][0], bool):
         return f"{what}: {'yes' if not apart else 'no'}"
     if not apart and len(pairs) == 1:
         return f"{what}: {_number(pairs[0][0])} {unit}"
-    return f"{what}: {len(pairs) - len(apart)} of {len(pairs)}" + "".join(f"; {one} {unit}" for one in apart)
+    return f"{what}: {len(pairs) - len(apart)} of {len(pairs)}" + "".join(f"; {one} {unit}".rstrip() for one in apart)
 
 
-def _number(value: int | Fraction) -> str:
+def _number(value: int | Fraction | list) -> str:
+    if isinstance(value, list):  # the sizes of a tensor
+        return str(value)
     return f"{int(value):,}" if value == int(value) else f"{float(value):,}"
 
 

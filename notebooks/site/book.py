@@ -1,7 +1,6 @@
 """The course as pages: the stored notebooks, the labs and the README, by jupyter-book.
 
-Nothing is run.  Each stored picture gets the stored text as its alt text, and links to labs lead to
-pages that show them.
+Nothing is run.  Figures move (``live``), and links to labs lead to pages that show them.
 """
 
 from __future__ import annotations
@@ -97,8 +96,7 @@ def write_sources(folder: Path) -> None:
     for path in chapters():
         notebook = nbformat.read(path, as_version=4)
         live.put_figures(notebook, path.stem, moving)
-        notebook = page(notebook, path.name)
-        nbformat.write(notebook, folder / "notebooks" / path.name)
+        nbformat.write(page(notebook), folder / "notebooks" / path.name)
     (folder / "labs").mkdir()
     for name, source in labs().items():
         (folder / "labs" / name).write_text(source, encoding="utf-8")
@@ -120,8 +118,8 @@ def write_sources(folder: Path) -> None:
     (folder / "_config.yml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
 
 
-def page(notebook: NotebookNode, name: str) -> NotebookNode:
-    """A chapter for its page.  Raises ValueError if one cell shows two pictures, which would share their alt text."""
+def page(notebook: NotebookNode) -> NotebookNode:
+    """A chapter for its page."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
@@ -134,13 +132,6 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.
                 output.data["text/html"] = output.data["text/html"].replace("<table", '<table tabindex="0"')
-        pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
-        if len(pictures) > 1:
-            raise ValueError(f"{name}: one cell with {len(pictures)} pictures: {cell.source[:80]}")
-        for output in pictures:
-            alt = " ".join(output.data["text/plain"].split())
-            cell.metadata["mystnb"] = {"image": {"alt": alt, "classes": "actmem-picture dark-light"}}
-            output.metadata.pop("image/png", None)  # its width: pages have their own
     return notebook
 
 

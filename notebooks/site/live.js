@@ -40,7 +40,7 @@ class Python {
 if (places.length) {
   const cells = await (await fetch(new URL(`${places[0].dataset.page}.json`, here))).json();
   await painted();
-  const code = Object.fromEntries(Object.entries(cells).map(([cell, { code }]) => [cell, code]));
+  const code = Object.fromEntries(Object.entries(cells).flatMap(([cell, { code }]) => code ? [[cell, code]] : []));
   const python = new Python(code);
   const plotly = script(new URL("plotly.min.js", here).href).then(() => globalThis.Plotly);
   for (const place of places) {

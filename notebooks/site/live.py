@@ -58,11 +58,13 @@ def modules() -> list[Path]:
     return found
 
 
-def write_cells(folder: Path, page: str, cells: dict[str, str]) -> None:
-    """The code of a page's figures, how they look before anything is moved, and the answers to its questions."""
-    known = {}
-    for cell, code in cells.items():
-        known[cell] = {"code": code, **run_cell(code).stored()}
+def write_cells(folder: Path, page: str, cells: dict[str, str], drawn: dict[str, dict] = {}) -> None:
+    """The code of a page's figures, how they look before anything is moved, and the answers to its questions.
+
+    drawn: by cell, figures that only a machine can compute, as it drew them.
+    """
+    known: dict[str, dict] = {cell: {"code": code, **run_cell(code).stored()} for cell, code in cells.items()}
+    known |= {cell: {"state": {"controls": {}, "drawings": [drawing], "question": None}} for cell, drawing in drawn.items()}
     (folder / f"{page}.json").write_text(json.dumps(known), encoding="utf-8")
 
 
@@ -88,12 +90,15 @@ def place(page: str, cell: str, picture: str, words: str, up: str = "") -> str:
 
 
 def put_figures(notebook: NotebookNode, page: str, folder: Path) -> None:
-    """Replace the outputs of cells that a page can draw by the figure's place, and write what it loads."""
-    cells = figures(notebook)
-    write_cells(folder, page, cells)
+    """Replace the outputs of figures by their places, and write what the page loads: code that draws them, or what a machine drew."""
+    cells, drawn = figures(notebook), {}
     for cell in notebook.cells:
-        if cell.get("id") in cells:
-            (output,) = [one for one in cell.outputs if "data" in one]
-            (folder / "pictures" / f"{cell.id}.png").write_bytes(base64.b64decode(output.data["image/png"]))
+        for output in cell.get("outputs", ()):
+            if "fingerprint" not in output.get("metadata", {}):
+                continue
             words = " ".join(output.data["text/plain"].split())
+            if cell.id not in cells:
+                drawn[cell.id] = {**json.loads(output.metadata.drawing), "alt": words}
+            (folder / "pictures" / f"{cell.id}.png").write_bytes(base64.b64decode(output.data["image/png"]))
             output.data, output.metadata = {"text/html": place(page, cell.id, cell.id, words, "../")}, {}
+    write_cells(folder, page, cells, drawn)

@@ -8,12 +8,12 @@ from actmem.formulas.activations import eq1, layer_extra_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.memory_wall import front_door, front_door_controls, one_gpu
+from actmem_course.show.memory_wall import front_door, front_door_controls, gpu_bytes
 from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
 
 model = PAPER_MODELS["175B"]
-before, after = one_gpu(model, "tensor", "none"), one_gpu(model, "tensor + sequence", "selective")
+before, after = gpu_bytes(model), gpu_bytes(model, "tensor + sequence", "selective")
 question = Prediction(
     f"GPT-3 (the bar 175B) is spread over {model.num_devices} GPUs. The one shown would need {size_text(sum(before.values()))}, "
     f"{size_text(before['activations'])} of it activations. The paper's two methods shrink these. How much is left of them with both?",
@@ -73,8 +73,8 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
 # | [11 The ends](11_the_ends.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
 # | [12 Adapters](12_adapters.ipynb) | what frozen weights keep, LoRA and QLoRA, where gradients begin, adapters under sequence parallelism | 25 | [10](../labs/lab10_keep_less.py) |
-# | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a recurrent state per chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
-# | [14 Experts, latents, long contexts](14_experts.ipynb) | what routers, latent attention and a sequence shared by ranks keep | 25 | |
+# | [13 Long sequences](13_long_sequences.ipynb) | five steps to a million tokens, one bottleneck after the other; eight bits; reserved and allocated | 30 | [10](../labs/lab10_keep_less.py) |
+# | [14 Experts, latents, states, long contexts](14_experts.ipynb) | what routers, latent attention, recurrent states and a sequence shared by ranks keep | 30 | |
 #
 # In a lab you write the functions of its chapter. A judge runs them and says in a sentence what is wrong. Once all pass, it
 # checks them again on real processes. `make labs` puts your own copies into `my/labs`; the first line of each is the command
@@ -100,7 +100,7 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
 #
 # Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here these letters keep the paper's
-# meaning. Later chapters need more letters and use some of them twice; each chapter lists its own.
+# meaning. Later chapters need a few more, and each lists its own. A letter means the same in all of them.
 #
 # Formulas count **bytes**. Between two layers a microbatch is a tensor of shape $[s, b, h]$: in 16 bits, $2sbh$ bytes. A
 # dropout mask with as many elements takes $sbh$, one byte for each. A GiB is $2^{30}$ bytes; an "80 GB" card has nearly 80 of

@@ -31,7 +31,7 @@ agree = Agreement()
 largest = PAPER_MODELS["1T"]
 layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
 deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
-parts, parts_deeper = gpu_bytes(largest, "tensor"), gpu_bytes(deeper, "tensor")
+parts, parts_deeper = gpu_bytes(largest), gpu_bytes(deeper)
 states_deeper, more_masks = sum(parts_deeper.values()) - parts_deeper["activations"], parts_deeper["activations"] - parts["activations"]
 TWICE = f"and the 1T on {deeper.num_devices:,} cards"
 question = Prediction(
@@ -58,8 +58,9 @@ Reveal(
 # inputs of their formulas, and run real layers to check them. About 25 minutes. You need to know nothing about parallel
 # training: chapters 3, 4 and 6 introduce it.
 #
-# **Letters used:** $s$ tokens in a sequence, $b$ sequences in a microbatch, $h$ hidden size, $a$ attention heads, $L$ layers, $t$
-# GPUs that share each layer (tensor parallelism), $p$ pipeline stages: groups of GPUs that hold different layers.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer, $p$ pipeline
+# stages. (A **rank** is a process with its GPU. Tensor parallelism lets ranks share each layer; pipeline stages are groups
+# of ranks that hold different layers. The $b$ sequences of a microbatch go through a layer together.)
 #
 # An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a
 # dropout mask is one. Sizes are in bytes, for 16-bit training: two bytes per number, one per element of a mask.
@@ -112,7 +113,7 @@ Fold(
 #   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
 # Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train well beyond
-# that length.
+# that length. (Fused attention, in wide use since the paper, never stores the core: [chapter 5](05_recomputation.ipynb).)
 #
 # On logarithmic axes a power is a straight line, and its exponent is the slope: the core's line is twice as steep. **Before
 # you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
@@ -158,7 +159,7 @@ LiveFigure(bar_chart(
 # ## Measured: one layer of the fullest GPU
 #
 # The bars at the top are formulas for a whole stage, and rest on the bytes of one layer. Here one layer of each model runs on
-# one of its $t$ ranks (a **rank** is a process with its device), and is compared term by term.
+# one of its $t$ ranks, and is compared term by term.
 
 # %%
 for name, model in PAPER_MODELS.items():
@@ -237,7 +238,7 @@ agree
 
 # %% jupyter={"source_hidden": true}
 small = PAPER_MODELS["22B"]
-held = gpu_bytes(small, "tensor")
+held = gpu_bytes(small)
 states, four = held["parameters"] + held["gradients and optimizer"], held["activations"]
 worked(
     f"Every term of the activations has one factor b, so one sequence keeps {size_text(four)} / {small.shape.micro_batch_size} = {size_text(four // small.shape.micro_batch_size)}.",
@@ -280,8 +281,6 @@ worked(
 #
 # * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** In the first figure that is the smaller part of each bar.
 # * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.
-# * **"FlashAttention changes nothing here."** It does: fused attention never stores the core's three tensors, so the
-#   $5as^2b$ is gone before any recomputation. Until chapter 7 you count the layer of the paper, which predates its wide use.
 #
 # **Sources.** Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv
 # 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). The paper

@@ -17,14 +17,14 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
 from actmem_course.bench.golden_here import count_here, distinct
-from actmem_course.others.golden import WHY_APART, equalities, predict, read_golden
+from actmem_course.others.golden import equalities, predict, read_golden
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import slider, steps
 from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.measured import here_figure
+from actmem_course.show.measured import here_fold
 from actmem_course.show.style import size_text
 from actmem_course.show.terms import term_of
 from actmem_course.show.text import extras_text, kept_text, saved_text
@@ -68,7 +68,7 @@ Reveal(
 # %% [markdown]
 # ## One rule
 #
-# Backward goes through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must compute $dX$, and $dW$
+# Backward goes through the operations in reverse. At an operation $Y = \text{op}(X)$ it holds $dY$ and must compute $dX$, and $dW$
 # if there are weights. **A tensor is kept if the formula for one of these gradients reads it**: the formula that the code
 # uses. (Often there is a choice, and then there are bytes to save.) So ask of each operation:
 #
@@ -101,16 +101,16 @@ Panel(
 #
 # ### Layer norm keeps its input (row 1, and row 11)
 #
-# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. Write $g = \gamma\, dy$. The gradient is
+# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. Write $\delta = \gamma\, dy$. The gradient is
 #
-# $$dx = \frac{1}{\sigma}\Big(g - \overline{g} - \hat x\, \overline{g \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
+# $$dx = \frac{1}{\sigma}\Big(\delta - \overline{\delta} - \hat x\, \overline{\delta \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
 # (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and
 # $1/\sigma$ are kept as well, two numbers for each token. The paper leaves them out; here they are counted as *extra*.
 #
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
 #
-# $Y = XW$ has the gradients $dX = dY\,W^T$ and $dW = X^T dY$. The first reads a weight, the second reads $X$. So a linear that is
+# $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$. So a linear that is
 # trained keeps its input, and never its output.
 #
 # - Row 2: Q, K and V come from three products with the **same** $X$. It is kept once: $2sbh$.
@@ -120,7 +120,7 @@ Panel(
 #
 # ### Scores: a product of two activations keeps both (rows 3 and 4)
 #
-# In $S = QK^T/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^T Q$ reads $Q$ (each times the same
+# In $S = QK^\top/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^\top Q$ reads $Q$ (each times the same
 # constant). Over all heads, $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. Neither gradient reads the scores
 # themselves, $as^2b$ elements.
 #
@@ -132,7 +132,7 @@ Panel(
 #
 # ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
 #
-# $D = M \circ P/(1 - r)$, with a mask $M$ of zeros and ones and a rate $r$, so $dP = M \circ dD/(1 - r)$: the mask is
+# $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$: the mask is
 # enough, at one byte per element. Row 6, on the attention probabilities: $as^2b$. Rows 10 and 15, at the end of attention and of
 # the MLP: $sbh$ each.
 #
@@ -141,9 +141,9 @@ Panel(
 #
 # ### Attention over V: both factors again (rows 7 and 8)
 #
-# $C = DV$, so $dV = D^T dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^T$ reads $V$, $2sbh$.
+# $C = DV$, so $dV = D^\top dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$.
 #
-# Why is $D$ kept, when $D = M \circ P/(1-r)$ and both factors are kept already? Because autograd looks at one operation
+# Why is $D$ kept, when $D = M \circ P/(1 - \text{rate})$ and both factors are kept already? Because autograd looks at one operation
 # at a time. Recomputing $D$ would take one cheap multiplication: a first hint of *selective recomputation*.
 #
 # ### GeLU keeps its input (row 13)
@@ -214,20 +214,20 @@ LiveFigure(bar_chart(
 # | | stored tensor | bytes | the gradient that reads it |
 # |---|---|---|---|
 # | 1 | layer-norm 1 input | $2sbh$ | $dx$, $d\gamma$ through $\hat x$ |
-# | 2 | QKV projection input | $2sbh$ | $dW = X^T dY$ |
-# | 3 | Q | $2sbh$ | $dK = dS^T Q$ |
+# | 2 | QKV projection input | $2sbh$ | $dW = X^\top dY$ |
+# | 3 | Q | $2sbh$ | $dK = dS^\top Q$ |
 # | 4 | K | $2sbh$ | $dQ = dS\,K$ |
 # | 5 | softmax output | $2as^2b$ | $dS = P \circ (dP - \mathrm{sum}(dP \circ P))$ |
-# | 6 | softmax dropout mask | $as^2b$ | $dP = M \circ dD/(1-r)$ |
-# | 7 | softmax dropout output | $2as^2b$ | $dV = D^T dC$ |
-# | 8 | V | $2sbh$ | $dD = dC\,V^T$ |
-# | 9 | attention projection input | $2sbh$ | $dW = C^T dY$ |
-# | 10 | attention dropout mask | $sbh$ | $dX = M \circ dY/(1-r)$ |
+# | 6 | softmax dropout mask | $as^2b$ | $dP = M \circ dD/(1 - \text{rate})$ |
+# | 7 | softmax dropout output | $2as^2b$ | $dV = D^\top dC$ |
+# | 8 | V | $2sbh$ | $dD = dC\,V^\top$ |
+# | 9 | attention projection input | $2sbh$ | $dW = C^\top dY$ |
+# | 10 | attention dropout mask | $sbh$ | $dX = M \circ dY/(1 - \text{rate})$ |
 # | 11 | layer-norm 2 input | $2sbh$ | as 1 |
-# | 12 | h→4h input | $2sbh$ | $dW = X^T dY$ |
+# | 12 | h→4h input | $2sbh$ | $dW = X^\top dY$ |
 # | 13 | GeLU input | $8sbh$ | $dZ = \mathrm{gelu}'(Z) \circ dG$ |
-# | 14 | 4h→h input | $8sbh$ | $dW = G^T dY$ |
-# | 15 | MLP dropout mask | $sbh$ | $dX = M \circ dY/(1-r)$ |
+# | 14 | 4h→h input | $8sbh$ | $dW = G^\top dY$ |
+# | 15 | MLP dropout mask | $sbh$ | $dX = M \circ dY/(1 - \text{rate})$ |
 #
 # Attention (2–10) keeps $11sbh + 5as^2b$, the MLP (12–15) $19sbh$, the layer norms (1, 11) $4sbh$. Together that is the paper's equation 1:
 #
@@ -360,7 +360,7 @@ worked(
 # </details>
 # <br>
 #
-# **3.** Why is there no row for the scores $QK^T$, or for the input of the causal masking?
+# **3.** Why is there no row for the scores $QK^\top$, or for the input of the causal masking?
 #
 # <details><summary>Answer</summary>
 #
@@ -368,16 +368,6 @@ worked(
 # the gradient $P \circ (\dots)$ that softmax returns: masking it again changes nothing. The course's layer adds the
 # $-\infty$ within the matrix product and keeps no mask. `masked_fill` keeps a mask of $s \times s$ bytes, to write zeros
 # over zeros.
-#
-# </details>
-# <br>
-#
-# **4.** FlashAttention never stores an $s \times s$ matrix. What does a layer keep then, and what does dropping the attention core still save?
-#
-# <details><summary>Answer</summary>
-#
-# About $34sbh$, and a few numbers per token and head. The $5as^2b$ is gone already, so recomputing the core saves next to
-# nothing. That is why memory does not fall for people who use both.
 #
 # </details>
 # <br>
@@ -404,20 +394,11 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
 # whole; it says how far off each one is.
 #
 # Now without subtracting: the same models, 12 layers or the last stage of a pipeline, run here as one emulated rank, loss and
-# backward included. The bars count what is alive at the peak. (`--megatron --here` prints every row, and what megatron-core's
+# backward included, and what is alive at the peak is counted. (`--megatron --here` prints every row, and what megatron-core's
 # own layers keep on this machine if it is installed.)
 
 # %%
-here = count_here([predict(row) for row in read_golden() if row.gpu == "a100"])
-LiveFigure(here_figure(distinct(here)))
-
-# %% jupyter={"source_hidden": true}
-first = distinct(here)[0]
-Fold(
-    f"The first bar's {first.logged_bytes - first.counted_bytes:,} B of difference, in {len(first.apart)} lines",
-    "A log has one number for each run. How it splits into lines is our simulation of the run.\n"
-    + "\n".join(f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in first.apart.items()),
-)
+here_fold(distinct(count_here([predict(row) for row in read_golden() if row.gpu == "a100"])))
 
 # %% jupyter={"source_hidden": true}
 agree

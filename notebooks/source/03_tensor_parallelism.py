@@ -51,7 +51,8 @@ Reveal(
 #
 # **What you need:** chapter 2 (the 15 tensors that a layer keeps), and that a matrix product can be computed in blocks.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share one layer.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer,
+# $v$ size of the vocabulary.
 #
 # A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
 # each holds a part, and **partial** if each holds one term, of full size, of a sum that is still to be taken.
@@ -68,7 +69,7 @@ Reveal(
 #   needs only its columns of $X$ and computes a *partial* result of full size.
 #
 # GeLU decides. It acts on each element alone, so each rank can apply it to its finished columns. But it is not linear, so
-# no rank can apply it to a partial sum: $\mathrm{GeLU}(u + v) \ne \mathrm{GeLU}(u) + \mathrm{GeLU}(v)$. So cut the first
+# no rank can apply it to a partial sum: $\mathrm{GeLU}(X + Y) \ne \mathrm{GeLU}(X) + \mathrm{GeLU}(Y)$. So cut the first
 # product by columns and the second by rows. Then the ranks communicate only once, after the second product.
 #
 # Try it on numbers, all "ranks" in one process:
@@ -108,7 +109,7 @@ Panel(
 # | $\bar f$ | out of the block | all-reduce | nothing |
 #
 # $\bar f$ forward is the sum from above. $f$ backward is its mirror image: every rank used all of $X$ for its own columns,
-# so the gradient of $X$ is a sum of $t$ terms, $\mathrm{d}X = \sum_i \mathrm{d}Y_i A_i^\top$. If you forget it, nothing
+# so the gradient of $X$ is a sum of $t$ terms, $dX = \sum_i dY_i A_i^\top$. If you forget it, nothing
 # crashes. Each rank just trains on a wrong gradient of its own:
 
 # %%
@@ -269,7 +270,7 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# The weight's gradient is $X^\top \mathrm{d}Y_i$: each rank has its columns of $\mathrm{d}Y$ but needs *all* of $X$. It
+# The weight's gradient is $X^\top dY_i$: each rank has its columns of $dY$ but needs *all* of $X$. It
 # could keep a part and gather the rest in backward, as chapter 4 does.
 # </details>
 #

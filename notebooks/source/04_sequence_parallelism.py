@@ -58,7 +58,7 @@ Reveal(
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share one layer, and here its tokens too.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer. Here they share its tokens too.
 #
 # In other papers "sequence parallelism" means that attention itself is cut along $s$ (ring attention, context parallelism,
 # Ulysses; [chapter 14](14_experts.ipynb) measures two of them). Here attention is cut by heads as before, and only what lies
@@ -180,7 +180,7 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 # %% [markdown]
 # **The cure** is one autograd function that gathers and multiplies, keeps only the shard, and gathers *again* in backward
 # (`_ColumnParallel` in `actmem/parallel/linear.py`). That gather need not cost time: the gradient of the input,
-# $\mathrm{d}Y A^\top$, does not need $X$, so the two overlap.
+# $dY\, A^\top$, does not need $X$, so the two overlap.
 
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
@@ -242,9 +242,9 @@ LiveFigure(bar_chart("Halves cost large tensors almost nothing; two more gathers
 # %% [markdown]
 # ## The same bytes, on the wire
 #
-# So far the bytes sent were computed: counted exchanges times the ring's formula. You can also observe them. Processes on
-# CPUs communicate over TCP (torch's backend for that is gloo), and Linux counts what each connection has sent. First predict
-# it for two ranks: the data by this chapter's formulas, and a header of 48 bytes on each of gloo's messages:
+# So far the bytes sent were computed: counted exchanges times the ring's formula. You can also observe them: processes on
+# CPUs communicate over TCP, and Linux counts what each connection has sent. The bars predict it for two ranks. Then two real
+# processes run, and their sockets are asked after single exchanges and after a layer's forward and backward.
 
 # %% jupyter={"source_hidden": true}
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
@@ -258,10 +258,6 @@ on_wire = {
 }
 LiveFigure(bar_chart("On the wire: two halves send what an all-reduce does", on_wire, "sent by both ranks, predicted"))
 
-# %% [markdown]
-# Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward. They run on the
-# CPU even where there are GPUs: NCCL doesn't say what it sends.
-
 # %% jupyter={"source_hidden": true}
 with Progress("labs/measure_communication.py, two processes"):
     results = launch.results("measure_communication.py", "--device", "cpu", "--rounds", 1, processes=2)
@@ -271,11 +267,14 @@ if not on_sockets:
     print("this system does not count what a socket sends (Linux does)")
 
 # %% [markdown]
-# One surprise: gloo has no reduce-scatter, so torch runs an all-reduce and throws most of it away. On CPUs the two halves would
-# then send *half as much again*. The course's own reduce-scatter (`actmem/parallel/collectives.py`) sends each rank only what
-# it keeps; on GPUs NCCL's does the same.
-
-# %% [markdown]
+# <details><summary>What is on the wire, and why not on GPUs</summary>
+#
+# torch's backend for CPUs is gloo. It puts a header of 48 bytes on each of its messages, and the prediction counts these. It has
+# no reduce-scatter, so torch runs an all-reduce and throws most of it away: the two halves would send *half as much again*. The
+# course's own reduce-scatter (`actmem/parallel/collectives.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
+# But NCCL doesn't say what it sends, so these two processes run on the CPU even where there are GPUs.
+# </details>
+#
 # ## Partial gradients
 #
 # One more exchange is needed, and it is easily forgotten. Every rank holds the parameters of the layer norms in full, and the

@@ -47,12 +47,11 @@ Reveal(
 )
 
 # %% [markdown]
-# **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
+# **What you need:** chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
 # About 60 minutes.
 #
-# **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel ranks ·
-# `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs: one multiplication and one
-# addition for each of `nkm` terms.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer. The product
+# of an $x \times y$ and a $y \times z$ matrix takes $2xyz$ FLOPs: one multiplication and one addition for each of $xyz$ terms.
 
 # %% [markdown]
 # ## One step, block by block
@@ -75,7 +74,7 @@ Panel(
 # larger. In FLOPs it is the other way round: forward and backward of a layer take $72sbh^2$ FLOPs in the linears, and only
 # $12s^2bh$ in the two attention products.
 #
-# Drag `s` in the figure at the top. In the upper bars the striped part is what recomputing the core frees; in the lower bars
+# Drag $s$ in the figure at the top. In the upper bars the striped part is what recomputing the core frees; in the lower bars
 # the dotted part is what it adds. Longer sequences raise both: the price with $s/h$, the saving with $5as/h$. (Full
 # recomputation adds less than a third there; *Recomputing less* says why.)
 
@@ -232,9 +231,9 @@ Panel(
 )
 
 # %% [markdown]
-# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with $s^2$. Their ratio is
+# Move $s$: the core's bar stays. Its bytes and its FLOPs both grow with $s^2$. Their ratio is
 #
-# $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \text{and that of a linear with } n \text{ times } h \text{ outputs}\quad \frac{2sbh\,n}{2sbh^2\,n} = \frac{1}{h}.$$
+# $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \text{and that of a linear with } x \text{ times } h \text{ outputs}\quad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
 # So per FLOP the core frees $5a/2$ times as many bytes, whatever $s$ is: hundreds of times as many in GPT-3. That is why the
 # MLP's linears stay.
@@ -248,7 +247,7 @@ groups = rebuilds(GPT3)
 agree.add("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
 forward = sum(flops for name, flops in layer_products(GPT3).items() if name != "4h→h")
 agree.add("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
-agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(GPT3))], "times")
+agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(groups))], "times")
 
 # %% [markdown]
 # ## Measured: three numbers for one overhead
@@ -287,7 +286,7 @@ for name in added["as printed, and by equation 8"]:
 LiveFigure(bar_chart("Selective recomputation costs a third of what is printed, or a sixth", added, "FLOPs added to a layer", "%", beside=True))
 
 # %% [markdown]
-# Equation 8 adds $12Bs^2h$ per layer: three forward passes of the core, where only one runs again. So the paper's method is
+# Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where only one runs again. So the paper's method is
 # even cheaper than the paper says.
 #
 # **Now write it:** [exercise 4.5](../labs/lab4_recompute.py), `checkpoint_stopping_early`: `python
@@ -336,7 +335,7 @@ LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputa
 # You now know every name in the paper's table 2, which says how many bytes one layer keeps on one device:
 #
 # - **none**: one device, nothing done about memory.
-# - **tensor** (chapter 3): `t` devices share the layer's matrices and most of its activations, but not all.
+# - **tensor** (chapter 3): $t$ devices share the layer's matrices and most of its activations, but not all.
 # - **tensor+sequence** (chapter 4): the activations that they did not share are cut along the sequence.
 # - **…+selective**: the core of attention is dropped and recomputed in backward.
 # - **full**: only the layer's input is kept, and the layer runs again in backward.
@@ -377,8 +376,8 @@ LiveFigure(bar_chart(
 #
 # ## The memory ladder
 #
-# This is figure 7 of the paper, for any `s` and `t`: the memory of each method as a share of tensor parallelism alone. From
-# which `s` on does *tensor+selective* need less than *tensor+sequence*?
+# This is figure 7 of the paper, for any $s$ and $t$: the memory of each method as a share of tensor parallelism alone. From
+# which $s$ on does *tensor+selective* need less than *tensor+sequence*?
 
 # %%
 Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
@@ -410,10 +409,10 @@ agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
 # faster. When is that true? Let one pass over a microbatch cost a fixed part, plus a part for each sequence.
 #
 # - $\varphi$: the fixed part, over the work of the sequences that fit *without* recomputation;
-# - $o$: the overhead, what recomputation adds to a sequence's work;
-# - $f$: how many times as many sequences fit in the same bytes.
+# - $\varepsilon$: the overhead, what recomputation adds to a sequence's work;
+# - $\rho$: how many times as many sequences fit in the same bytes.
 #
-# $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
+# $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}, \qquad \text{so it pays above } \varphi = \frac{\varepsilon}{1 - 1/\rho}.$$
 
 # %%
 Panel(
@@ -423,8 +422,8 @@ Panel(
 )
 
 # %% [markdown]
-# The title gives each one's break-even $\varphi$. (*Full* runs to its end here, so its $o$ is a third.) Full recomputation
-# fits more sequences, and still loses wherever the fixed part is small: as $f$ grows, $\varphi/f$ vanishes and $o$ stays.
+# The title gives each one's break-even $\varphi$. (*Full* runs to its end here, so its $\varepsilon$ is a third.) Full recomputation
+# fits more sequences, and still loses wherever the fixed part is small: as $\rho$ grows, $\varphi/\rho$ vanishes and $\varepsilon$ stays.
 # If one sequence keeps the GPU busy, $\varphi$ may be a few percent. Then selective recomputation pays and full recomputation
 # does not. With a small model, or short sequences, measure before you choose. And if you have a pipeline, larger microbatches
 # are fewer, and it idles more (chapter 6).
@@ -433,8 +432,8 @@ Panel(
 #
 # Kernels like FlashAttention never write the $s \times s$ scores to memory. They keep Q, K, V, the output and one number per
 # row, and recompute the scores tile by tile in backward. So there is no $5as^2b$ to save, and a checkpoint around such a
-# kernel frees next to nothing. The kernel does by itself what the paper selects by hand. See it with torch's own fused
-# attention:
+# kernel frees next to nothing. The kernel does by itself what the paper selects by hand. [Chapter 8](08_after_the_paper.ipynb)
+# asks what is left to recompute then. See it with torch's own fused attention:
 
 # %%
 class Fused(torch.nn.Module):
@@ -455,7 +454,7 @@ for length in (64, 128, 256):
 LiveFigure(bar_chart("The fused kernel keeps no scores: it grows with s, not with s²", scores, "measured, kept for backward", beside=True))
 
 # %% [markdown]
-# Double `s`, and the core by hand keeps more than three times as much (four times, for long sequences), the kernel twice as
+# Double $s$, and the core by hand keeps more than three times as much (four times, for long sequences), the kernel twice as
 # much. (Both are float32, and the fused one has no dropout.)
 
 # %% jupyter={"source_hidden": true}
@@ -483,14 +482,14 @@ worked(
 #
 # <details><summary><b>1.</b> Why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
 #
-# They are kept anyway, `6sbh` of the `34sbh`: the gradients of QKᵀ and of the product with V read them. The checkpoint
+# They are kept anyway, $6sbh$ of the $34sbh$: the gradients of QKᵀ and of the product with V read them. The checkpoint
 # holds the same storages, and a storage counts once. So the inputs of this region cost nothing.
 # </details>
 #
-# <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> per layer. Is that also what a GPU needs at its peak?</summary>
+# <details><summary><b>2.</b> Full recomputation leaves <i>2sbh</i> per layer. Is that also what a GPU needs at its peak?</summary>
 #
-# No. While backward works on a layer, everything that this layer keeps is in memory again: `34sbh + 5as²b` for one layer,
-# on top of `2sbh` for each of the other `L − 1`. The same holds for selective recomputation: one layer's `5as²b` comes back
+# No. While backward works on a layer, everything that this layer keeps is in memory again: $34sbh + 5as^2b$ for one layer,
+# on top of $2sbh$ for each of the other $L - 1$. The same holds for selective recomputation: one layer's $5as^2b$ comes back
 # for a moment.
 # </details>
 #
@@ -501,10 +500,10 @@ worked(
 # bit, with dropout on.
 # </details>
 #
-# <details><summary><b>4.</b> You double the heads and keep <code>h</code>. What happens to the bytes that selective
+# <details><summary><b>4.</b> You double the heads and keep <i>h</i>. What happens to the bytes that selective
 # recomputation saves, and to its price?</summary>
 #
-# The saved bytes double (`5as²b`). The FLOPs do not change: the products of all heads together are `2s²bh` each, however `h`
+# The saved bytes double ($5as^2b$). The FLOPs do not change: the products of all heads together are $2s^2bh$ each, however $h$
 # is cut into heads. More and smaller heads make the trade better.
 # </details>
 #
@@ -512,10 +511,9 @@ worked(
 #
 # - **"The batch doubles, so the throughput doubles."** Sequences a second are bounded by the FLOPs of a sequence, and
 #   recomputation raises those. Only the fixed part of a pass is shared by more sequences.
-# - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full recomputation keeps `2sbhL`.
+# - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full recomputation keeps $2sbhL$.
 # - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
 #   sizes, less than one percent of the FLOPs.
-# - **"Use it with FlashAttention, too."** There is nothing left to save.
 # - **"Full recomputation adds a third, because forward is a third."** Only if the second run goes to its end.
 #
 # ## The lab

@@ -55,21 +55,22 @@ Reveal(
 )
 
 # %% [markdown]
-# **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 50 minutes.
+# **What you need:** chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 50 minutes.
 #
-# **Letters.** `p` pipeline ranks · `m` model chunks on each rank (the paper's interleaved stages, *not* the number of
-# microbatches) · `n` microbatches of one step · `L` layers · `t` tensor-parallel ranks · `s`, `b`, `h`, `a` as before.
-# Beware: 2104.04473, where the schedules come from, writes `m` for microbatches and `v` for chunks.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer, $p$ pipeline
+# stages, $m$ chunks of the model on a stage, $n$ microbatches. In this chapter *rank* $i$ is the one that runs stage $i$. ($m$ is
+# the paper's number of interleaved stages. 2104.04473, where the schedules come from, writes $m$ for microbatches and $v$ for
+# chunks.)
 
 # %% [markdown]
 # ## One forward, one backward
 #
 # A microbatch goes forward through the ranks, then back. Rank 0 sees it first and finishes it last. Until then it keeps what
 # this microbatch needs for backward: the microbatch is **in flight**. Rank 0 could wait, but then it would be idle. So it starts
-# the next microbatches, until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
+# the next microbatches, until $p$ are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
 #
-# Rank `r` gets its first microbatch `r` forward passes after rank 0, and gets it back `r` backward passes before rank 0 does.
-# So it holds `p − r` microbatches. Press play and watch the curves climb, each to its own height:
+# Rank $i$ gets its first microbatch $i$ forward passes after rank 0, and gets it back $i$ backward passes before rank 0 does.
+# So it holds $p - i$ microbatches. Press play and watch the curves climb, each to its own height:
 
 # %%
 Panel(
@@ -78,13 +79,13 @@ Panel(
 )
 
 # %% [markdown]
-# Bytes of rank 0: `p` microbatches × `L/p` layers × one layer's bytes. `p` cancels. That is equation 5,
+# Bytes of rank 0: $p$ microbatches × $L/p$ layers × one layer's bytes. $p$ cancels. That is equation 5,
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right),$$
 #
-# the same for every `p`. The figure at the top shows GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed.
-# Move `p`: the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time
-# falls. (`p·m` must divide the layers, and `p` the microbatches.)
+# the same for every $p$. The figure at the top shows GPT-3's layers, $t = 8$ with sequence parallelism, nothing recomputed.
+# Move $p$: the first rank's curve keeps touching the dashed line. Move $m$: the curve rises above it, and the idle time
+# falls. ($p \cdot m$ must divide the layers, and $p$ the microbatches.)
 
 # %% jupyter={"source_hidden": true}
 pairs = []
@@ -100,8 +101,8 @@ agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pa
 # %% [markdown]
 # ## Interleaving: less idle time, more bytes
 #
-# Give each rank `m` chunks with fewer layers instead of one: each microbatch goes around the ranks `m` times, and rank 0 has the
-# first chunk of every round. A pass through a chunk takes `1/m` of the time, and so does filling and emptying the pipeline. But
+# Give each rank $m$ chunks with fewer layers instead of one: each microbatch goes around the ranks $m$ times, and rank 0 has the
+# first chunk of every round. A pass through a chunk takes $1/m$ of the time, and so does filling and emptying the pipeline. But
 # now a rank runs further ahead:
 
 # %%
@@ -111,14 +112,14 @@ Panel(
 )
 
 # %% [markdown]
-# If `n > p`, two chunks hold most; each further chunk brings rank 0's bytes down again.
+# If $n > p$, two chunks hold most; each further chunk brings rank 0's bytes down again.
 #
-# Count the chunk passes that rank 0 has in flight: `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` more that the schedule
-# runs ahead, and the current one. If `n > p`, these are `pm + p − 1` passes of `L/(pm)` layers:
+# Count the chunk passes that rank 0 has in flight: $(m - 1)p$ forwards for the earlier chunks, $2(p - 1)$ more that the schedule
+# runs ahead, and the current one. If $n > p$, these are $pm + p - 1$ passes of $L/(pm)$ layers:
 #
 # $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' worth.}$$
 #
-# (With `n = p` there are only `pm` passes, so `L` layers' worth.) The paper has the same factor, and a count over a real list of
+# (With $n = p$ there are only $pm$ passes, so $L$ layers' worth.) The paper has the same factor, and a count over a real list of
 # actions gives it for all four models. (2104.04473 gives idle time as a share of the working time; here it is a share of the
 # whole step.)
 
@@ -132,8 +133,8 @@ for model in PAPER_MODELS.values():
 agree.add("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
 
 # %% [markdown]
-# Why does rank `r` run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as in 1F1B? The extra forwards hide the sends. If
-# sends took no time, the shorter warm-up would be as fast, and rank 0 would hold `pm` chunk passes instead of `pm + p − 1`.
+# Why does rank $i$ run $2(p - i - 1)$ forwards ahead, and not $p - i - 1$ as in 1F1B? The extra forwards hide the sends. If
+# sends took no time, the shorter warm-up would be as fast, and rank 0 would hold $pm$ chunk passes instead of $pm + p - 1$.
 # Exercise 5.2 asks for the longer one, and then compares the two.
 #
 # Now in bytes, for the layers of the first stage. Equation 5 keeps everything, equation 6 recomputes the attention core. Full
@@ -160,7 +161,7 @@ LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation lea
 
 # %% [markdown]
 # And on GPUs? Two of NVIDIA's tests (chapter 2) run 12 layers on four ranks and log the last one: with one chunk of three
-# layers, and with three chunks of one. Before its first backward the last rank has run `(m − 1)p + 1` chunk passes:
+# layers, and with three chunks of one. Before its first backward the last rank has run $(m - 1)p + 1$ chunk passes:
 
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
@@ -168,6 +169,7 @@ what, by_formula, logged = equalities()[2]
 Fold(
     f"{chunks} passes of one layer in flight instead of one of three: {size_text(by_formula)} more by formula, {logged - by_formula:,} B less than A100s logged",
     f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged",
+    prose=True,
 )
 
 # %% [markdown]
@@ -204,7 +206,7 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResul
 # layer's input and the logits, for one microbatch.
 #
 # GPT-3's layers are too large for a laptop, but you can emulate one rank: real code, on tensors without storage. The model
-# is cut as in the paper, but has only `p·m` layers, one in each chunk. The rank runs its own actions up to the moment at which
+# is cut as in the paper, but has only $p \cdot m$ layers, one in each chunk. The rank runs its own actions up to the moment at which
 # it holds most bytes. A pass through the first chunk also keeps the embedding's mask.
 
 # %% jupyter={"source_hidden": true}
@@ -256,8 +258,8 @@ for m in (1, 3):
     agree.add(f"m = {m}: outputs on rank 0, 2sbh/t each", [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))])
 
 # %% [markdown]
-# The paper counts `p` masks, which is right for 1F1B. If stages are interleaved, `p` more forwards enter the first chunk before
-# any backward comes back to it, so rank 0 holds `2p`. The paper counts `p` outputs on rank 0, too; here it has `pm + p − 1`.
+# The paper counts $p$ masks, which is right for 1F1B. If stages are interleaved, $p$ more forwards enter the first chunk before
+# any backward comes back to it, so rank 0 holds $2p$. The paper counts $p$ outputs on rank 0, too; here it has $pm + p - 1$.
 #
 # Now look at the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it.
 # The lab counts outputs separately, at the moment when the rank holds most.
@@ -277,7 +279,7 @@ LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"meas
 #
 # ## Appendix C: recompute only what does not fit
 #
-# With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
+# With $p - i$ microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
 # keep everything for as many microbatches as fit, and recompute only the others. After the backward of a microbatch that
 # kept everything its place is free, and the next forward takes it: a moving window. The figure has the sizes of the
 # paper's figure 10, and you choose the memory. At its lowest, all ranks but the last recompute every microbatch.
@@ -292,7 +294,7 @@ Panel(
 # %% [markdown]
 # What would fit on the paper's 80 GiB devices? The bars give activations everything that parameters, gradients and Adam (18
 # bytes per parameter) leave free. A real device has less, because workspaces, buffers and fragmentation take some, so this is
-# an upper bound. With `m` chunks a rank, each microbatch counts once for each chunk that it passes.
+# an upper bound. With $m$ chunks a rank, each microbatch counts once for each chunk that it passes.
 
 # %% jupyter={"source_hidden": true}
 again = {}
@@ -306,7 +308,7 @@ for name, model in PAPER_MODELS.items():
         actions = (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n))[rank]
         share = 1 - Fraction(len(moving_window(actions, count)), n * m)
         assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
-        again[f"{name}, rank {rank}: {size_text(budget)} left, room for {count} of {flight}"] = float(100 * share)
+        again[f"{name}, rank {rank}: {count} of {flight} fit in {size_text(budget)}"] = float(100 * share)
 LiveFigure(bar_chart("Last ranks keep everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
 
 # %% [markdown]
@@ -356,7 +358,7 @@ worked(
 # %% [markdown]
 # ## Questions
 #
-# <details><summary><b>1.</b> You double <code>p</code> and keep the model. What happens to rank 0's parameters, and to its
+# <details><summary><b>1.</b> You double <i>p</i> and keep the model. What happens to rank 0's parameters, and to its
 # activations?</summary>
 #
 # Half of the layers' parameters (the embedding's stay); the same activations of the layers. Twice as many microbatches are in
@@ -365,7 +367,7 @@ worked(
 #
 # <details><summary><b>2.</b> There are fewer microbatches than ranks. Does equation 5 still hold?</summary>
 #
-# It becomes an upper bound. Rank 0 can't have more microbatches in flight than there are: `min(p, n)`, each of `L/p`
+# It becomes an upper bound. Rank 0 can't have more microbatches in flight than there are: $\min(p, n)$, each of $L/p$
 # layers. With n = 2 and p = 8 that is 2 · L/8 layers' worth. And the pipeline idles most of the time.
 # </details>
 #
@@ -375,18 +377,17 @@ worked(
 # last chunk).
 # </details>
 #
-# <details><summary><b>4.</b> With <code>m = 1</code> the factor <code>1 + (p − 1)/(pm)</code> is almost two. Why does 1F1B not
+# <details><summary><b>4.</b> With <i>m = 1</i> the factor <i>1 + (p − 1)/(pm)</i> is almost two. Why does 1F1B not
 # hold twice equation 5?</summary>
 #
-# The factor counts the interleaved schedule's longer warm-up, `2(p − r − 1)` forwards. 1F1B runs `p − r − 1` ahead.
+# The factor counts the interleaved schedule's longer warm-up, $2(p - i - 1)$ forwards. 1F1B runs $p - i - 1$ ahead.
 # </details>
 #
 # ## What people get wrong here
 #
-# - **"Pipeline parallelism divides activation memory by `p`."** It divides the parameters. On rank 0 the activations stay.
-# - **`m` and `n` mixed up.** `m` is chunks here and microbatches in 2104.04473 and many blogs. Check the definition before
-#   you put numbers into a formula.
-# - **"All ranks need the same memory."** With 1F1B the layers of rank `r` need `(p − r)/p` of what rank 0's need;
+# - **"Pipeline parallelism divides activation memory by $p$."** It divides the parameters. On rank 0 the activations stay.
+# - **$m$ and $n$ mixed up.** In many blogs $m$ is microbatches. Check the definition before you put numbers into a formula.
+# - **"All ranks need the same memory."** With 1F1B the layers of rank $i$ need $(p - i)/p$ of what rank 0's need;
 #   interleaved in three chunks, the last rank's still need about half. And the last rank adds the logits.
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
 #

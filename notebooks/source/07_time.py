@@ -40,9 +40,10 @@ Reveal(
 )
 
 # %% [markdown]
-# **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
+# **What you need:** chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
 #
-# **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer, $v$ size of
+# the vocabulary, $B$ sequences in an iteration: all microbatches together, the global batch.
 #
 # A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
 # what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
@@ -51,7 +52,7 @@ Reveal(
 # %% [markdown]
 # ## FLOPs of an iteration
 #
-# A product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs. In the forward pass the linears take nearly all of them. Backward needs
+# The product of an $x \times y$ and a $y \times z$ matrix takes $2xyz$ FLOPs. In the forward pass the linears take nearly all of them. Backward needs
 # two products for each one in forward: one for the input's gradient, one for the weight's (or the other operand's). So the
 # whole is three times the forward pass, equation 7:
 #
@@ -121,7 +122,7 @@ for name, row in paper.TABLE4.items():
         without = paper.TABLE4["sequence parallel"] if "sequence parallel" in name else baseline  # the same layer, nothing recomputed
         overheads["time added, table 4"][name] = 100 * (row.combined_ms / without.combined_ms - 1)
         overheads["FLOPs added"][name] = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again[name]))
-agree.add("overheads in table 4, as printed and from the printed times, rounded", rounded, "percent")
+agree.add("overheads in table 4: as printed, and from the printed times, rounded to whole percent as the paper does", rounded, "percent")
 LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
 
 # %% [markdown]
@@ -194,7 +195,7 @@ Panel(
 
 # %% [markdown]
 # The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
-# short side each, the `h/a` elements of a head, so they stay below the ridge. Softmax and dropout do a few FLOPs for each score
+# short side each, the $h/a$ elements of a head, so they stay below the ridge. Softmax and dropout do a few FLOPs for each score
 # they read and write. So the core has few FLOPs and much memory traffic.
 #
 # Now compare prices: the least time to recompute, for each GiB freed.
@@ -217,7 +218,7 @@ for name, (group, size) in freed.items():
     bar = f"{name}: frees {size / 2**20:,.0f} MiB"
     prices["least time, by the roofline"][bar] = 1000 * float(least_seconds(group, *A100)) / (size / 2**30)
     prices["by FLOPs alone"][bar] = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND / (size / 2**30)
-LiveFigure(bar_chart("The attention core is cheap to run again, and so is what has no product", prices, "time for each GiB that is freed, 22B layer, t = 8", "ms", beside=True))
+LiveFigure(bar_chart("A GiB of the attention core takes little time to recompute, and so does one of norms and GeLU", prices, "time for each GiB that is freed, 22B layer, t = 8", "ms", beside=True))
 
 # %% [markdown]
 # By FLOPs the core looks almost free. By the roofline it takes nine times as long, and is still ten times cheaper per byte than
@@ -242,9 +243,8 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# The roofline is a lower bound. Real kernels, launches and exchanges take more; the two lower pairs show how much. It also
-# shows what a fused attention kernel gains: the scores never go to memory, so the core moves only Q, K, V and its output, and
-# takes no longer than its products.
+# The roofline is a lower bound. Real kernels, launches and exchanges take more; the two lower pairs show how much. (A fused
+# kernel, [chapter 5](05_recomputation.ipynb), moves no scores, so its core takes no longer than its products.)
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -284,11 +284,11 @@ worked(
 #
 # <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>
 #
-# On every rank, layer norms and dropouts run on `s/t` tokens instead of all `s`, so operations that wait for memory move fewer
+# On every rank, layer norms and dropouts run on $s/t$ tokens instead of all $s$, so operations that wait for memory move fewer
 # bytes. The last figure shows what that should save, and what it saved in table 4.
 # </details>
 #
-# <details><summary><b>3.</b> You double <code>t</code>. Which points of the roofline move left, and why?</summary>
+# <details><summary><b>3.</b> You double <i>t</i>. Which points of the roofline move left, and why?</summary>
 #
 # The linears: each rank has half of the weights and half of the FLOPs, but a column-parallel linear still reads the whole
 # input and a row-parallel one writes a whole output. FLOPs per byte fall. The core's points stay: each rank has half of the

@@ -49,26 +49,26 @@ Reveal(
 )
 
 # %% [markdown]
-# **What you need.** Chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 30 minutes.
+# **What you need:** chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 30 minutes.
 #
-# **Letters.** As before `s`, `b`, `h`, `a`, `t`; new: `k` key and value heads · `d = h/a` elements of a head · `f` width of
-# the MLP (not chapter 3's operator).
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $k$ key and value heads,
+# $d$ elements of a head, $f$ width of the MLP. Here $d = h/a$. (Chapter 3's operator $f$ is another thing.)
 
 # %% [markdown]
 # ## The layer changed
 #
 # Models changed after 2022. Layer norm lost its mean and biases (RMSNorm). Q and K are rotated by position (RoPE). Several
 # query heads share a key and value head (grouped queries). The MLP has a gate (SwiGLU). There is no dropout. And attention
-# runs in one kernel that never writes the scores. So `5as²b` and the dropout masks are gone. What is left? Ask what each
+# runs in one fused kernel (end of chapter 5). So $5as^2b$ and the dropout masks are gone. What is left? Ask what each
 # gradient reads, as in chapter 2:
 #
-# - **RMSNorm** reads its input and one number per token: `2sbh + 4sb`.
-# - **A product** reads its input: `2sbh` for Q, K, V together, and for gate and up together; `2sbh` for the projection; `2sbf`
+# - **RMSNorm** reads its input and one number per token: $2sbh + 4sb$.
+# - **A product** reads its input: $2sbh$ for Q, K, V together, and for gate and up together; $2sbh$ for the projection; $2sbf$
 #   for the down product.
 # - **A rotation** is linear: its gradient is the rotation backwards. It reads only the tables.
-# - **Flash attention** reads Q, K, V, its output and the log-sum-exp of each row: `2sbh + 4sbkd + 2sbh + 4asb`. Its output
+# - **Flash attention** reads Q, K, V, its output and the log-sum-exp of each row: $2sbh + 4sbkd + 2sbh + 4asb$. Its output
 #   is the projection's input: one tensor, counted once.
-# - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
+# - **SwiGLU**, `silu(gate) · up`, reads gate and up: $4sbf$.
 #
 # Together this is the **least** that the layer must keep if it recomputes nothing. Here is one layer of Llama 3 8B. Point at a
 # bar for its bytes and for what reads it:
@@ -87,8 +87,8 @@ from actmem.measure.parts import measure_layer
 agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
 
 # %% [markdown]
-# Then do it at a real model's size, on an emulated rank with tensor and sequence parallelism. With `t <= k` everything is
-# divided by `t`. With `t > k`, K and V are divided by `k` only:
+# Then do it at a real model's size, on an emulated rank with tensor and sequence parallelism. With $t \le k$ everything is
+# divided by $t$. With $t > k$, K and V are divided by $k$ only:
 
 # %%
 from actmem.measure import emulated_rank
@@ -105,13 +105,13 @@ for t in (2, 8, 16):
 # %% [markdown]
 # ## More ranks than key heads
 #
-# A head is never cut: its queries need whole keys. So with `t > k`, `t/k` neighbouring ranks hold the same key and value head,
-# and the same rows of the K and V weights. Rank `r` reads head `r·k // t`.
+# A head is never cut: its queries need whole keys. So with $t > k$, $t/k$ neighbouring ranks hold the same key and value head,
+# and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$.
 #
 # And the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
-# `x` needs nothing new: $f$ (or $g$) sums it over all `t` ranks anyway. But the weight that makes the head is a replica on
-# `t/k` ranks, and each has only its own part of the gradient. Those ranks must add up their parts after backward, as all
-# ranks do with the norms' weights in chapter 4. If you forget it, you train `t/k` different copies of one head.
+# `x` needs nothing new: $f$ (or $g$) sums it over all $t$ ranks anyway. But the weight that makes the head is a replica on
+# $t/k$ ranks, and each has only its own part of the gradient. Those ranks must add up their parts after backward, as all
+# ranks do with the norms' weights in chapter 4. If you forget it, you train $t/k$ different copies of one head.
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
@@ -185,7 +185,7 @@ LiveFigure(bar_chart(f"Plain operators keep {more:.0f} sbh more in Llama 3 8B, b
 LiveFigure(others_bars(LLAMA))
 
 # %% [markdown]
-# Eager attention keeps the scores as well, and on a CPU so does dropout in `sdpa`: hundreds of `sbh`.
+# Eager attention keeps the scores as well, and on a CPU so does dropout in `sdpa`: hundreds of $sbh$.
 
 # %% [markdown]
 # ## What needs no product
@@ -209,8 +209,8 @@ LiveFigure(bar_chart("Elementwise frees a third of a Llama layer without rerunni
 # --only 7.4`.
 #
 # The same works for the paper's own layer. There `elementwise` also drops the attention core and reruns QKᵀ, as selective
-# recomputation does. Of the `34sbh/t` that selective leaves, it drops the two norm outputs, the GeLU's output and the two
-# dropout masks, which are drawn again from a seed. That leaves `20sbh/t`, and no further product reruns.
+# recomputation does. Of the $34sbh/t$ that selective leaves, it drops the two norm outputs, the GeLU's output and the two
+# dropout masks, which are drawn again from a seed. That leaves $20sbh/t$, and no further product reruns.
 
 # %% jupyter={"source_hidden": true}
 gpt3 = model_shape("175B")
@@ -299,11 +299,11 @@ worked(
 # %% [markdown]
 # ## Check your understanding
 #
-# **1.** A Llama layer with `k = a` (no grouped queries): which terms grow, and is there an `s²`?
+# **1.** A Llama layer with $k = a$ (no grouped queries): which terms grow, and is there an $s^2$?
 #
 # <details><summary>Answer</summary>
 #
-# K and V: `4sbh` instead of `4sbkd`. No `s²`: the kernel stores no scores, however many heads there are.
+# K and V: $4sbh$ instead of $4sbkd$. No $s^2$: the kernel stores no scores, however many heads there are.
 #
 # </details>
 #
@@ -327,7 +327,6 @@ worked(
 # %% [markdown]
 # ## What people get wrong here
 #
-# - **"Selective recomputation is on, so the `5as²b` is gone."** With a flash kernel it was never there.
 # - **Counting K and V like Q.** They have k heads, not a.
 # - **Counting silu(gate).** Only an implementation in two operations keeps it.
 #

@@ -67,8 +67,8 @@ Reveal(
 # **You will** record a Llama layer, fit its formula automatically, find what it wastes, remove it, and read the bill of a whole
 # training step.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key/value heads, $f$ width of the MLP,
-# $d$ elements of a head: $h/a$ here, but more in Qwen3 32B.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads,
+# $f$ width of the MLP, $d$ elements of a head. Here $d = h/a$; in Qwen3 32B it is more.
 #
 # ## A layer as many libraries write it
 #
@@ -190,7 +190,8 @@ print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 known = findings(ledger.tensors)
 Fold(
     f"{len(known)} kinds of waste, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} of the layer: {', '.join(finding.waste for finding in known)}",
-    "\n".join(f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n   {finding.text}" for finding in known),
+    "\n".join(f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n{finding.text}" for finding in known),
+    prose=True,
 )
 
 # %% [markdown]
@@ -385,13 +386,7 @@ worked(
 # lists such tensors separately, and names what holds them if it can find out.
 # </details>
 #
-# <details><summary><b>2.</b> Recomputing the attention core saved little in your model. Why?</summary>
-#
-# With a flash kernel there is no core to drop: no tensor of $s^2$ is kept. What stays are the linears' inputs and what the
-# kernel reads, and recomputing the core frees none of these.
-# </details>
-#
-# <details><summary><b>3.</b> The peak is in the optimizer's step. Does recomputing activations help?</summary>
+# <details><summary><b>2.</b> The peak is in the optimizer's step. Does recomputing activations help?</summary>
 #
 # No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
 # </details>

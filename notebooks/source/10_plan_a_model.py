@@ -176,11 +176,12 @@ apart = {(result.row, result.calculator): result.difference_bytes for result in 
 right = {name: sum(not apart[row, name] for row in rows) for name in names}
 table = [(row, counted, *(f"{apart[row, name]:+,}" if apart[row, name] else "0" for name in names)) for row, counted in rows.items()]
 one_more = sequence_results()
-of_llama = [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}", r.why) for r in one_more]
+of_llama = [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}") for r in one_more]
+why = [fill(f"{r.calculator}: {r.why}", 96) for r in one_more]
 Fold(
     f"of table 2's {len(rows)} rows right: " + ", ".join(f"{name} {count}" for name, count in right.items())
     + "; a Llama off by " + ", ".join(f"{r.difference_percent:+.0f}% ({r.calculator})" for r in one_more),
-    text_table(("table 2", "counted", *names), table, " rrrrr") + "\n\n" + text_table(("prints", "bytes", "GPUs took", "%", "why"), of_llama, " rrr"),
+    "\n\n".join([text_table(("table 2", "counted", *names), table, " rrrrr"), text_table(("prints", "bytes", "GPUs took", "%"), of_llama, " rrr"), *why]),
 )
 
 # %% [markdown]

@@ -55,24 +55,25 @@ Reveal(
 # parallelism](03_tensor_parallelism.ipynb). **You will** derive what the loss keeps and what it takes at its peak, compute it
 # a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and for the embedding.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks, $c$ tokens of a chunk.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a
+# layer, $p$ pipeline stages, $u$ tokens in a chunk.
 
 # %% [markdown]
 # ## What the loss keeps
 #
-# The output layer makes $v$ logits $z$ of a token. With $p = \mathrm{softmax}(z)$ and the target $y$,
+# The output layer makes $v$ logits $z$ of a token. With $P = \mathrm{softmax}(z)$ and the target $y$,
 #
-# $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (p - \mathrm{onehot}_y)\, d\ell$$
+# $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (P - \mathrm{onehot}_y)\, d\ell$$
 #
-# Ask chapter 2's question: which tensors does $dz$ read? Only $p$; or $z$ and one number per token, to recompute $p$. So
-# **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$ bytes if
+# Ask chapter 2's question: which tensors does $dz$ read? Only $P$; or $z$ and one number per token, to recompute $P$. So
+# **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` keeps $\log P$, in the dtype of the logits: $2v$ bytes if
 # these have 16 bits, $4v$ after the `logits.float()` of most libraries.
 #
 # But the peak comes in backward. This is alive then, for each token:
 #
 # | what | bytes in 16 bits |
 # |---|---|
-# | $\log p$, kept by forward | $2v$ |
+# | $\log P$, kept by forward | $2v$ |
 # | its gradient: $-1$ at the target, $v - 1$ zeros | $2v$ |
 # | the gradient of the logits, made from both | $2v$ |
 # | the output layer's input, and its gradient if an earlier run left one | $2h + 2h$ |
@@ -93,7 +94,7 @@ print(f"one more token at the peak: {slope.by_formula:,} bytes by formula, {slop
 # %% [markdown]
 # ## A chunk at a time
 #
-# A token's loss reads the logits of that token and of no other. So take $c$ tokens. Compute their logits, sum the exponentials,
+# A token's loss reads the logits of that token and of no other. So take $u$ tokens. Compute their logits, sum the exponentials,
 # keep $\log\sum e^z$, one number per token, and drop the logits. Backward computes them again. That is recomputation, and a good
 # trade: one more product, $2sbhv$ FLOPs, frees $v$ numbers per token. What stays is the output layer's input, $2sbh$, and no
 # logits:
@@ -128,9 +129,9 @@ agree.add("losses, gradients of x and of the weight in chunks, numbers that diff
 #
 # - the input and its gradient, $4sbh$;
 # - the weight's gradient, a float32 sum over the chunks, $4vh$;
-# - of one chunk either its logits in float32 and in 16 bits, $6cv$, or their gradient and a part of the weight's, $2cv + 2vh$.
+# - of one chunk either its logits in float32 and in 16 bits, $6uv$, or their gradient and a part of the weight's, $2uv + 2vh$.
 #
-# So $c$ needn't be small: below $h/2$ tokens the weight's part is the larger.
+# So $u$ needn't be small: below $h/2$ tokens the weight's part is the larger.
 #
 # A step on fake tensors counts the four ways of the figure at the top, at the size of the model. (*In place* means that the
 # softmax, $4v$ in float32, overwrites its own input; the 16-bit logits, $2v$, stay.)
@@ -157,8 +158,8 @@ def peak(loss, s=8192, chunk=1024, returned=False):
 # %% jupyter={"source_hidden": true}
 for loss in LOSSES:
     agree.add(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
-for c in (256, 4096):
-    agree.add(f"peak in chunks of {c:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=c)), peak("in chunks", chunk=c))])
+for u in (256, 4096):
+    agree.add(f"peak in chunks of {u:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=u)), peak("in chunks", chunk=u))])
 agree.add("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
 
 # %% [markdown]
@@ -200,8 +201,8 @@ Panel(
 # %% [markdown]
 # ## Reinforcement learning
 #
-# Reinforcement learning needs no cross-entropy. Its loss reads $\log p_y$ of the tokens that were generated, and often the
-# entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps two tensors of $v$ numbers per token,
+# Reinforcement learning needs no cross-entropy. Its loss reads $\log P_y$ of the tokens that were generated, and often the
+# entropy $H = -\sum_j P_j \log P_j$. Written with torch's operators in float32, it keeps two tensors of $v$ numbers per token,
 # $8v$ bytes:
 
 # %%
@@ -231,7 +232,7 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 # %% [markdown]
 # But what do the gradients read? Only the logits, and a number or two per token:
 #
-# $$\frac{\partial \log p_y}{\partial z} = \mathrm{onehot}_y - p, \qquad \frac{\partial H}{\partial z} = -p\,(\log p + H)$$
+# $$\frac{\partial \log P_y}{\partial z} = \mathrm{onehot}_y - P, \qquad \frac{\partial H}{\partial z} = -P\,(\log P + H)$$
 #
 # So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a
 # chunk of tokens at a time: $2v$ bytes per token, and no float32 copy of all. If you start from $x$ instead of the logits, the
@@ -274,7 +275,7 @@ found = {loss: total(loss_peak_rows(loss, s, width, words)) for loss in LOSSES}
 lines = [f"the {layers} layers keep 2sbh each: {size_text(kept)}"]
 for loss, size in found.items():
     lines.append(f"{loss}: {size_text(size)}, with the layers {size_text(size + kept)}" + (", fits" if size + kept < 30 * 2**30 else ""))
-lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2cv + 2vh for a chunk")
+lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2uv + 2vh for a chunk")
 worked(*lines)
 
 # %% [markdown]
@@ -288,8 +289,8 @@ agree
 #
 # <details><summary><b>1.</b> Does a smaller chunk always lower the peak?</summary>
 #
-# It does, but by less and less. With $c < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's
-# part, $2vh$. Of the chunk only $2cv$ is left to save, and small products are slow.
+# It does, but by less and less. With $u < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's
+# part, $2vh$. Of the chunk only $2uv$ is left to save, and small products are slow.
 # </details>
 #
 # <details><summary><b>2.</b> Tensor parallelism divides the logits among the ranks. Is that enough at 131,072 tokens?</summary>
@@ -305,7 +306,7 @@ agree
 #
 # ## What people get wrong here
 #
-# - **"The loss is one number."** It is. But forward keeps $\log p$, as large as the logits, and backward makes two more of that size.
+# - **"The loss is one number."** It is. But forward keeps $\log P$, as large as the logits, and backward makes two more of that size.
 # - **"Full recomputation solves long sequences."** It leaves $2sbh$ per layer, and all of the loss.
 # - **Returning the logits.** A model that returns them holds $2v$ bytes per token more, through all of backward.
 #

@@ -43,7 +43,7 @@ question = Prediction(
     "of full training's activation bytes do the layers keep then?",
     answer=100 * total(lora_rows(LLAMA)) / full,
     unit="%",
-    because="An adapter's A reads the input of its linear, so every input is kept again. On top comes A·x, which is narrow.",
+    because="The gradient of an adapter's A reads the input of its linear, so every input is kept again. On top comes XA, which is narrow.",
     line=GuessLine(LLAMA.num_layers * full / 100),
 )
 Reveal(
@@ -63,17 +63,17 @@ Reveal(
 # parallelism](04_sequence_parallelism.ipynb) and [05 Recomputation](05_recomputation.ipynb). **You will** see what a frozen
 # weight keeps, what an adapter brings back, what peft and bitsandbytes keep, and what to do about it.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $r$ rank of an adapter, $t$ ranks.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d$ elements of a head, $f$ width
+# of the MLP, $v$ size of the vocabulary, $r$ rank of an adapter, $t$ ranks that share a layer.
 
 # %% [markdown]
 # ## A frozen weight
 #
-# A tensor has to be kept only if a gradient reads it. Write a linear as $y = Wx$, with a column for each token. It has two
-# gradients:
+# A tensor has to be kept only if a gradient reads it. A linear $Y = XW$ has two (chapter 2):
 #
-# $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
+# $$dX = dY\, W^\top, \qquad dW = X^\top dY$$
 #
-# Only $dW$ reads $x$. If you freeze $W$, nothing reads $x$. $dx$ reads the weight, which is there anyway. So a frozen linear
+# Only $dW$ reads $X$. If you freeze $W$, nothing reads $X$. $dX$ reads the weight, which is there anyway. So a frozen linear
 # keeps **nothing**:
 
 # %%
@@ -107,7 +107,7 @@ agree.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))
 #
 # **Now write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`: `python my/labs/lab10_keep_less.py --only 10.1`.
 #
-# bitsandbytes has such a function, and for a year it put $x$ into `ctx`, though nothing read it
+# bitsandbytes has such a function, and for a year it put $X$ into `ctx`, though nothing read it
 # ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270), July 2024: "the bug that caused a
 # lot of memory issues with QLoRA"). The class below does the same. A saved-tensor hook can't see an attribute of `ctx`; a ledger
 # of what is alive can:
@@ -143,11 +143,11 @@ agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 #
 # ## An adapter
 #
-# LoRA adds a narrow path beside the frozen weight. $A$ has $r$ rows, $B$ has $r$ columns, and only they train:
+# LoRA adds a narrow path beside the frozen weight. $A$ has $r$ columns, $B$ has $r$ rows, and only they train:
 #
-# $$y = Wx + \tfrac{\alpha}{r} B(Ax), \qquad dB = \tfrac{\alpha}{r}\, dy\, (Ax)^\top, \qquad dA = \tfrac{\alpha}{r}\, B^\top dy\, x^\top$$
+# $$Y = XW + \tfrac{\alpha}{r} (XA)B, \qquad dB = \tfrac{\alpha}{r}\, (XA)^\top dY, \qquad dA = \tfrac{\alpha}{r}\, X^\top dY\, B^\top$$
 #
-# $dB$ reads $Ax$: $2sbr$ bytes. And $dA$ reads $x$: the $2sbh$ that freezing had saved are back. The adapter is narrow, but its
+# $dB$ reads $XA$: $2sbr$ bytes. And $dA$ reads $X$: the $2sbh$ that freezing had saved are back. The adapter is narrow, but its
 # input is as wide as ever. So a linear with an adapter keeps **$2sbh + 2sbr$**.
 #
 # **Now write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
@@ -186,8 +186,8 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # %% [markdown]
 # Three things make an adapter keep more:
 #
-# - **float32.** $A$ reads a float32 copy of $x$: $4sbh$. Under autocast the product casts it back, and keeps that copy: $2sbh$.
-# - **Dropout.** Its gradient reads a mask: $sbh$ more on a GPU. (A CPU's mask is as wide as $x$.)
+# - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the product casts it back, and keeps that copy: $2sbh$.
+# - **Dropout.** Its gradient reads a mask: $sbh$ more on a GPU. (A CPU's mask is as wide as $X$.)
 # - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its
 #   own mask.
 #
@@ -197,8 +197,8 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 #
 # ## A whole frozen layer
 #
-# Freeze a whole layer of Llama ($a$ heads, $k$ key heads, $d$ elements in each). What must it keep, so that a gradient can pass
-# through to the adapters below? Ask what $dx$ reads:
+# Freeze a whole layer of Llama. What must it keep, so that a gradient can pass
+# through to the adapters below? Ask what $dX$ reads:
 #
 # - two **RMSNorms** read their input and a number per token: $4sbh + 8sb$
 # - **attention** reads Q, K, V, its output and the log-sum-exp: $4sbh + 4sbkd + 4asb$
@@ -286,11 +286,11 @@ print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)
 #
 # ## Under sequence parallelism
 #
-# A column-parallel linear gathers $x$ from all ranks (chapter 4). With the weight frozen nothing needs the gathered $x$, except
-# $A$'s gradient. So autograd keeps the *gathered* $x$, $2sbh$ on every rank. Chapter 4's cure works here, too: put $A$ into the
+# A column-parallel linear gathers $X$ from all ranks (chapter 4). With the weight frozen nothing needs the gathered $X$, except
+# $A$'s gradient. So autograd keeps the *gathered* $X$, $2sbh$ on every rank. Chapter 4's cure works here, too: put $A$ into the
 # function that keeps the shard, and gathers again in backward. (Megatron-Bridge got it in 2026,
 # [#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581).) For an adapter there is a cheaper one: multiply by $A$
-# *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of $Ax$, which is narrow:
+# *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of $XA$, which is narrow:
 
 # %%
 def beside(form, x, tp, weight, a, b):
@@ -312,7 +312,7 @@ whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * rank
 predicted = {  # kept, exchanged
     "gather once, keep it": (whole + low, 2 * whole),
     "keep the shard, gather again": (whole // ranks + low, 3 * whole),
-    "gather A·x": (whole // ranks + low, 2 * whole + 2 * low),
+    "gather XA": (whole // ranks + low, 2 * whole + 2 * low),
 }
 sizes = {"exchanged": {}, "kept": {}}  # in MiB
 for form, expected in predicted.items():
@@ -325,7 +325,7 @@ for form, expected in predicted.items():
     sent = sum(one.payload_bytes for one in seen.collectives)
     sizes["exchanged"][form], sizes["kept"][form] = sent / 2**20, ledger.total_bytes / 2**20
     agree.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (ledger.total_bytes, sent)))
-LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", "MiB", beside=True))
+LiveFigure(bar_chart("Gather XA: it keeps the shard, and gathers X once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", "MiB", beside=True))
 
 # %% [markdown]
 # In each form a rank computes a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
@@ -383,16 +383,16 @@ agree
 # Hardly. The rank is only in $2sbr$. Move it in the figure at the top from 256 to 4: almost nothing happens.
 # </details>
 #
-# <details><summary><b>2.</b> You train only $B$, and freeze $A$ as well. What does the linear keep?</summary>
+# <details><summary><b>2.</b> You train only <i>B</i>, and freeze <i>A</i> as well. What does the linear keep?</summary>
 #
-# $2sbr$. $dB$ reads $Ax$, and nothing reads $x$. That is the idea of LoRA-FA (2308.03303).
+# $2sbr$. $dB$ reads $XA$, and nothing reads $X$. That is the idea of LoRA-FA (2308.03303).
 # </details>
 #
 # ## What people get wrong here
 #
 # - **"Half a percent trains, so half a percent is kept."** A tensor is kept if a gradient reads it, and $A$'s gradient reads all of
-#   $x$.
-# - **"4-bit weights shrink activations."** $x$ has 16 bits, whatever the weight has.
+#   $X$.
+# - **"4-bit weights shrink activations."** $X$ has 16 bits, whatever the weight has.
 # - **"Frozen layers are free."** Below the first adapter they are. Above it a gradient passes through norms, attention and SwiGLU.
 #
 # **Sources.** Hu et al., *LoRA*, 2106.09685 · Dettmers et al., *QLoRA*, 2305.14314 · 2205.05198 section 4.2.2 · peft 0.21.2 and

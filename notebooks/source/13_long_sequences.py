@@ -56,26 +56,32 @@ Reveal(
 )
 
 # %% [markdown]
-# *35 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
-# ends](11_the_ends.ipynb). **You will** run an MLP in tiles, put checkpoints on the host, keep one recurrent state per chunk, and
-# see what eight bits save and why an allocator reserves more than it hands out.
+# *30 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
+# ends](11_the_ends.ipynb). **You will** take the five steps of the figure: you run an MLP in tiles, put checkpoints on the host and
+# share a sequence among ranks. Then you answer two questions that come up on the way: do eight bits save memory, and why does a
+# GPU run out although everything fits?
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ heads of size $d$, $c$
-# ranks, or tokens in a chunk.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $c$ ranks that share a sequence.
 #
-# ## One bottleneck after the other
+# ## Five steps, one bottleneck after the other
 #
-# If all layers are recomputed, each keeps its input. Then the peak is in the loss, or in the backward pass of a layer's MLP, when
-# its attention has run again; the figure takes the fuller one. First that is the loss, so chapter 11's chunks come next. Then the
-# layers' inputs and one layer at work are left. Each step below removes what is largest *at that point*; in another order it
-# would help little. In a benchmark of accelerate, for example, checkpoints on the host didn't change a short sequence's peak
-# ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
+# Each step removes what is largest *at that point*:
+#
+# 1. **Recompute all layers** (chapter 5). Each keeps its input alone. Then the peak is in the loss, or in the backward pass of a
+#    layer's MLP, when its attention has run again; the figure takes the fuller one. First that is the loss.
+# 2. **The loss in chunks** (chapter 11). The layers' inputs and one layer at work are left.
+# 3. **The MLP in tiles.** It is the largest part of the layer at work.
+# 4. **The layers' inputs on the host.** Now the inputs are the largest part.
+# 5. **More GPUs for one sequence.** They divide all that is left.
+#
+# In another order a step would help little. In a benchmark of accelerate, for example, checkpoints on the host didn't change a
+# short sequence's peak ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
 # What do the steps cost? Bytes grow with $s$, the work of attention with $s^2$. So chunks and tiles cost a smaller share of a step
-# the longer the sequence is. Rerunning the layers costs more, up to a third, because attention reruns too. Move `s`, and read
-# the prices above the bars.
+# the longer the sequence is. Rerunning the layers costs more, up to a third, because attention reruns too. Move $s$, and read
+# the prices beside the bars.
 #
-# ## The MLP in tiles
+# ## Step 3: the MLP in tiles
 #
 # An MLP, like the loss, computes each token alone. So run it on some tokens, drop what it made, and recompute it in backward.
 # Chapter 5's checkpoint function does it:
@@ -132,7 +138,7 @@ agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, 
 #
 # **Now write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
 #
-# ## Checkpoints on the host
+# ## Step 4: the layers' inputs on the host
 #
 # Recomputed layers keep $2sbhL$, each its input, and backward reads these in reverse order. So an input may leave the device when
 # its layer has run, and come back while backward works on the layer after it. Say so with chapter 8's actions, term by term:
@@ -193,9 +199,9 @@ agree.add("gradients with inputs on the host, bit-identical", [(True, torch.equa
 # **Now write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`: `python my/labs/lab10_keep_less.py --only
 # 10.4`.
 #
-# ## More GPUs for one sequence
+# ## Step 5: more GPUs for one sequence
 #
-# At a million tokens most of what is left is one layer's attention. It can't run in tiles as the MLP does, because a query reads
+# At a million tokens the largest part of what is left is one layer's attention. It can't run in tiles as the MLP does, because a query reads
 # all keys before it. Context parallelism (chapter 14) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs
 # too. There are three ways. With **gather** the ranks exchange K and V. **Ulysses** exchanges tokens for heads. **Ring** attention
 # sends K and V around instead of gathering them: it keeps and sends the same bytes, but no rank ever has K and V whole.
@@ -215,99 +221,19 @@ for kind in ("gather", "ulysses"):
     agree.add(f"exchanges of a layer, {kind}", [(sum(expected.values()), len(seen.collectives))], "exchanges")
 
 # %% [markdown]
-# ## A state instead of keys
-#
-# Gated DeltaNet, Mamba and other recurrent layers have no keys to keep. They carry a state $S$, a $d \times d$ matrix for each
-# head. In the simplest form:
-#
-# $$S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top q_t$$
-#
-# To generate text you need only the last $S$. But to train? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps one
-# state *per token*: $4shd$ bytes in float32, where flash attention keeps about $8sh$. With $d$ = 128 that is 64 times as much.
-# (For a loop with several such tensors, a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at
-# 4,096: [mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870).) So do as with the MLP: keep the state once in $c$
-# tokens, and recompute the others, all at once as two products:
-
-# %%
-class Chunked(Function):
-    @staticmethod
-    def forward(ctx, q, k, v, c):  # [a, s, d] each
-        state, states, out = q.new_zeros(len(q), q.shape[2], q.shape[2]), [], []
-        for qc, kc, vc in zip(q.split(c, 1), k.split(c, 1), v.split(c, 1)):
-            states.append(state)
-            out.append(qc @ state + (qc @ kc.mT).tril() @ vc)
-            state = state + kc.mT @ vc
-        ctx.c = c
-        ctx.save_for_backward(q, k, v, torch.stack(states))
-        return torch.cat(out, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        q, k, v, states = ctx.saved_tensors
-        found, later = [], torch.zeros_like(states[0])  # the gradient of the state after a chunk
-        parts = zip(*(x.split(ctx.c, 1) for x in (q, k, v, grad)), states)
-        for qc, kc, vc, gc, state in reversed(list(parts)):
-            scores, grad_scores = (qc @ kc.mT).tril(), (gc @ vc.mT).tril()
-            grad_q = grad_scores @ kc + gc @ state.mT
-            grad_k = grad_scores.mT @ qc + vc @ later.mT
-            found.append((grad_q, grad_k, scores.mT @ gc + kc @ later))
-            later = later + qc.mT @ gc
-        return *(torch.cat(parts, 1) for parts in zip(*reversed(found))), None
-
-
-# %% jupyter={"source_hidden": true}
-def by_token(q, k, v):
-    state, out = torch.zeros(a, d, d, dtype=q.dtype), []
-    for t in range(q.shape[1]):
-        state = state + k[:, t, :, None] * v[:, t, None, :]
-        out.append(q[:, t, None] @ state)
-    return torch.cat(out, 1)
-
-
-a, s, d, c = 4, 48, 16, 8
-
-
-class Mixing(nn.Module):
-    def __init__(self, way):
-        super().__init__()
-        self.way = way
-
-    def forward(self, *heads):
-        return self.way(*heads)
-
-
-def kept_by(way):
-    return kept(mixing := Mixing(way), mixing, *heads)
-
-
-heads = [torch.randn(a, s, d, requires_grad=True) for _ in "qkv"]
-agree.add("a state a token: 12sh + 4shd", [(12 * s * a * d + 4 * s * a * d * d, kept_by(by_token))])
-for c in (8, 16):
-    agree.add(f"a state in {c} tokens: 12sh + 4shd/c", [(12 * s * a * d + 4 * s * a * d * d // c, kept_by(lambda *x: Chunked.apply(*x, c)))])
-heads = [torch.randn(a, s, d, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
-ways = (lambda q, k, v: (q @ k.mT).tril() @ v, by_token, lambda *x: Chunked.apply(*x, 8))
-quadratic, *others = [torch.autograd.grad(way(*heads).square().sum(), heads) for way in ways]
-apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in others for one, two in zip(found, quadratic)]
-agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
-
-# %% [markdown]
-# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$, a quarter more than
-# attention, but its work grows with $s$, not with $s^2$. Mamba's kernel recomputes all states in backward, and keeps none of them
-# (not measured here).
-#
-# ## Eight bits, honestly
+# ## Do eight bits save memory?
 #
 # FP8 makes products faster. Many expect half the memory as well, and measure more than before
 # ([TransformerEngine#257](https://github.com/NVIDIA/TransformerEngine/issues/257),
 # [#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)), or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Why? Ask what a linear keeps. It has three products:
 #
-# $$y = Wx, \qquad dx = W^\top dy, \qquad dW = dy\, x^\top$$
+# $$Y = XW, \qquad dX = dY\, W^\top, \qquad dW = X^\top dY$$
 #
-# They read $W$ and $x$ once along their rows and once along their columns. Hopper's FP8 products take one orientation only, and
+# They read $W$ and $X$ once along their rows and once along their columns. Hopper's FP8 products take one orientation only, and
 # block scales go along one axis. So each tensor is needed in 8 bits *twice*:
 #
-# - **$x$ in both orientations** takes $2 \cdot sbh$ bytes, as much as in 16 bits. Transformer Engine keeps only the one that $dW$
+# - **$X$ in both orientations** takes $2 \cdot sbh$ bytes, as much as in 16 bits. Transformer Engine keeps only the one that $dW$
 #   reads: its maintainers say so in #1764; not measured here.
 # - **$W$ in both**, beside the 16-bit weight that the optimizer updates: 2 bytes per parameter *more*.
 # - **The 16-bit tensor may be kept anyway**, if another gradient reads it. Flash attention's backward reads its output, which is
@@ -388,7 +314,7 @@ Panel(
 # with a scale for each 128 elements, and transposed in backward. The projection's input has 12 bits, and attention's backward
 # reads the same. SwiGLU's inputs have 8 bits, and its output is recomputed.
 #
-# ## Why is reserved above allocated?
+# ## It fits, and the GPU still runs out: reserved and allocated
 #
 # A formula counts tensors; the GPU shows what its allocator *reserved*. torch takes **segments** from the GPU and cuts them
 # into **blocks** of multiples of 512 bytes. Small tensors share segments of 2 MiB, those below 10 MiB segments of 20 MiB, and a
@@ -485,11 +411,10 @@ agree
 #
 # - **"FP8 halves activations."** It can halve what linears read. Norms, attention and SwiGLU keep their 16 bits, and the weights'
 #   copies come on top.
-# - **"Recurrent layers keep one state."** When they generate. In training they keep one per token, unless you chunk them.
 # - **"A smaller batch frees memory."** Reserved memory stays reserved, until the allocator runs out.
 #
 # **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Mini-sequence Transformer*, 2407.15892 · *Ulysses*, 2309.14509 · *Ring
-# Attention*, 2310.01889 · Gated DeltaNet, 2412.06464 · asked for, or merged since, in
+# Attention*, 2310.01889 · asked for, or merged since, in
 # [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
 # [pytorch#158657](https://github.com/pytorch/pytorch/issues/158657),
 # [TRL#6846](https://github.com/huggingface/trl/pull/6846) · `src/actmem_course/others/allocator.py`,
@@ -500,4 +425,4 @@ agree
 # Run `python -m actmem record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
 # record again. Exercises 10.3 and 10.4 of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
-# Next, [chapter 14](14_experts.ipynb): experts, latents, and a context that several ranks share.
+# Next, [chapter 14](14_experts.ipynb): experts, latents, recurrent states, and a context that several ranks share.

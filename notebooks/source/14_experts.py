@@ -1,17 +1,21 @@
 # %% [markdown]
-# # 14 · Experts, latents, long contexts
+# # 14 · Experts, latents, states, long contexts
 #
-# Today's largest models send each token to a few experts, make keys and values from a narrow latent, and cut the sequence. What
-# does each of these keep?
+# Today's largest models send each token to a few experts, make keys and values from a narrow latent or do without them, and cut
+# the sequence. What does each of these keep?
 
 # %%
+import torch
+from torch import nn
+from torch.autograd import Function
+
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
 from actmem.formulas.llama_terms import context_exchanges, context_rows, expert_mlp_rows, forced_routed_tokens, llama_exchanges
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.context import layer_groups
 from actmem.llama_shape import llama_shape
-from actmem.measure import emulated_rank
+from actmem.measure import emulated_rank, record
 from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import Recompute
@@ -48,22 +52,25 @@ Reveal(
 )
 
 # %% [markdown]
-# *25 minutes.* **You need:** [04 Sequence parallelism](04_sequence_parallelism.ipynb) and [08 After the
-# paper](08_after_the_paper.ipynb). **You will** ask chapter 2's question of three more parts of a layer: experts, latent
-# attention, and attention over a sequence that several ranks share. They don't build on each other; read what you need.
+# *30 minutes.* **You need:** [04 Sequence parallelism](04_sequence_parallelism.ipynb) and [08 After the
+# paper](08_after_the_paper.ipynb). **You will** ask chapter 2's question of four more parts of a layer: experts, latent
+# attention, recurrent states, and attention over a sequence that several ranks share. They don't build on each other; read what
+# you need.
 #
-# **Letters used:** `s`, `b`, `h`, `a`, `t` and `k`, `f` as in chapter 8 (`f` is the width of one expert) · `E` experts, of which
-# each token takes `κ` · `c` ranks that share a sequence. (Qwen3's heads are 128 wide, twice `h/a`: its Q is twice as wide as a token's vector.)
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $k$ key and value heads,
+# $d$ elements of a head, $f$ width of the MLP, $E$ experts, $\kappa$ experts that a token takes, $c$ ranks that share a sequence,
+# $u$ tokens in a chunk. (An expert is an MLP, so $f$ is its width. Qwen3's heads are 128 wide, twice $h/a$: its Q is twice as wide
+# as a token's vector.)
 
 # %% [markdown]
 # ## Experts
 #
-# A layer with **experts** has `E` MLPs instead of one, and sends each token to `κ` of them. A router scores the experts. The
+# A layer with **experts** has $E$ MLPs instead of one, and sends each token to $\kappa$ of them. A router scores the experts. The
 # tokens are sorted by expert and dispatched. What the experts return is weighted and summed.
 #
 # Take one pair of a token and an expert. Does backward read
 #
-# - **gate, up, and the down product's input**? Yes, as in one MLP: `6f` bytes per pair, `6sbκf` in all.
+# - **gate, up, and the down product's input**? Yes, as in one MLP: $6f$ bytes per pair, $6sb\kappa f$ in all.
 # - **the dispatched token**? Yes, for the weight gradients of gate and up. Plain code keeps it. The course's layer doesn't: backward
 #   dispatches it again, with one more all-to-all, as sequence parallelism gathers again.
 # - **the expert's output**? No. The down product is linear, so the router's weight may multiply before it.
@@ -77,8 +84,8 @@ LiveFigure(llama_bars(EXPERTS))
 
 # %% [markdown]
 # The ranks of a layer share the experts; none is cut. Each rank routes its own tokens, and an all-to-all brings every pair to its
-# expert's rank. So a rank holds what the routers send to it. If they send evenly, that is `sbκ/t` pairs. In the worst case every
-# token goes to the same `κ` experts on one rank, which gets all `sbκ` pairs. Every rank must have room for that, or drop tokens.
+# expert's rank. So a rank holds what the routers send to it. If they send evenly, that is $sb\kappa/t$ pairs. In the worst case every
+# token goes to the same $\kappa$ experts on one rank, which gets all $sb\kappa$ pairs. Every rank must have room for that, or drop tokens.
 # Emulate a rank in both cases, and count each term:
 
 # %%
@@ -114,20 +121,94 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
+# ## A state instead of keys
+#
+# Gated DeltaNet, Mamba and other recurrent layers have no keys to keep. They carry a state $S$, a $d \times d$ matrix for each
+# head. With one row $q_i$, $k_i$, $v_i$ for token $i$, the simplest form is
+#
+# $$S_i = S_{i-1} + k_i^\top v_i, \qquad o_i = q_i S_i$$
+#
+# To generate text you need only the last $S$. But to train? $dq_i$ reads $S_i$, so autograd through a loop over tokens keeps one
+# state *per token*: $4shd$ bytes in float32, where flash attention keeps about $8sh$. With $d$ = 128 that is 64 times as much.
+# (For a loop with several such tensors, a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at
+# 4,096: [mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870).) So do as chapter 13 does with an MLP: keep one state for
+# each chunk of $u$ tokens, and recompute the others, all at once as two products:
+
+# %%
+class Chunked(Function):
+    @staticmethod
+    def forward(ctx, q, k, v, u):  # [a, s, d] each
+        state, states, out = q.new_zeros(len(q), q.shape[2], q.shape[2]), [], []
+        for qu, ku, vu in zip(q.split(u, 1), k.split(u, 1), v.split(u, 1)):
+            states.append(state)
+            out.append(qu @ state + (qu @ ku.mT).tril() @ vu)
+            state = state + ku.mT @ vu
+        ctx.u = u
+        ctx.save_for_backward(q, k, v, torch.stack(states))
+        return torch.cat(out, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, states = ctx.saved_tensors
+        found, later = [], torch.zeros_like(states[0])  # the gradient of the state after a chunk
+        parts = zip(*(x.split(ctx.u, 1) for x in (q, k, v, grad)), states)
+        for qu, ku, vu, gu, state in reversed(list(parts)):
+            scores, grad_scores = (qu @ ku.mT).tril(), (gu @ vu.mT).tril()
+            grad_q = grad_scores @ ku + gu @ state.mT
+            grad_k = grad_scores.mT @ qu + vu @ later.mT
+            found.append((grad_q, grad_k, scores.mT @ gu + ku @ later))
+            later = later + qu.mT @ gu
+        return *(torch.cat(parts, 1) for parts in zip(*reversed(found))), None
+
+
+# %% jupyter={"source_hidden": true}
+def by_token(q, k, v):
+    state, out = q.new_zeros(len(q), q.shape[2], q.shape[2]), []
+    for i in range(q.shape[1]):
+        state = state + k[:, i, :, None] * v[:, i, None, :]
+        out.append(q[:, i, None] @ state)
+    return torch.cat(out, 1)
+
+
+def kept_by(way):
+    mixing = nn.Module()
+    mixing.forward = way
+    with record(mixing) as ledger:
+        y = mixing(*heads)
+    del y
+    return ledger.total_bytes
+
+
+a, s, d = 4, 48, 16
+heads = [torch.randn(a, s, d, requires_grad=True) for _ in "qkv"]
+agree.add("a state a token: 12sh + 4shd", [(12 * s * a * d + 4 * s * a * d * d, kept_by(by_token))])
+for u in (8, 16):
+    agree.add(f"a state in {u} tokens: 12sh + 4shd/u", [(12 * s * a * d + 4 * s * a * d * d // u, kept_by(lambda *x: Chunked.apply(*x, u)))])
+heads = [torch.randn(a, s, d, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+ways = (lambda q, k, v: (q @ k.mT).tril() @ v, by_token, lambda *x: Chunked.apply(*x, 8))
+quadratic, *others = [torch.autograd.grad(way(*heads).square().sum(), heads) for way in ways]
+apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in others for one, two in zip(found, quadratic)]
+agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
+
+# %% [markdown]
+# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/u$. With $u = d$ that is $10sh$, a quarter more than
+# attention, but its work grows with $s$, not with $s^2$. Mamba's kernel recomputes all states in backward, and keeps none of them
+# (not measured here).
+#
 # ## Context parallelism
 #
-# Tensor parallelism stops dividing K and V at `k` heads, and sequence parallelism divides only what lies between the blocks.
-# So for long sequences, cut the sequence over `c` ranks from end to end, through attention too. Each keeps `1/c` of everything,
-# K and V included, for any `k`. But its queries still need all the keys before them. Here are two ways to get them:
+# Tensor parallelism stops dividing K and V at $k$ heads, and sequence parallelism divides only what lies between the blocks.
+# So for long sequences, cut the sequence over $c$ ranks from end to end, through attention too. Each keeps $1/c$ of everything,
+# K and V included, for any $k$. But its queries still need all the keys before them. Here are two ways to get them:
 #
 # - **Gather** K and V along the sequence, as Llama 3 does, keep only the shard, and gather again in backward: chapter 4's $g$.
-#   (*Plain*, in the figure, keeps what it gathered: K and V whole on every rank.) Rank `i` holds chunks `i` and `2c − 1 − i` of
-#   `2c`, one that sees few keys and one that sees many, so that all ranks have the same work.
+#   (*Plain*, in the figure, keeps what it gathered: K and V whole on every rank.) Rank $i$ holds chunks $i$ and $2c - 1 - i$ of
+#   $2c$, one that sees few keys and one that sees many, so that all ranks have the same work.
 # - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
-#   heads, the projection by tokens: one more copy, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
+#   heads, the projection by tokens: one more copy, which *elementwise* drops. A head isn't cut, so $t \cdot c$ must divide $k$.
 #
-# None of this divides a weight. The bars are Llama 3 70B (`k = 8`), on 8 ranks and on 16. After each layout is what a rank sends in
-# one layer: to the others of its `t`, plus to those of its `c`. Tensor parallelism sends every token's vector, so with `c`, and
+# None of this divides a weight. The bars are Llama 3 70B ($k = 8$), on 8 ranks and on 16. After each layout is what a rank sends in
+# one layer: to the others of its $t$, plus to those of its $c$. Tensor parallelism sends every token's vector, so with $c$, and
 # fewer tokens on each rank, it sends far less:
 
 # %% jupyter={"source_hidden": true}
@@ -150,7 +231,7 @@ agree
 # ## Work it out
 #
 # Mixtral 8x7B has 8 experts of width 14,336, and each token takes 2. You train it with 8,192 tokens on 8 ranks, one expert on
-# each. How much do the experts of a layer keep on a rank if routing is balanced, and how much at worst? Use `6f` bytes per pair.
+# each. How much do the experts of a layer keep on a rank if routing is balanced, and how much at worst? Use $6f$ bytes per pair.
 
 # %% jupyter={"source_hidden": true}
 MIXTRAL = llama_shape("mixtral-8x7b")
@@ -167,7 +248,7 @@ worked(
 #
 # <details><summary><b>1.</b> Do more experts make a layer keep more?</summary>
 #
-# No. What counts is how many each token takes, `κ`. `E` is only in the router's scores.
+# No. What counts is how many each token takes, $\kappa$. $E$ is only in the router's scores.
 # </details>
 #
 # <details><summary><b>2.</b> DeepSeek caches a narrow latent at inference. Why doesn't training keep just that?</summary>
@@ -175,15 +256,16 @@ worked(
 # Backward of attention reads whole keys and values. You can recompute them from the latent, but that runs a product.
 # </details>
 #
-# <details><summary><b>3.</b> <code>t</code> = 16 and 8 key heads, or <code>t</code> = 8 and <code>c</code> = 2: which keeps less?</summary>
+# <details><summary><b>3.</b> <i>t</i> = 16 and 8 key heads, or <i>t</i> = 8 and <i>c</i> = 2: which keeps less?</summary>
 #
-# The second. With `t` = 16 two ranks hold the same key head. With `c` = 2 each holds half of its tokens.
+# The second. With $t$ = 16 two ranks hold the same key head. With $c$ = 2 each holds half of its tokens.
 # </details>
 #
 # ## What people get wrong here
 #
-# - **"Sparse models keep less."** Less than a dense MLP with as many parameters (width `Ef`), yes. But a token goes through `κ`
-#   experts, and each keeps `6f` bytes for it: as much as a dense MLP of width `κf`.
+# - **"Sparse models keep less."** Less than a dense MLP with as many parameters (width $Ef$), yes. But a token goes through $\kappa$
+#   experts, and each keeps $6f$ bytes for it: as much as a dense MLP of width $\kappa f$.
+# - **"Recurrent layers keep one state."** When they generate. In training they keep one per token, unless you chunk them.
 # - **"The router is even on average, so plan for the average."** The fullest rank decides, in the worst microbatch.
 # - **"Context parallelism divides the weights too."** It divides activations only; ZeRO divides weights.
 #
@@ -192,7 +274,7 @@ worked(
 # `python labs/measure_today.py --emulate 8 --model qwen3-30b-a3b` compares every mode; `--context 2` puts half of each sequence on a
 # rank.
 #
-# **Sources.** 2401.04088 for Mixtral · 2412.19437 for DeepSeek-V3 · 2407.21783, section 3.3.2, for gathered keys · 2309.14509 for
+# **Sources.** 2401.04088 for Mixtral · 2412.19437 for DeepSeek-V3 · 2412.06464 for Gated DeltaNet · 2407.21783, section 3.3.2, for gathered keys · 2309.14509 for
 # Ulysses · 2512.14080, SonicMoE, for experts that keep only their inputs and the up-projection's outputs · code:
 # `src/actmem/layers/experts.py`, `src/actmem/layers/latent.py`, `src/actmem/layers/context.py`.
 #

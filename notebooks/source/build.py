@@ -13,6 +13,7 @@ import argparse
 import ast
 import base64
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -97,10 +98,10 @@ def execute(notebook: NotebookNode) -> NotebookNode:
 def tidy(notebook: NotebookNode, painter: Painter | None, old: dict[str, str]) -> None:
     """Keep of the outputs what is the same on every run, and add the pictures.
 
-    old: pictures by the fingerprint of what they show.  Without a painter, a changed figure
-    has no picture.
+    A figure without controls keeps its drawing as well, for pages that can't run what it shows.
+    old: pictures by the fingerprint of what they show.  Without a painter, a changed figure has no picture.
     """
-    for output in outputs(notebook):
+    for cell, output in ((cell, output) for cell in notebook.cells for output in cell.get("outputs", ())):
         data, metadata = output.get("data", {}), output.get("metadata", {})
         data.pop(WIDGET_MIME, None)
         if metadata.pop("varies", False):
@@ -109,6 +110,8 @@ def tidy(notebook: NotebookNode, painter: Painter | None, old: dict[str, str]) -
         if specs:
             fingerprint = metadata["fingerprint"] = "-".join(spec.pop("fingerprint") for spec in specs)
             picture = old.get(fingerprint) or (painter.paint(specs) if painter else None)
+            if "LiveFigure(" in cell.source:
+                metadata["drawing"] = json.dumps(*specs, sort_keys=True)  # in one line of the file
             if picture:
                 data["image/png"], metadata["image/png"] = picture, {"width": WIDTH}
     notebook.metadata = nbformat.from_dict(PYTHON)  # not the version of the kernel, nor widgets' states

@@ -276,11 +276,19 @@ CUT = """
 
 @pytest.mark.parametrize("name", BY_DAY)
 def test_a_chapter_on_a_phone(name, reader, shots):
-    """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard; every drawing is whole."""
+    """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard; every drawing is whole.
+
+    Also the drawings that only a machine can compute: a still picture is too small for a phone.
+    """
     opened = reader.open(f"notebooks/{Path(name).stem}.html", width=390)
     page = opened.page
     for cell, code in figures(stored(name)).items():
         use(page.locator(f".actmem-shown[data-cell='{cell}']"), run_cell(code))
+    places = page.locator(".actmem-shown")
+    expect(places).to_have_count(len(pictures(stored(name))))
+    for place in places.all():
+        place.scroll_into_view_if_needed()
+        expect(place).to_have_attribute("data-drawn", "true")
     no_sideways(page)
     assert page.evaluate(CUT) == []
     shots(page, f"phone-{Path(name).stem}", full_page=True)
@@ -330,6 +338,16 @@ def test_a_guess_gets_the_answer_and_how_far_it_was_and_a_wrong_one_gives_nothin
     said = page.evaluate("async (cases) => { const { judged } = await import('/live/figures.js'); return cases.map((one) => judged(...one).reply); }", cases)
     for reply, (*_, wanted) in zip(said, REPLIES, strict=True):
         assert reply == wanted or wanted == "✗" and reply.startswith("✗") and "4,321" not in reply
+
+
+def test_a_guess_stands_where_it_is_on_a_logarithmic_axis_and_at_its_end_beyond(reader):
+    """Chapter 3's guess is in MiB, the axis in GiB and logarithmic."""
+    answer = run_cell(next(iter(figures(stored("03_tensor_parallelism.ipynb")).values()))).answer()
+    layout = answer["drawings"][0]["layout"]
+    low, high = (10**end for end in layout["yaxis"]["range"])
+    drawn = "async (guesses) => { const { guessLine } = await import('/live/figures.js'); return guesses.map(([guess, line, layout]) => guessLine(guess, line, layout).y0); }"
+    found = reader.open("index.html").page.evaluate(drawn, [[guess, answer["line"], layout] for guess in (0, 256, 1536, 10**6)])
+    assert found == pytest.approx([low, 0.25, 1.5, high]) and layout["yaxis"]["type"] == "log"
 
 
 PAGES = ["index", at_night("notebooks/05_recomputation"), "labs/lab1_count_bytes"]  # of chapters also: on a phone

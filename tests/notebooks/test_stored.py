@@ -1,5 +1,6 @@
 """Every stored notebook: run from its first cell to its last, without errors, small, and clean."""
 
+import hashlib
 import json
 import re
 
@@ -63,11 +64,15 @@ def test_it_is_valid_and_has_no_widget_state_no_times_and_no_machine(path, noteb
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
 
-def test_every_figure_has_its_picture_and_its_words(notebook):
-    for output in outputs(notebook):
-        if "fingerprint" in output.get("metadata", {}):
-            assert "image/png" in output.data, "build it where Chromium is installed"
-            assert len(output.data["text/plain"]) > 40
+def test_every_figure_has_its_picture_and_its_words_and_one_without_controls_its_drawing(notebook):
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if "fingerprint" in output.get("metadata", {}):
+                assert "image/png" in output.data, "build it where Chromium is installed"
+                assert len(output.data["text/plain"]) > 40
+                assert ("drawing" in output.metadata) == ("LiveFigure(" in cell.source)
+                if "drawing" in output.metadata:
+                    assert hashlib.sha256(output.metadata.drawing.encode()).hexdigest()[:16] == output.metadata.fingerprint
 
 
 def test_every_output_has_a_text_form(notebook):
@@ -77,8 +82,7 @@ def test_every_output_has_a_text_form(notebook):
 
 
 def test_links_lead_somewhere(path, notebook):
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    for link in re.findall(r"\]\(([^)#]+)", prose):
+    for link in re.findall(r"\]\(([^)#]+)", prose(notebook)):
         if not link.startswith("https://"):
             assert (path.parent / link).exists(), link
 
@@ -93,9 +97,41 @@ def test_the_map_has_the_minutes_that_each_chapter_says():
     text = "\n".join(cell.source for cell in nbformat.read(NOTEBOOKS / MAP, as_version=4).cells)
     for path in PATHS:
         if path.name != MAP:
-            said = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
-            (minutes,) = re.findall(r"(\d+) minutes\.", said)
+            (minutes,) = re.findall(r"(\d+) minutes\.", prose(nbformat.read(path, as_version=4)))
             assert re.search(rf"\({re.escape(path.name)}\)[^|]*\|[^|]*\| {minutes} \|", text), path.name
+
+
+#: What else such a letter is: the paper's operators and matrices, rows of one token, a letter of another paper.
+NO_SIZES = {"03": "fB", "04": "f", "06": "v", "12": "B", "14": "v"}
+
+
+def prose(notebook):
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def letters(notebook) -> dict[str, str]:
+    """What a chapter says that its letters are."""
+    line = re.search(r"\*\*Letters used:\*\* (.*?)\.(?= |$)", " ".join(prose(notebook).split()))
+    return dict(re.findall(r"\$([^$]+)\$ ([^$,.:(]*[^$,.:(\s])", line[1])) if line else {}
+
+
+def in_formulas(text) -> set[str]:
+    """Letters of its formulas, without words, commands and the d of a gradient."""
+    formulas = "\n".join(map("".join, re.findall(r"\$\$(.*?)\$\$|\$([^$\n]+?)\$", text, re.DOTALL)))
+    formulas = re.sub(r"\\(text|mathrm|begin|end)\{[^}]*\}|d(?=[A-Zxyzq]|\\(ell|gamma))", " ", formulas)
+    return set(re.findall(r"\\kappa|(?<![\\a-zA-Z])[a-zA-Z]+", formulas)) - {""}
+
+
+def test_a_letter_is_the_same_thing_in_every_chapter_that_lists_it():
+    said = {path.name[:2]: letters(nbformat.read(path, as_version=4)) for path in PATHS}
+    assert [name for name, own in said.items() if not own] == ["00", "10"]
+    meanings = {letter: {own[letter] for own in said.values() if letter in own} for own in said.values() for letter in own}
+    assert {letter: each for letter, each in meanings.items() if len(each) > 1} == {}
+    for path in PATHS:
+        name, text = path.name[:2], prose(nbformat.read(path, as_version=4))
+        used = {letter for word in in_formulas(text) for letter in ([word] if word[0] == "\\" else word)}
+        assert not said[name] or used & meanings.keys() <= said[name].keys() | set(NO_SIZES.get(name, "")), name
+        assert not re.search(r"\^T|\\mathrm\{d\}|y = Wx", text), "transposes are ^\\top, gradients dX, a linear Y = XW"
 
 
 def test_folded_answers_open_and_close(notebook):

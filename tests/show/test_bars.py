@@ -17,10 +17,11 @@ from actmem.rows import total
 from actmem_course.others import paper
 from actmem_course.show import today
 from actmem_course.show.adapters import PLACES, adapter_bars, lora_rows
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import BEFORE, after
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import layer_bars
-from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
+from actmem_course.show.memory_wall import METHODS, gpu_bytes, memory_wall
 from actmem_course.show.recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
 from tests.tiers import sampled
@@ -81,7 +82,7 @@ SUMS = {
     "least times": (least_times(SMALL, CUT), [1000 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
     "plans": (today.plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
     **{
-        f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model, BASELINE_METHOD).values()) for model in PAPER_MODELS.values()])
+        f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model).values()) for model in PAPER_MODELS.values()])
         for method in METHODS
     },
 }  # fmt: skip
@@ -106,6 +107,12 @@ def test_bars_are_the_formulas_numbers(name):
 ])  # fmt: skip
 def test_bars_beside_each_other(draw, wanted):
     assert [trace["x"] for trace in bars_of(draw())] == [pytest.approx(values) for values in wanted]
+
+
+def test_a_chart_of_more_parts_than_fills_is_refused():
+    """zip() left out the parts beyond the fifth, and the words after the bars counted them."""
+    with pytest.raises(ValueError, match="fills: 6 parts need as many, got 5"):
+        bar_chart("Six", {str(part): {"a": 1.0} for part in range(6)}, "parts", "units")
 
 
 def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_models():

@@ -18,7 +18,7 @@ from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
-from actmem_course.others.golden import HereResult, predict, read_golden
+from actmem_course.others.golden import predict, read_golden
 from actmem_course.show import (
     adapters,
     bar_chart,
@@ -108,7 +108,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     today.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
     today.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
     measured.runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
-    measured.here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines) for one in NVIDIAS],)],
 }  # fmt: skip
 #: Drawn by tests of their own, from what was measured; the others are what figures are made of.
 ELSEWHERE = {"speed_figure", "chart", "diagram", "after", "gantt"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from actmem.formulas.activations import crossover_seq_length
+from actmem.formulas.activations import TABLE2, crossover_seq_length
 from actmem.formulas.first_stage import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.models import PAPER_MODELS, model_shape
@@ -13,30 +13,32 @@ from actmem_course.others.paper import A100_BYTES
 from actmem_course.show import memory_wall
 
 CHOICES = list(itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION))
-OF_METHOD = {
-    "tensor": ("tensor", "none"),
-    "tensor+sequence": ("tensor + sequence", "none"),
-    "tensor+selective": ("tensor", "selective"),
-    "tensor+sequence+selective": ("tensor + sequence", "selective"),
-    "full": ("tensor", "full"),
-}
 
 
 @pytest.mark.parametrize("method", memory_wall.METHODS)
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_segments_are_the_fullest_stages_bytes(name, method):
-    model, row = PAPER_MODELS[name], memory_wall.METHODS[method]
+    model, (row,) = PAPER_MODELS[name], [row for row in TABLE2 if row.name == method]
     parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
     by_rank = bytes_by_rank(model.shape, parallel, row.recompute)
     count = sum(parameter_counts(model.shape, parallel).values())
     each = {state.term: state.bytes_per_parameter for state in ADAM["float32 gradients"]}
-    assert memory_wall.gpu_bytes(model, method) == {
+    assert memory_wall.gpu_bytes(model, *memory_wall.METHODS[method]) == {
         "parameters": each["parameters"] * count,
         "gradients and optimizer": (sum(each.values()) - each["parameters"]) * count,
         "activations": by_rank[0],
     }
     assert by_rank[0] == max(by_rank), "the first stage is the one drawn because it holds most"
-    assert memory_wall.one_gpu(model, *OF_METHOD[method]) == memory_wall.gpu_bytes(model, method)
+
+
+@pytest.mark.parametrize("method, words", [
+    ("tensor", "Tensor parallelism alone:"),
+    ("tensor+sequence", "Tensor and sequence parallelism:"),
+    ("tensor+sequence+selective", "Tensor and sequence parallelism, selective recomputation:"),
+    ("full", "Tensor parallelism, full recomputation:"),
+])  # fmt: skip
+def test_the_wall_says_its_method(method, words):
+    assert memory_wall.memory_wall(method).layout["title"]["text"].startswith(words)
 
 
 @pytest.mark.parametrize("chosen", CHOICES)
@@ -44,8 +46,8 @@ def test_the_front_doors_bars_are_the_bytes_and_no_method_adds_any(chosen):
     drawing = memory_wall.front_door("175B", *chosen)
     for trace in drawing.traces[: len(memory_wall.PARTS_OF_GPU)]:
         for name, value in zip(trace["y"], trace["x"], strict=True):
-            assert value * drawing.axis.unit == memory_wall.one_gpu(PAPER_MODELS[name], *chosen)[trace["name"]]
-    sizes = {name: sum(memory_wall.one_gpu(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
+            assert value * drawing.axis.unit == memory_wall.gpu_bytes(PAPER_MODELS[name], *chosen)[trace["name"]]
+    sizes = {name: sum(memory_wall.gpu_bytes(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
     assert ("it fits" in drawing.layout["title"]["text"]) == (sizes["175B"] <= A100_BYTES)
     parallelism, recompute = chosen
     further = [(other, recompute) for other in memory_wall.PARALLELISM[memory_wall.PARALLELISM.index(parallelism) :]]
@@ -54,7 +56,7 @@ def test_the_front_doors_bars_are_the_bytes_and_no_method_adds_any(chosen):
     ]
     for more in further:
         assert all(
-            sum(memory_wall.one_gpu(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items()
+            sum(memory_wall.gpu_bytes(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items()
         )
 
 

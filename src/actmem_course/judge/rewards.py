@@ -145,7 +145,7 @@ def lab1_reward(b: Bench) -> BarsReward:
         measures.append(Measure(name, {"yours": predicted, "measured": counted}))
         b.progress()
     crossover = b["crossover_seq_length"](h, heads)
-    remark = f"From s={crossover:,} on, the core attention keeps more than all else in such a layer; GPT-3 has s={s:,}."
+    remark = f"From s={crossover:,} on, the core attention keeps more than the rest of such a layer; GPT-3 has s={s:,}."
     what = "One layer of GPT-3 on one of 8 ranks, as you predict it and as a real layer keeps it"
     return BarsReward(what, measures, remark)
 

@@ -35,6 +35,8 @@ def bar_chart(
     order: the bars from the top, if not as they come.  notes: words after a bar in place of its sum.  about: what pointing at a
     bar says besides.  room_for: a value that the axis has room for.  limit: the name and value of a line across all bars.
     """
+    if len(parts) > len(fills):
+        raise ValueError(f"fills: {len(parts)} parts need as many, got {len(fills)}")
     names = list(order or dict.fromkeys(name for values in parts.values() for name in values))
     above = max(map(len, names)) > _LONGEST
     lines = {name: "<br>".join(wrap(name, 42)) for name in names}

@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from actmem_course.others.golden import HereResult
+from actmem_course.others.golden import WHY_APART, HereResult
 from actmem_course.results import RunResult, SpeedLine
 from actmem_course.show.bar_chart import bar_chart
+from actmem_course.show.folded import Fold
 from actmem_course.show.marks import Drawing, chart, line, log_scale, points, scale
 from actmem_course.show.style import BLUE, GREEN, INK, ORANGE, PAINT, VERMILION, milliseconds
-from actmem_course.show.text import overhead_text
+from actmem_course.show.text import overhead_text, text_table
 
 _PARTS = {
     "forward": PAINT["blue"],
@@ -22,7 +23,6 @@ _PARTS = {
     "backward": PAINT["orange"],
 }
 _MIB_IN_GIB = 1024
-_KEPT, _TIME = PAINT["blue"], PAINT["sky"]
 
 
 def write_page(drawing: Drawing, path: Path) -> None:
@@ -130,22 +130,21 @@ def runs_figure(results: Sequence[RunResult]) -> Drawing:
     )
 
 
-def here_figure(results: Sequence[HereResult]) -> Drawing:
-    """NVIDIA's tests: what a GPU logged beyond what it holds at rest, and what one emulated rank counts; a pair a model."""
-    names = [
-        f"{'' if r.run.has_embedding else 'last '}{r.run.chunks[0]} layers"
-        + (", full" if r.run.full_recompute else f", t = {r.run.t}" if r.run.t > 1 else "")
-        for r in results
-    ]
+def here_fold(results: Sequence[HereResult]) -> Fold:
+    """NVIDIA's tests: what a GPU logged beyond what it holds at rest and what one emulated rank counts, a model a line; the first in parts."""
+    lines = []
+    for r in results:
+        more = ", full" if r.run.full_recompute else f", t = {r.run.t}" if r.run.t > 1 else ""
+        name = f"{'' if r.run.has_embedding else 'last '}{r.run.chunks[0]} layers{more}"
+        lines.append((name, r.logged_bytes, r.counted_bytes, f"{r.logged_bytes - r.counted_bytes:+,}"))
     far = max(100 * (1 - r.counted_bytes / r.logged_bytes) for r in results)
     open_percent = max(100 * abs(r.open_bytes) / r.logged_bytes for r in results)
-    return bar_chart(
-        f"GPU's log, laptop's count: within {far:.1f}%,<br>all but {open_percent:.2f}% for a known reason",
-        {
-            "logged on a GPU": dict(zip(names, (r.logged_bytes for r in results))),
-            "counted here": dict(zip(names, (r.counted_bytes for r in results))),
-        },
-        "beyond what is held at rest",
-        beside=True,
-        fills=[_KEPT, _TIME],
+    first = results[0]
+    parts = (f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in first.apart.items())
+    return Fold(
+        f"{len(results)} models, a GPU's log and a laptop's count: within {far:.1f}%, all but {open_percent:.2f}% for a known reason",
+        text_table(("model", "logged, B", "counted here, B", "apart"), lines, " rrr")
+        + f"\n\nThe first line's {first.logged_bytes - first.counted_bytes:,} B of difference. A log has one number for each run; "
+        + "how it splits into lines is our simulation of the run.\n"
+        + "\n".join(parts),
     )

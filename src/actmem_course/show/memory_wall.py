@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, Configuration, crossover_seq_length, layer_rows
+from actmem.config import ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, crossover_seq_length, layer_rows
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
@@ -18,16 +18,12 @@ from actmem_course.show.controls import Control, choice
 from actmem_course.show.marks import Drawing, chart, line, log_scale, points, scale
 from actmem_course.show.style import BLUE, GIB, INK, PAINT, VERMILION, Fill, exact_text, size_text, three_digits
 
-#: Rows of table 2 that a GPU of a parallel run can have, by their names in a control.
-METHODS: dict[str, Configuration] = {row.name: row for row in TABLE2 if row.tensor_parallel}
+#: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective does.
+PARALLELISM = ("none", "tensor", "tensor + sequence")
+RECOMPUTATION = ("none", "selective", "full")
+#: Rows of table 2 that a GPU of a parallel run can have, by their names in a control: parallelism and recomputation.
+METHODS = {row.name: (PARALLELISM[1 + row.sequence_parallel], row.recompute) for row in TABLE2 if row.tensor_parallel}
 BASELINE_METHOD = "tensor"
-_TITLES = {
-    "tensor": "Tensor parallelism alone",
-    "tensor+sequence": "Tensor and sequence parallelism",
-    "tensor+selective": "Tensor parallelism, selective recomputation",
-    "tensor+sequence+selective": "Tensor and sequence parallelism, selective recomputation",
-    "full": "Tensor parallelism, full recomputation",
-}
 #: Segments of a bar.  Freed: what the method saves over tensor parallelism alone.
 PART_FILLS = {
     "parameters": PAINT["green"],
@@ -40,32 +36,23 @@ PARTS_OF_GPU = tuple(PART_FILLS)[:3]
 LENGTHS = tuple(2**power for power in range(7, 16))
 
 
-def gpu_bytes(model: PaperModel, method: str) -> dict[str, int]:
-    """Bytes on one GPU of the model's first stage, which holds most: states, and activations by ``method``.
+def gpu_bytes(model: PaperModel, parallelism: str = "tensor", recompute: str = "none") -> dict[str, int]:
+    """Bytes by part on one GPU of the first stage, which holds most; states of mixed-precision Adam with float32 gradients.
 
-    method: a key of METHODS.  States are those of mixed-precision Adam with float32 gradients.
+    parallelism: one of PARALLELISM; "none" puts a layer on one GPU.
     """
-    row = METHODS[method]
-    parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
-    return stage_parts(model.shape, parallel, row.recompute)
-
-
-def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[str, int]:
-    """Bytes of parameters, of gradients and optimizer, and of activations on one rank of the first stage."""
-    states = by_term(state_rows(shape, parallel))
-    sizes = (
-        states.pop("parameters"),
-        sum(states.values()),
-        total(paper_rows(stage_rows(shape, parallel, recompute=recompute))),
-    )
-    return dict(zip(PARTS_OF_GPU, sizes))
+    t = model.parallel.tensor_parallel_size if parallelism != "none" else 1
+    parallel = replace(model.parallel, tensor_parallel_size=t, sequence_parallel=parallelism == "tensor + sequence")
+    states = by_term(state_rows(model.shape, parallel))
+    activations = total(paper_rows(stage_rows(model.shape, parallel, recompute=recompute)))
+    return dict(zip(PARTS_OF_GPU, (states.pop("parameters"), sum(states.values()), activations)))
 
 
 def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = {}) -> Drawing:
     """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds, against an A100's memory."""
     models = {**PAPER_MODELS, **more}
-    held = {name: gpu_bytes(model, method) for name, model in models.items()}
-    before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in models.items()}
+    held = {name: gpu_bytes(model, *METHODS[method]) for name, model in models.items()}
+    before = {name: sum(gpu_bytes(model).values()) for name, model in models.items()}
     now = {name: sum(parts.values()) for name, parts in held.items()}
     for name, parts in held.items():
         parts["freed by the method"] = before[name] - now[name]
@@ -73,26 +60,17 @@ def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = 
     shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
+    parallelism, recompute = METHODS[method]
+    words = f"{parallelism.replace(' + ', ' and ').capitalize()} parallelism"
+    words += " alone" if method == BASELINE_METHOD else f", {recompute} recomputation" if recompute != "none" else ""
     return bar_chart(
-        f"{_TITLES[method]}:<br>{verdict} in {A100_BYTES // GIB} GiB",
+        f"{words}:<br>{verdict} in {A100_BYTES // GIB} GiB",
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],
         notes={name: f"holds {size_text(size)}" for name, size in now.items()},
         limit=("one A100", A100_BYTES),
     )
-
-
-#: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective does.
-PARALLELISM = ("none", "tensor", "tensor + sequence")
-RECOMPUTATION = ("none", "selective", "full")
-
-
-def one_gpu(model: PaperModel, parallelism: str, recompute: str) -> dict[str, int]:
-    """Bytes by part on one GPU of the first stage.  parallelism: one of PARALLELISM; "none" puts a layer on one GPU."""
-    t = model.parallel.tensor_parallel_size if parallelism != "none" else 1
-    parallel = replace(model.parallel, tensor_parallel_size=t, sequence_parallel=parallelism == "tensor + sequence")
-    return stage_parts(model.shape, parallel, recompute)
 
 
 def front_door_controls() -> dict[str, Control]:
@@ -106,7 +84,7 @@ def front_door_controls() -> dict[str, Control]:
 
 def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
     """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title."""
-    held = {name: one_gpu(one, parallelism, recompute) for name, one in PAPER_MODELS.items()}
+    held = {name: gpu_bytes(one, parallelism, recompute) for name, one in PAPER_MODELS.items()}
     sums = {name: sum(parts.values()) for name, parts in held.items()}
     over = sums[model] - A100_BYTES
     verdict = f"{size_text(over)} too much" if over > 0 else "it fits"

@@ -83,7 +83,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
         "one layer, of the same without recomputation",
         "%",
         fills=[PAINT["blue"], PAINT["red"], PAINT["grey"], PAINT["yellow"]],
-        notes={**sizes, first: "72Bsh² + 12Bs²h", **percents},
+        notes={**sizes, first: "72sbh² + 12s²bh", **percents},
     )
 
 
@@ -194,11 +194,6 @@ class Rebuild:
     bytes: int
     flops: int
 
-    @property
-    def bytes_per_flop(self) -> Fraction | None:
-        """Bytes freed per FLOP; None if no product runs."""
-        return Fraction(self.bytes, self.flops) if self.flops else None
-
 
 #: Tensors that are recomputed together, how, and the products that this takes.
 _GROUPS = (
@@ -227,12 +222,10 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
     ]
 
 
-def core_over_gelu(shape: ModelShape) -> Fraction:
-    """Bytes freed per FLOP in the attention core, relative to h→4h: 5a/2.
-
-    (5as²b / 2s²bh) divided by (8sbh / 8sbh²); s and h cancel.
-    """
-    return Fraction(5 * shape.num_attention_heads, 2)
+def core_over_gelu(groups: Sequence[Rebuild]) -> Fraction:
+    """Bytes freed per FLOP in the attention core, relative to h→4h."""
+    core, gelu = (next(one for one in groups if one.name == name) for name in ("attention core", "GeLU input"))
+    return Fraction(core.bytes, core.flops) / Fraction(gelu.bytes, gelu.flops)
 
 
 def rebuild_price(shape: ModelShape) -> Drawing:
@@ -240,11 +233,12 @@ def rebuild_price(shape: ModelShape) -> Drawing:
 
     Groups that need none have no such price; the table next to the figure names them.
     """
-    priced = sorted((r for r in rebuilds(shape) if r.bytes_per_flop), key=lambda r: r.bytes_per_flop or 0, reverse=True)
+    groups = rebuilds(shape)
+    priced = sorted((r for r in groups if r.flops), key=lambda r: Fraction(r.bytes, r.flops), reverse=True)
     return bar_chart(
-        f"A FLOP in the attention core gives back {float(core_over_gelu(shape)):,.0f} times<br>"
+        f"A FLOP in the attention core gives back {float(core_over_gelu(groups)):,.0f} times<br>"
         f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
-        {r.name: {r.name: float(1000 * (r.bytes_per_flop or 0))} for r in priced},
+        {r.name: {r.name: 1000 * r.bytes / r.flops} for r in priced},
         "given back for 1,000 FLOPs",
         "bytes",
         fills=[FILLS[_KIND[r.name]] for r in priced],

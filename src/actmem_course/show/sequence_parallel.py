@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from actmem.config import ModelShape, Parallel
@@ -31,20 +31,15 @@ _HEADS = ("Q", "K", "V", *CORE_ATTENTION_TERMS)
 _LEFT, _RANKS, _RIGHT, _HIGH = 3.85, 4.85, 1.2, 0.78
 
 
-@dataclass(frozen=True)
-class RankPart:
-    """A stored tensor and how the ranks share it.  axis: "" (every rank has all of it), "h", "heads" or "s"."""
+def parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> list[tuple[Row, str]]:
+    """The 15 tensors on one rank, and how the ranks share each: "" (every rank has all of it), "h", "heads" or "s".
 
-    row: Row
-    axis: str
-
-
-def parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> list[RankPart]:
-    """The 15 tensors on one rank.  What tensor parallelism cuts is cut along h or by heads, the rest along s or not at all."""
+    What tensor parallelism cuts is cut along h or by heads, the rest along s or not at all.
+    """
     t = tensor_parallel_size
     alone = layer_rows(shape, Parallel(t))
     rows = layer_rows(shape, Parallel(t, mode == SEQUENCE))
-    return [RankPart(row, _axis(row, before)) for row, before in zip(rows, alone, strict=True)]
+    return [(row, _axis(row, before)) for row, before in zip(rows, alone, strict=True)]
 
 
 def _axis(row: Row, with_tensor_parallelism: Row) -> str:
@@ -64,20 +59,20 @@ def rank_parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> Drawi
     middle: list[tuple[float, float, str]] = [
         (_LEFT + (rank + 0.46) * column, -0.4, f"rank {rank}" if t < 8 else str(rank)) for rank in range(t)
     ]
-    unit, unit_name = axis_unit(max(part.row.bytes for part in held))
+    unit, unit_name = axis_unit(max(row.bytes for row, _ in held))
     middle.append((right, -0.4, unit_name))
     y = 0.0
-    for part in held:
-        names.append((_LEFT - 0.12, y + _HIGH / 2, part.row.term))
-        middle.append((right, y + _HIGH / 2, three_digits(part.row.bytes / unit)))
+    for row, axis in held:
+        names.append((_LEFT - 0.12, y + _HIGH / 2, row.term))
+        middle.append((right, y + _HIGH / 2, three_digits(row.bytes / unit)))
         for rank in range(t):
-            drawn += _frame(part, rank, t, _LEFT + rank * column, y, 0.92 * column)
+            drawn += _frame(row, axis, rank, t, _LEFT + rank * column, y, 0.92 * column)
         y += 1
-        if part.row.term in EXCHANGES_AFTER:
-            middle.append((_LEFT + _RANKS / 2, y + 0.3, f"<i>{EXCHANGES_AFTER[part.row.term][mode == SEQUENCE]}</i>"))
+        if row.term in EXCHANGES_AFTER:
+            middle.append((_LEFT + _RANKS / 2, y + 0.3, f"<i>{EXCHANGES_AFTER[row.term][mode == SEQUENCE]}</i>"))
             y += 0.8
-    copies = [part.row for part in held if not part.axis]
-    together = total(part.row for part in held)
+    copies = [row for row, axis in held if not axis]
+    together = total(row for row, _ in held)
     finding = "each byte is on one rank only"
     if copies:
         finding = f"{len(copies)} of {len(held)} tensors are there {t} times over, {size_text(total(copies))} on each"
@@ -86,7 +81,7 @@ def rank_parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> Drawi
         f"{mode.capitalize()}: each of {t} ranks keeps {size_text(together)};<br>{finding}",
         [*boxes(drawn), labels(names, 13, "middle left"), labels(middle, 12)],
         f"One layer across {t} ranks, {mode}: each rank keeps {together:,} bytes; {finding}. "
-        + "; ".join(f"{part.row.term} {_cut_text(part.axis)}" for part in held)
+        + "; ".join(f"{row.term} {_cut_text(axis)}" for row, axis in held)
         + ".",
         _LEFT + _RANKS + _RIGHT, y, 660, top=-0.8,
     )  # fmt: skip
@@ -96,13 +91,13 @@ def _cut_text(axis: str) -> str:
     return {"": "whole", "heads": "cut by heads"}.get(axis, f"cut along {axis}")
 
 
-def _frame(part: RankPart, rank: int, t: int, x: float, y: float, width: float) -> list[Box]:
-    fill = FILLS[term_of(part.row).kind]
-    hover = f"<b>{part.row.term}</b> on rank {rank}: {_cut_text(part.axis)}, {part.row.bytes:,} B"
-    if part.axis == "":
+def _frame(row: Row, axis: str, rank: int, t: int, x: float, y: float, width: float) -> list[Box]:
+    fill = FILLS[term_of(row).kind]
+    hover = f"<b>{row.term}</b> on rank {rank}: {_cut_text(axis)}, {row.bytes:,} B"
+    if axis == "":
         return [Box(x, y, width, _HIGH, fill, "", hover)]
     frame = Box(x, y, width, _HIGH, EMPTY, "", hover)
-    if part.axis == "s":
+    if axis == "s":
         return [frame, Box(x, y + rank * _HIGH / t, width, _HIGH / t, fill, "", hover)]
     return [frame, Box(x + rank * width / t, y, width / t, _HIGH, fill, "", hover)]
 

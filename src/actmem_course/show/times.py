@@ -27,7 +27,7 @@ _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 _KINDS = (
     ("attention core", VERMILION, "diamond", PAINT["red"]),
     ("linear", BLUE, "circle", PAINT["blue"]),
-    ("all else", YELLOW, "square", PAINT["yellow"]),
+    ("norms, GeLU, dropouts, sums", YELLOW, "square", PAINT["yellow"]),
 )
 _LEFT, _RIGHT = 0.2, 12_000.0
 

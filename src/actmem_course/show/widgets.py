@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from html import escape
+from textwrap import fill
 
 from actmem_course.show.in_page import Question
 from actmem_course.show.live import CARRIED, Carried, Displayed, mime_bundle
@@ -78,7 +79,7 @@ class Varies:
         self.facts = facts
 
     def __repr__(self) -> str:
-        return f"(differs from machine to machine; run this cell to see: {', '.join(self.facts)})"
+        return fill(f"(differs from machine to machine; run this cell to see: {', '.join(self.facts)})", 96)
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         lines = "".join(

@@ -21,7 +21,7 @@ from actmem.config import (
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, pipeline_sends
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
-from actmem.formulas.llama_terms import context_rows, expert_mlp_rows, llama_rows
+from actmem.formulas.llama_terms import context_exchanges, expert_mlp_rows, llama_rows
 from actmem.formulas.loss_peak import loss_peak_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
@@ -74,8 +74,7 @@ ENTER: list[tuple[str, dict[str, Any], str]] = [
     ("formulas.communication.iteration_exchanges", STAGE, "num_microbatches recompute"),
     ("formulas.flops.hardware_flops", {"shape": S, "global_batch_size": 4}, "global_batch_size recompute"),
     ("formulas.flops.eq7", {"shape": S, "global_batch_size": 4}, "global_batch_size"),
-    ("formulas.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size"),
-    ("formulas.llama_terms.context_rows", {"shape": LLAMA, "parallel": P, "context_parallel_size": 2}, "context_parallel_size context_kind"),
+    ("formulas.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),
     ("formulas.llama_terms.forced_routed_tokens", {"shape": EXPERTS, "parallel": P, "routing": "even", "rank": 0}, "rank0 routing"),
     ("formulas.llama_terms.expert_mlp_rows", {"shape": EXPERTS, "parallel": P}, "routed_tokens0?"),
     ("formulas.loss_peak.loss_peak_rows", {"tokens": 16, "hidden_size": 16, "vocab_size": 32, "loss": "in chunks"}, "tokens hidden_size vocab_size chunk loss"),
@@ -221,6 +220,7 @@ LINES = [
     (lambda: EXPERTS.with_sizes(num_experts=0), "num_experts: must be at least 1, got 0"),
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_experts=6), FOUR), "num_experts: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: expert_mlp_rows(EXPERTS, routed_tokens=33), "routed_tokens: must be at most 32, got 33"),
+    (lambda: layer_rows(S, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2: the paper's layer"),
     (lambda: llama_rows(LLAMA, routed_tokens=1), "routed_tokens: this layer has no experts"),
     (lambda: LlamaLayer(EXPERTS, recompute={"gate and up input"}), "recompute: 'gate and up input' is no term"),
     (lambda: LatentHeads(20, 0, 6, 4, 8), "key_value_rank: must be at least 1, got 0"),
@@ -233,12 +233,12 @@ LINES = [
     (lambda: LATENT.with_sizes(num_shared_experts=1), "num_shared_experts: goes with num_experts"),
     (lambda: EXPERTS.with_sizes(num_shared_experts=0), "num_shared_experts: must be at least 1, got 0"),
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_shared_experts=1, ffn_hidden_size=41), FOUR), "the shared experts' width: 41 must be divisible by tensor_parallel_size = 4"),
-    (lambda: own_context_shape(LATENT, Parallel(), 2), "context_parallel_size: must be 1, got 2"),
+    (lambda: own_context_shape(LATENT, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2"),
     (lambda: LlamaLayer(LATENT, recompute={"Q before its norm"}), "recompute: 'Q before its norm' is no term"),
-    (lambda: context_rows(LLAMA, Parallel(), 3), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
-    (lambda: context_rows(LLAMA, Parallel(), 8), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),
-    (lambda: context_rows(LLAMA, Parallel(4, True), 4), "seq_length: 2 must be divisible by tensor_parallel_size"),
-    (lambda: context_rows(LLAMA, Parallel(), 4, "ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
+    (lambda: llama_rows(LLAMA, Parallel(context_parallel_size=3)), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
+    (lambda: context_exchanges(LLAMA, Parallel(context_parallel_size=8)), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),
+    (lambda: llama_rows(LLAMA, Parallel(4, True, context_parallel_size=4)), "seq_length: 2 must be divisible by tensor_parallel_size"),
+    (lambda: llama_rows(LLAMA, Parallel(context_parallel_size=4), context_kind="ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(3, 3, 16)), "seq_length: the model was made for 4 tokens a sequence, got 3"),
     (lambda: ModelShape(2**31, 1, 4, 1), "seq_length: must be at most 2147483647, got 2147483648"),

@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 from actmem.config import Parallel
 from actmem.formulas.communication import counts
-from actmem.formulas.llama_terms import context_exchanges, context_rows, llama_rows
+from actmem.formulas.llama_terms import context_exchanges, llama_rows
 from actmem.layers.context import layer_groups
 from actmem.layers.llama import LlamaLayer, attend
 from actmem.layers.llama_parts import GatedMLP, rms_norm, swiglu
@@ -207,7 +207,7 @@ agree.add("gradients with inputs on the host, bit-identical", [(True, torch.equa
 # sends K and V around instead of gathering them: it keeps and sends the same bytes, but no rank ever has K and V whole.
 
 # %% jupyter={"source_hidden": true}
-million = LLAMA.with_sizes(seq_length=2**20)
+million, eight = LLAMA.with_sizes(seq_length=2**20), Parallel(context_parallel_size=8)
 for kind in ("gather", "ulysses"):
     with emulated_rank(8), count_collectives() as seen:
         tensor, context = layer_groups(8, kind)
@@ -216,8 +216,8 @@ for kind in ("gather", "ulysses"):
         rows = layer_rows_of(layer, x)
         seen.collectives.clear()
         layer(x).sum().backward()
-    agree.add_rows(f"1,048,576 tokens, one of 8 ranks, {kind}", context_rows(million, Parallel(), 8, kind), rows)
-    expected = counts(context_exchanges(million, Parallel(), 8, kind))
+    agree.add_rows(f"1,048,576 tokens, one of 8 ranks, {kind}", llama_rows(million, eight, context_kind=kind), rows)
+    expected = counts(context_exchanges(million, eight, kind))
     agree.add(f"exchanges of a layer, {kind}", [(sum(expected.values()), len(seen.collectives))], "exchanges")
 
 # %% [markdown]

@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges, context_rows, expert_mlp_rows, forced_routed_tokens, llama_exchanges
+from actmem.formulas.llama_terms import context_exchanges, expert_mlp_rows, forced_routed_tokens, llama_exchanges
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.context import layer_groups
 from actmem.llama_shape import llama_shape
@@ -215,13 +215,13 @@ agree.add("gradients of a loop and of chunks, numbers that differ from the quadr
 shape = llama_shape("llama3-70b")
 ways = {}
 for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
-    given = (shape, Parallel(t, True), c, kind or "gather")
-    among_t, among_c = llama_exchanges(shape.with_sizes(seq_length=shape.seq_length // c), given[1]), context_exchanges(*given)
+    parallel, way = Parallel(t, True, context_parallel_size=c), kind or "gather"
+    among_t, among_c = llama_exchanges(shape, parallel), context_exchanges(shape, parallel, way)
     sent = " + ".join(f"{wire_bytes(exchanges) / 2**20:,.0f}" for exchanges in (among_t, among_c))
-    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(context_rows(*given))
+    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(llama_rows(shape, parallel, context_kind=way))
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    agree.add_rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
+    agree.add_rows("Llama 3 70B, t = 8, c = 2", llama_rows(shape, Parallel(8, True, context_parallel_size=2)), measure_layer(shape, tensor, context=context))
 LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, and sends less than half", {"kept": ways}, "kept by one rank of a layer"))
 
 # %% jupyter={"source_hidden": true}

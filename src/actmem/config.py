@@ -143,7 +143,7 @@ class Parallel:
 
     ``sequence_parallel`` splits layer norms and dropouts along the sequence among the same t ranks, which share experts
     too.  micro_batch_size: the planner's, in sequences (b).  zero_stage: one of ZERO_STAGES.  Formulas of a layer or a
-    stage read t, p, m and ``sequence_parallel`` only.  Raises ConfigError on a bad size.
+    stage read t, p, m and ``sequence_parallel`` only; of today's layers also context_parallel_size.  Raises ConfigError on a bad size.
     """
 
     tensor_parallel_size: int = 1
@@ -210,11 +210,13 @@ class Parallel:
 
 
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:
-    """Raise ConfigError if t ranks cannot share one layer of this shape.
+    """Raise ConfigError if t ranks cannot share one layer of this shape; it has no context parallelism.
 
     t must divide a (a head is never split) and, under sequence parallelism, s.  As a divides h, t divides h and 4h too.
     """
-    t = parallel.tensor_parallel_size
+    t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
+    if c > 1:
+        raise ConfigError("context_parallel_size", f"must be 1, got {c}: the paper's layer has no context parallelism")
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
     if parallel.sequence_parallel:
         check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from actmem.config import LARGEST_PARALLEL_SIZE, ConfigError, Parallel, check_choice, check_divides, check_size, shown
+from actmem.config import ConfigError, Parallel, check_choice, check_divides, check_size, shown
 from actmem.recipes import LayerTerms, Recipe
 
 #: How c ranks share a sequence, see ``layers.context``: K and V gathered, and again in backward; gathered and
@@ -194,16 +194,14 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
         check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)
 
 
-def own_context_shape(
-    shape: LlamaShape, parallel: Parallel = Parallel(), context_parallel_size: int = 1, context_kind: str = "gather"
-) -> LlamaShape:
+def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), context_kind: str = "gather") -> LlamaShape:
     """The layer as one of c context-parallel ranks sees it, with s/c tokens.  Raises ConfigError if c·t ranks can't share it.
 
     2c must divide s where K and V are gathered, because each rank holds two chunks.  Under "ulysses" c must
     divide s, and t·c the key and value heads: a rank attends with whole heads.
     """
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
-    c = check_size("context_parallel_size", context_parallel_size, LARGEST_PARALLEL_SIZE)
+    c = parallel.context_parallel_size
     if c > 1 and shape.latent:
         raise ConfigError("context_parallel_size", f"must be 1, got {c}: no latent attention here shares a sequence")
     if c > 1 and context_kind == "ulysses":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
-from actmem.formulas.llama_terms import context_exchanges, context_rows, forced_routed_tokens, llama_rows
+from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_rows
 from actmem.layers.context import ContextParallel, attend_part, layer_groups
 from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import (
@@ -35,10 +35,10 @@ ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
 
 
 def predicted(shape, tp, context, recompute, element_size, routing="even"):
-    parallel = Parallel(tp.size, tp.sequence_parallel)
-    own = own_context_shape(shape, parallel, context.size, context.kind)
+    parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+    own = own_context_shape(shape, parallel, context.kind)
     routed = forced_routed_tokens(own, parallel, routing, tp.rank) if shape.num_experts else None
-    return context_rows(shape, parallel, context.size, context.kind, recompute, element_size, routed)
+    return llama_rows(shape, parallel, recompute, element_size, routed, context.kind)
 
 
 def differences(shape, tp, context, recompute, dtype=torch.bfloat16, routing="even"):
@@ -76,13 +76,13 @@ def steps_exchanges(shape, tp, context, recompute):
 
 def exchange_differences(shape, tp, context, recompute):
     """Between the formula and what was counted, without the exchanges among tensor-parallel ranks."""
-    parallel = Parallel(tp.size, tp.sequence_parallel)
-    own = own_context_shape(shape, parallel, context.size, context.kind)
+    parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+    own = own_context_shape(shape, parallel, context.kind)
     terms = llama_layer_terms(shape).recipes
     alone = recompute if isinstance(recompute, str) else recompute & {recipe.term for recipe in terms}
     counted = steps_exchanges(shape, tp, context, recompute)
     counted.subtract(steps_exchanges(own, tp, ContextParallel(), alone))
-    exchanges = context_exchanges(shape, parallel, context.size, context.kind, recompute, 4)
+    exchanges = context_exchanges(shape, parallel, context.kind, recompute, 4)
     for exchange in exchanges:
         counted[Collective(exchange.kind, exchange.payload_bytes)] -= exchange.count
     return {collective: count for collective, count in counted.items() if count}
@@ -133,18 +133,20 @@ def test_named_shapes_are_exact_on_emulated_ranks(model, way):
 
 def test_what_it_divides_beyond_sequence_parallelism():
     shape, t, c = llama_shape("llama3-70b"), 8, 4  # k = 8
+    cut = Parallel(t, True, context_parallel_size=c)
     before = by_term(llama_rows(shape, Parallel(t, True)))
-    assert by_term(context_rows(shape, Parallel(t, True), c)) == {term: size // c for term, size in before.items()}
+    assert by_term(llama_rows(shape, cut)) == {term: size // c for term, size in before.items()}
     # More tensor-parallel ranks than key and value heads leave K and V as they are.
     more = by_term(llama_rows(shape, Parallel(c * t, True)))
     assert [term for term, size in before.items() if more[term] != size // c] == ["K", "V"]
-    whole = by_term(context_rows(shape, Parallel(t, True), c, "gather-plain"))
+    whole = by_term(llama_rows(shape, cut, context_kind="gather-plain"))
     assert (whole["K"], whole["V"]) == (before["K"], before["V"])
 
 
 def test_ulysses_keeps_attentions_result_twice_and_elementwise_once():
     for mode, extra in (("none", 1), ("selective", 1), ("elementwise", 0), ("full", 0)):
-        gathered, exchanged = (total(context_rows(SHAPE, Parallel(), 2, way, mode)) for way in ("gather", "ulysses"))
+        two = SHAPE, Parallel(context_parallel_size=2), mode
+        gathered, exchanged = (total(llama_rows(*two, context_kind=way)) for way in ("gather", "ulysses"))
         assert exchanged - gathered == extra * 2 * 16 * 3 * 32 // 2
 
 

@@ -42,17 +42,20 @@ def llama_rows(
     recompute: Mode = "none",
     element_size: int = 2,
     routed_tokens: int | None = None,
+    context_kind: str = "gather",
 ) -> list[Row]:
-    """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.
+    """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.  shape: with the whole sequence.
 
     In 16 bits and without parallelism: 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
     4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise); ad is h in most models.  Under sequence
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
-    Latent attention: see ``_latent_rows``.  routed_tokens: of experts, see ``expert_mlp_rows``.
-    Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
+    Latent attention: see ``_latent_rows``.  routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+    On one of c context-parallel ranks "gather" keeps this for s/c tokens; "gather-plain" K and V of all s; "ulysses"
+    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops one.
+    Raises ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
     """
-    check_llama_ranks(shape, parallel)
+    shape = own_context_shape(shape, parallel, context_kind)
     check_choice("element_size", element_size, ELEMENT_BYTES)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
     a, e, t = shape.num_attention_heads, element_size, parallel.tensor_parallel_size
@@ -79,7 +82,25 @@ def llama_rows(
             Row("up", e * s * b * f // t, t, "SwiGLU"),
             Row("down input", e * s * b * f // t, t, "down product"),
         ]
-    return on_device(rows, llama_layer_terms(shape), recompute, element_size)
+    c, ulysses = parallel.context_parallel_size, _is_ulysses(parallel, context_kind)
+    if c > 1:
+        rows = [shared for row in rows for shared in _context_rows(row, c, context_kind)]
+    return on_device(rows, llama_layer_terms(shape, ulysses), recompute, element_size)
+
+
+def _is_ulysses(parallel: Parallel, context_kind: str) -> bool:
+    """Whether heads are exchanged for tokens: a single rank exchanges nothing."""
+    return context_kind == "ulysses" and parallel.context_parallel_size > 1
+
+
+def _context_rows(row: Row, c: int, context_kind: str) -> list[Row]:
+    """A row of this rank's tokens as c ranks keep it."""
+    if row.term in ("K", "V") and context_kind == "gather-plain":
+        return [replace(row, bytes=c * row.bytes, source="attention, gathered")]
+    row = replace(row, split_by=c * row.split_by)
+    if row.term == "attention projection input" and context_kind == "ulysses":
+        return [replace(row, term="attention output before all-to-all", source="attention"), row]
+    return [row]
 
 
 def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
@@ -176,7 +197,7 @@ INDEX = 8
 def expert_mlp_rows(
     shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2, routed_tokens: int | None = None
 ) -> list[Row]:
-    """What the router and this rank's experts keep; no token is dropped.
+    """What the router and this rank's experts keep; no token is dropped.  shape: with this rank's part of the sequence.
 
     routed_tokens (R): pairs of a token and an expert that this rank's experts take; None: as many as
     every other rank's, sbκ/t.  In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf, and 6sb times
@@ -224,7 +245,7 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
-    """R of a rank if the router's scores are ignored.
+    """R of a rank if the router's scores are ignored.  shape: with this rank's part of the sequence.
 
     routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's go to
     the first κ experts).  Raises ConfigError on another one, or a rank that is not among the t.
@@ -243,49 +264,19 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     return senders * sum(each + (expert < more) for expert in own)
 
 
-def context_rows(
-    shape: LlamaShape,
-    parallel: Parallel = Parallel(),
-    context_parallel_size: int = 1,
-    context_kind: str = "gather",
-    recompute: Mode = "none",
-    element_size: int = 2,
-    routed_tokens: int | None = None,
-) -> list[Row]:
-    """The tensors that one layer keeps for backward on one of t·c ranks.  shape: with the whole sequence.
-
-    "gather": those of ``llama_rows`` for s/c tokens.  "gather-plain": K and V of all s.  "ulysses": attention's
-    result twice, because the kernel keeps it by heads and the projection by tokens; *elementwise* drops one.
-    routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.  Raises ConfigError if the ranks can't share the layer.
-    """
-    c = context_parallel_size
-    own = own_context_shape(shape, parallel, c, context_kind)
-    if c == 1:
-        return llama_rows(shape, parallel, recompute, element_size, routed_tokens)
-    rows = []
-    for row in llama_rows(own, parallel, "none", element_size, routed_tokens):
-        if row.term in ("K", "V") and context_kind == "gather-plain":
-            rows.append(replace(row, bytes=c * row.bytes, source="attention, gathered"))
-            continue
-        row = replace(row, split_by=c * row.split_by)
-        if row.term == "attention projection input" and context_kind == "ulysses":
-            rows.append(replace(row, term="attention output before all-to-all", source="attention"))
-        rows.append(row)
-    return on_device(rows, llama_layer_terms(shape, context_kind == "ulysses"), recompute, element_size)
-
-
 #: What ``where`` begins with in exchanges among the ranks that share experts, and among context-parallel ranks.
 EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 
 
 def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[Exchange]:
-    """Exchanges of one microbatch in one layer among the t ranks, in 16 bits.  shape: with this rank's part of the sequence.
+    """Exchanges of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
     Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's exchanges; where
     every rank has every token, there is one more sum.
     """
-    s, b, h, t = shape.seq_length, shape.micro_batch_size, shape.hidden_size, parallel.tensor_parallel_size
-    rows = layer_exchanges(ModelShape(s, b, h, shape.num_attention_heads, vocab_size=1), parallel, recompute)
+    own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
+    s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
+    rows = layer_exchanges(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
     if not shape.num_experts or t == 1:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
@@ -309,7 +300,6 @@ def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "non
 def context_exchanges(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),
-    context_parallel_size: int = 1,
     context_kind: str = "gather",
     recompute: Mode = "none",
     element_size: int = 2,
@@ -319,11 +309,11 @@ def context_exchanges(
     Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
     Raises ConfigError if the ranks can't share the layer.
     """
-    c, t = context_parallel_size, parallel.tensor_parallel_size
-    own = own_context_shape(shape, parallel, c, context_kind)
+    c, t = parallel.context_parallel_size, parallel.tensor_parallel_size
+    own = own_context_shape(shape, parallel, context_kind)
     if c == 1:
         return []
-    dropped = llama_layer_terms(shape, context_kind == "ulysses").dropped(recompute)
+    dropped = llama_layer_terms(shape, _is_ulysses(parallel, context_kind)).dropped(recompute)
     one_head = element_size * own.seq_length * own.micro_batch_size * own.d
     key = one_head * max(own.num_key_value_heads // t, 1)
     query = one_head * (own.num_attention_heads // t)

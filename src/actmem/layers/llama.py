@@ -53,8 +53,8 @@ class LlamaLayer(nn.Module):
         **factory,
     ):
         super().__init__()
-        parallel = Parallel(tp.size, tp.sequence_parallel)
-        self.seq_length = own_context_shape(shape, parallel, context.size, context.kind).seq_length
+        parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+        self.seq_length = own_context_shape(shape, parallel, context.kind).seq_length
         self.recompute = Recompute.of(recompute)
         terms = llama_layer_terms(shape, context.is_ulysses)
         self.dropped, self.stores = terms.dropped(self.recompute), stores(terms.stored(self.recompute), host)
@@ -207,7 +207,8 @@ class LlamaStage(ParallelModule):
         if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= num_layers:
             raise ConfigError("layers", f"{layers} must be a part of range(0, {num_layers})")
         self.tp = tp
-        own = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
+        parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+        own = own_context_shape(shape, parallel, context.kind)
         self.shape = own.with_sizes(vocab_size=vocab_size)
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first or (self.is_last and shape.tied_embeddings):

@@ -227,8 +227,6 @@ class PlannedGPT(PlannedModel):
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.layer_axes
 
     def check(self, layout: Parallel) -> None:
-        if layout.context_parallel_size > 1:
-            raise ConfigError("context parallelism", "this layer has none")
         check_layer(*self._one_layer(layout))
         check_vocab_size(self.shape.vocab_size, layout.tensor_parallel_size)
 
@@ -294,7 +292,7 @@ class PlannedLlama(PlannedModel):
 
         Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``layers.context``).
         """
-        return own_context_shape(self._whole_shape(layout), layout, layout.context_parallel_size)
+        return own_context_shape(self._whole_shape(layout), layout)
 
     @lru_cache(maxsize=2**12)  # noqa: B019
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
@@ -312,7 +310,7 @@ class PlannedLlama(PlannedModel):
             ]
         check_choice("recompute", what, (*PlannedLlama.recompute_modes, *self.modes_on_request))
         mode = llama_layer_terms(self.shape).input_on_host() if what == OFFLOAD else what
-        return llama_rows(self._layer_shape(layout), layout, mode, routed_tokens=self._routed(layout))
+        return llama_rows(self._whole_shape(layout), layout, mode, routed_tokens=self._routed(layout))
 
     def host_rows(self, layout: Parallel, what: str) -> list[Row]:
         terms = llama_layer_terms(self.shape)
@@ -348,10 +346,8 @@ class PlannedLlama(PlannedModel):
         return shared + d.mlp_weights // t
 
     def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
-        among_context = context_exchanges(
-            self._whole_shape(layout), layout, layout.context_parallel_size, recompute=_run_as(recompute)
-        )
-        return llama_exchanges(self._layer_shape(layout), layout, _run_as(recompute)) + among_context
+        shape, mode = self._whole_shape(layout), _run_as(recompute)
+        return llama_exchanges(shape, layout, mode) + context_exchanges(shape, layout, recompute=mode)
 
     def _key_value_size(self, layout: Parallel) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from actmem.attention_kernels import FLASH_WIDTH, KERNEL_NODES, AttentionCall, attention_kernel, attention_rows
-from actmem.config import ConfigError, ModelShape, check_layer, check_size
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
-from actmem.formulas.llama_terms import context_rows, forced_routed_tokens
+from actmem.formulas.llama_terms import forced_routed_tokens, llama_rows
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.llama import LlamaLayer
@@ -72,15 +72,18 @@ class LayerTable:
         routing = f", {self.routing} routing" if getattr(self.shape, "num_experts", None) else ""
         return f"{self.what}: {' '.join(sizes)}{routing}" + (f", c={self.context}" if self.context > 1 else "")
 
+    def _parallel(self, configuration: Configuration, ranks: int) -> Parallel:
+        return replace(configuration.parallel(ranks // self.context), context_parallel_size=self.context)
+
     def check(self, ranks: int, device: str, dtype: torch.dtype) -> None:
         """Raise ConfigError if that many ranks can't measure every configuration."""
         check_size("context_parallel_size", self.context, ranks)
         if ranks % self.context:
             rule = f"must divide the number of ranks, {ranks}, got {self.context}"
             raise ConfigError("context_parallel_size", rule)
-        for parallel in {one.parallel(ranks // self.context) for one in self.configurations}:
+        for parallel in {self._parallel(one, ranks) for one in self.configurations}:
             if isinstance(self.shape, LlamaShape):
-                own_context_shape(self.shape, parallel, self.context, self.context_kind)
+                own_context_shape(self.shape, parallel, self.context_kind)
             else:
                 check_layer(self.shape, parallel)
         if isinstance(self.shape, LlamaShape) and device == "cuda":
@@ -92,13 +95,13 @@ class LayerTable:
         The largest is the first, with its weights, on every rank at once.  The paper's layer needs two score
         tensors (as²b each) for a moment as well; a flash kernel makes none.
         """
-        first = self.configurations[0].parallel(1)
+        first = self._parallel(self.configurations[0], self.context)
         if isinstance(self.shape, ModelShape):
             a, b, h, s = self.shape.letters()
             each = eq1(self.shape, element_size) + element_size * (12 * h * h + 2 * a * s * s * b)
         else:
             weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
-            rows = context_rows(self.shape, first, self.context, self.context_kind, element_size=element_size)
+            rows = llama_rows(self.shape, first, element_size=element_size, context_kind=self.context_kind)
             each = total(rows) + element_size * weights
         check_fits(each, ranks_here, memory_bytes, "use --emulate, or smaller sizes")
 
@@ -110,13 +113,13 @@ class LayerTable:
         kernel: of ``kernel_here``.
         """
         shape, recompute = self.shape, configuration.recompute
-        parallel = configuration.parallel(ranks // self.context)
+        parallel = self._parallel(configuration, ranks)
         if isinstance(shape, ModelShape):
             place = shape, parallel, recompute, element_size
             return layer_rows(*place), layer_extra_rows(*place, device)
-        own = own_context_shape(shape, parallel, self.context, self.context_kind)
+        own = own_context_shape(shape, parallel, self.context_kind)
         routed = forced_routed_tokens(own, parallel, self.routing, rank) if shape.num_experts else None
-        rows = context_rows(shape, parallel, self.context, self.context_kind, recompute, element_size, routed)
+        rows = llama_rows(shape, parallel, recompute, element_size, routed, self.context_kind)
         if not kernel or all(row.term != "log-sum-exp" for row in rows):  # attention runs again, seed and all
             return rows, []
         t = parallel.tensor_parallel_size * (self.context if self.context_kind == "ulysses" else 1)

@@ -92,7 +92,7 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
         return shape.with_sizes(seq_length=shape.seq_length // c)
 
     link = size_text(2 * tokens * shape.hidden_size * layers)
-    sent = layers * wire_bytes(context_exchanges(shape, Parallel(), c, "gather", "full"))
+    sent = layers * wire_bytes(context_exchanges(shape, Parallel(context_parallel_size=c), recompute="full"))
     again = layers * llama_recomputed_flops(shape, "full")
     of_mlp = layers * (products["gate and up"] + products["down"])
     return [

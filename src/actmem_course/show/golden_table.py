@@ -9,6 +9,7 @@ from statistics import median
 from rich.table import Table
 
 from actmem_course.others.golden import (
+    AS_LOGS,
     LIMITS,
     NEAR,
     REASONS,
@@ -180,6 +181,11 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
         lines.append(
             f"{fit} of the {len(far)} dense rows that hold more than {NEAR}% else fit if blocks that NCCL sent come back late"
         )
+    if logged := [100 * apart / r.row.held_bytes for r in dense if r.row.held_bytes and (apart := r.row.logs_apart[0])]:
+        lines.append(
+            f"{len(logged)} dense rows have logs of other commits or containers, which hold up to {max(logged):.2f}% else at "
+            f"rest, median {median(logged):.2f}%"
+        )
     if same := equal_by_code([r for r in compared if r.played]):
         rows, percents = zip(*same)
         lines.append(
@@ -200,8 +206,10 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
         lines.append(f"{missing} rows not modelled")
     if found:
         zero, opened = sum(not e.apart_bytes for e in found), Counter(e.reason for e in found if e.verdict == "open")
-        explained = len(found) - zero - opened.total()
-        lines.append(f"{len(found)} pairs: {zero} of 0 B, {explained} explained, {opened.total()} open, of these")
+        logs = sum(e.verdict == AS_LOGS for e in found)
+        explained = len(found) - zero - logs - opened.total()
+        known = f"{zero} of 0 B, {explained} explained, {logs} {AS_LOGS}"
+        lines.append(f"{len(found)} pairs: {known}, {opened.total()} open, of these")
         lines += [f"  {number}: {REASONS[name]}" for name, number in opened.most_common()]
     return lines
 

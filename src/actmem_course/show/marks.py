@@ -51,8 +51,8 @@ class GuessLine:
         """The line as plotly has it, and its words; the page puts it at the guess."""
         across = "y" if self.axis[0] == "x" else "x"
         place = {f"{self.axis[0]}ref": self.axis, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
-        where = {"textposition": "start", "xanchor": "left"} if across == "x" else {"textposition": "end"}
-        name = {"text": "your guess", "textangle": 0, "yanchor": "bottom", **where}
+        anchors = {"yanchor": "bottom", **({"xanchor": "right"} if across == "x" else {})}
+        name = {"text": "your guess", "textangle": 0, "textposition": "end", **anchors}
         return {"type": "line", **place, "line": {"color": PURPLE, "width": 3, "dash": "dot"}, "label": name}
 
 

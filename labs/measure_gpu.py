@@ -73,13 +73,12 @@ def main() -> int:
 
 def report(run: Measurement, results: dict, here) -> None:
     """Print the tables of every case, then what was skipped, then the claims: the end of a log is what is read."""
-    rounds, clock = results["settings"]["rounds"], "CUDA events" if here.device == "cuda" else "wall clock"
     for case in results["cases"]:
         shape = ModelShape(**{name: case[name] for name in ModelShape.__dataclass_fields__})
         speed, peers = case["speed"], case["peers"]
         if speed:
             title = f"{case['model']}: {setting(shape, here, results['settings']['dtype'])}"
-            run.show(speed_table(speed, title), noise_line(speed[0].noise, rounds, clock))
+            run.show(speed_table(speed, title), noise_line(speed[0].noise, results["settings"]["rounds"], run.clock))
         run.show(*(peers_table(peers, mode) for mode in (PEER_MODES if peers else ())))
         if (table := overheads_table(peers)) is not None:
             run.show(table)

@@ -14,8 +14,8 @@ from actmem.measure.emulate import emulated_rank
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench import hold
 from actmem_course.bench import measure_communication as communication
-from actmem_course.bench import measure_communication as wire
 from actmem_course.bench.measure_communication import (
     TORCHS,
     bytes_sent_by,
@@ -81,7 +81,7 @@ def test_one_exchange_more_is_seen(monkeypatch):
         def forward(self, x):  # type: ignore[override]  # called with x alone
             return linear.all_reduce(super().forward(x).detach(), tensor_parallel()) * x
 
-    monkeypatch.setattr(communication, "TransformerLayer", Chatty)
+    monkeypatch.setattr(hold, "TransformerLayer", Chatty)
     with emulated_rank(2):
         counted = count_exchanges(SHAPE, Ranks(0, 2, "cpu", True), torch.float32)
     assert not any(one.exact for one in counted)
@@ -173,11 +173,11 @@ def test_the_sockets_sent_what_the_formulas_say(size, shape, pools):
 
 
 def not_counted():
-    wire._tcp_info, told = lambda connection: b"", wire._tcp_info
+    communication._tcp_info, told = lambda connection: b"", communication._tcp_info
     try:
         return can_count(), measure_sent(ModelShape(16, 1, 32, 4), Ranks(0, 2, "cpu", False), torch.float32)
     finally:
-        wire._tcp_info = told
+        communication._tcp_info = told
 
 
 def test_an_older_system_is_not_asked(pools):

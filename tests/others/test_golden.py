@@ -14,6 +14,7 @@ from actmem.config import ConfigError
 from actmem_course.others import table_rows
 from actmem_course.others.golden import (
     AS_LOGS,
+    LATE_PLAYS,
     LIMITS,
     NEAR,
     GoldenRow,
@@ -86,7 +87,9 @@ def test_a_pair_that_no_formula_explains_may_be_as_far_apart_as_its_tests_own_lo
 def test_the_readme_says_how_many_rows_fit_if_blocks_come_back_late():
     far = [r for r in RESULTS if r.played and r.row.kind in list(LIMITS)[:2] and abs(r.held_percent) > NEAR]
     fit = sum(r.fits_if_late for r in far)
-    assert f"{fit} of the {len(far)} dense rows that hold more than {NEAR}% else fit one of 32 plays" in readme()
+    assert (
+        f"{fit} of the {len(far)} dense rows that hold more than {NEAR}% else fit one of {LATE_PLAYS} plays" in readme()
+    )
 
 
 def test_a_block_that_came_back_late_explains_a_mebibyte_at_rest():

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.census import LiveStorages
 from actmem.measure.ledger import record
+from actmem.measure.parts import layer_input
+from actmem.parallel.groups import TensorParallel
 from actmem_course.bench.race import Work
 
 
@@ -36,6 +40,14 @@ class Runner:
         self.leaf.grad = None
         for parameter in self.module.parameters():
             parameter.grad = None
+
+
+def layer_runner(
+    shape: ModelShape, tp: TensorParallel, device: str, dtype: torch.dtype, recompute: str = "none"
+) -> Runner:
+    """The paper's layer as this rank has it, and its input."""
+    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    return Runner(layer, layer_input(shape, tp, device, dtype))
 
 
 def _backward(output: Tensor) -> None:

@@ -21,14 +21,13 @@ import torch.distributed as dist
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
-from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.parts import layer_input
 from actmem.measure.tools import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.bench.hold import Runner
+from actmem_course.bench.hold import layer_runner
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.race import Work, race
 from actmem_course.others.ring import gloo_header_bytes
@@ -53,28 +52,14 @@ def count_exchanges(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list
     for name, options in FORMS.items():
         for recompute in _COUNTED_MODES:
             tp = tensor_parallel(**options)
-            run = _layer(shape, ranks, dtype, tp, recompute)
+            layer = layer_runner(shape, tp, ranks.device, dtype, recompute)
             with count_collectives() as seen:
-                run()
+                layer.run()
             by_formula = exchanges_by_formula(shape, tp, dtype, recompute)
             really = exchanges_of(seen.collectives, ranks.size)
             numbers = counts(by_formula), counts(really), wire_bytes(by_formula), wire_bytes(really)
             found.append(ExchangeCount(name, recompute, *numbers))
     return found
-
-
-def _layer(
-    shape: ModelShape, ranks: Ranks, dtype: torch.dtype, tp: TensorParallel, recompute: str = "none"
-) -> Callable[[], None]:
-    """Forward and backward of one layer."""
-    layer = TransformerLayer(shape, tp, recompute=recompute, device=ranks.device, dtype=dtype)
-    x = layer_input(shape, tp, ranks.device, dtype)
-
-    def run() -> None:
-        y = layer(x)
-        y.backward(y.detach())
-
-    return run
 
 
 def exchanges_by_formula(
@@ -120,8 +105,8 @@ def measure_sent(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[So
     ]
     for name, options in FORMS.items():
         form = tensor_parallel(**options)
-        exchanges, run = exchanges_by_formula(shape, form, dtype), _layer(shape, ranks, dtype, form)
-        found.append(sent(f"layer, {name}", exchanges, run))
+        layer = layer_runner(shape, form, ranks.device, dtype)
+        found.append(sent(f"layer, {name}", exchanges_by_formula(shape, form, dtype), layer.run))
     return found
 
 
@@ -157,8 +142,7 @@ def compare_overlap(
 ) -> TimedPair:
     """Time backward of one layer, and the same if it waits for each exchange at once."""
     tp = group_of(sequence_parallel)
-    layer = TransformerLayer(shape, tp, device=ranks.device, dtype=dtype)
-    plain = Runner(layer, layer_input(shape, tp, ranks.device, dtype)).work()
+    plain = layer_runner(shape, tp, ranks.device, dtype).work()
     full = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
     shard = full[: shape.seq_length // ranks.size].contiguous()
 

@@ -20,11 +20,11 @@ import torch
 import actmem
 from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2
-from actmem.layers.transformer import TransformerLayer
-from actmem.measure.parts import layer_input, run_between_others
+from actmem.measure.parts import run_between_others
 from actmem.measure.whole_step import watch_step
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
+from actmem_course.bench.hold import layer_runner
 from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_peers import measure_peers
 from actmem_course.bench.measure_speed import group_of, measure_speed
@@ -166,19 +166,14 @@ def allocated_curve(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict
     allocated_bytes: what the allocator had given out after each operation.  counted_bytes: the same step by live storages,
     which needs no GPU (``watch_step``), at more moments.  Both without what there was before the step.
     """
-    tp = group_of(sequence_parallel=True)
-
-    def layer_and_input() -> tuple[TransformerLayer, torch.Tensor]:
-        layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=dtype)
-        return layer, layer_input(shape, tp, ranks.device, dtype)
-
-    layer, x = layer_and_input()
-    with watch_step(layer, None, x) as bill:
-        run_between_others(layer, x)
-    layer, x = layer_and_input()
+    place = shape, group_of(sequence_parallel=True), ranks.device, dtype, "selective"
+    one = layer_runner(*place)
+    with watch_step(one.module, None, one.leaf) as bill:
+        run_between_others(one.module, one.leaf)
+    one = layer_runner(*place)
     before = torch.cuda.memory_allocated() if ranks.device == "cuda" else 0
     with _Allocated(ranks.device) as seen:
-        y = layer(x)
+        y = one.module(one.leaf)
         y.backward(y.detach())
     return {
         "allocated_bytes": [held - before for held in seen.curve],

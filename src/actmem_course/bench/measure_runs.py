@@ -23,7 +23,7 @@ from actmem_course.others.published import (
     TITAN_RUNS,
     NanotronRun,
 )
-from actmem_course.others.published_choices import Choice, published_choices
+from actmem_course.others.published_choices import Choice, llama3_sizes, paper_sizes, published_choices
 from actmem_course.results import RunResult, StepTimeResult
 
 MIB = 2**20
@@ -77,34 +77,24 @@ def step_time_results() -> list[StepTimeResult]:
     """Published step times beside the planner's: the paper's table 5, the Llama 3 report, torchtitan's eager 8B."""
     results = []
     for name, time in TABLE5.items():
-        paper, own = PAPER_MODELS[name], PAPER_MODELS[name].parallel
+        paper = PAPER_MODELS[name]
         place = planned_model_of(name), paper.num_devices, "a100", paper.global_batch_size
         for printed, mode in ((time.seconds, "selective"), (time.full_recompute_seconds, "full")):
-            seconds = predicted_seconds(
-                *place,
-                mode,
-                tensor_parallel_size=own.tensor_parallel_size,
-                pipeline_parallel_size=own.pipeline_parallel_size,
-                num_model_chunks=own.num_model_chunks,
-                micro_batch_size=paper.shape.micro_batch_size,
-                sequence_parallel=mode == "selective",
-            )
+            seconds = predicted_seconds(*place, mode, paper_sizes(paper, mode == "selective"))
             results.append(StepTimeResult("2205.05198 table 5", f"{name}, {mode}", "s", printed, seconds))
     for run in LLAMA3_RUNS:
         model = planned_model_of("llama3-405b").with_sizes(seq_length=run.seq_length)
-        batch, c = run.data_parallel_size * run.batch_per_data_rank, run.context_parallel_size
-        cut = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "context_parallel_size": c, "zero_stage": 1}
-        seconds = predicted_seconds(
-            model, run.gpus, "h100", batch, "none", micro_batch_size=1, sequence_parallel=True, **cut
-        )
+        batch = run.data_parallel_size * run.batch_per_data_rank
+        cut = llama3_sizes(run) | {"micro_batch_size": 1, "sequence_parallel": True, "zero_stage": 1}
+        seconds = predicted_seconds(model, run.gpus, "h100", batch, "none", cut)
         rate = model.model_flops(batch) / seconds / run.gpus / 1e12
-        setting = f"405B, {run.gpus} GPUs, CP {c}, s {run.seq_length}, 1F1B"
+        setting = f"405B, {run.gpus} GPUs, CP {run.context_parallel_size}, s {run.seq_length}, 1F1B"
         results.append(StepTimeResult("2407.21783 table 4", setting, "TFLOP/s", run.tflops, rate))
     whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 3}
     for titan in (run for run in TITAN_RUNS if run.recompute == "selective" and not run.changed):
         model = planned_model_of(titan.model).with_sizes(seq_length=titan.seq_length)
         batch = titan.data_parallel_size * titan.local_batch_size
-        seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", **whole)
+        seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", whole)
         rate = titan.seq_length * batch / seconds / titan.gpus
         setting = f"8B, {titan.gpus} GPUs, FSDP, elementwise for selective"
         results.append(StepTimeResult("torchtitan", setting, "tokens/s", titan.tokens_per_second, rate))
@@ -112,7 +102,7 @@ def step_time_results() -> list[StepTimeResult]:
 
 
 def predicted_seconds(
-    model: PlannedModel, gpus: int, device: str, global_batch_size: int, recompute: str, **sizes: int
+    model: PlannedModel, gpus: int, device: str, global_batch_size: int, recompute: str, sizes: Mapping[str, int]
 ) -> float:
     """Seconds of one step of the layout with these sizes, whatever the memory.  Raises ConfigError if there is none."""
     cluster = Cluster(gpus, 2**20 * GIBIBYTE, device=DEVICES[device])

@@ -14,13 +14,11 @@ import torch.distributed as dist
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.layers.transformer import TransformerLayer
-from actmem.measure.parts import layer_input
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import ELEMENT_SIZES, given_sizes, shape_from
-from actmem_course.bench.hold import Held, Runner, hold
+from actmem_course.bench.hold import Held, Runner, hold, layer_runner
 from actmem_course.bench.race import Race, race
 from actmem_course.bench.timing import check_fits, memory_bytes, ranks_here
 from actmem_course.others import paper
@@ -80,12 +78,10 @@ def timed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
 
 def runners_of(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict[str, Runner]:
     """A layer and an input for each variant, by name."""
-    runners = {}
-    for variant in VARIANTS:
-        tp = group_of(variant.sequence_parallel)
-        layer = TransformerLayer(shape, tp, recompute=variant.recompute, device=ranks.device, dtype=dtype)
-        runners[variant.name] = Runner(layer, layer_input(shape, tp, ranks.device, dtype))
-    return runners
+    return {
+        one.name: layer_runner(shape, group_of(one.sequence_parallel), ranks.device, dtype, one.recompute)
+        for one in VARIANTS
+    }
 
 
 def group_of(sequence_parallel: bool) -> TensorParallel:

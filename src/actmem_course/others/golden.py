@@ -44,6 +44,8 @@ REASONS = {
 }
 #: How near the bytes at rest should be, percent.
 NEAR = 0.05
+#: How often a run is played with delays drawn at random.
+LATE_PLAYS = 32
 _NEEDED = ("case", "gpu", "arguments")
 #: How far a run's peak may be from the logged one, percent.  Of kernels no source shows what they save; how many tokens
 #: the fullest rank's experts get is the router's doing: here it is an even share.
@@ -166,10 +168,10 @@ class GoldenResult:
 
     @cached_property
     def fits_if_late(self) -> bool:
-        """Whether one of 32 plays in which blocks that NCCL used come back late holds the logged bytes, but for scalars."""
+        """Whether one of LATE_PLAYS in which blocks that NCCL used come back late holds the logged bytes, but for scalars."""
         assert self.played and self.row.held_bytes
         run = self.played.run
-        plays = (Trace(run, Random(seed).choice).play() for seed in range(32 if run.p * run.cp > 1 else 0))
+        plays = (Trace(run, Random(seed).choice).play() for seed in range(LATE_PLAYS if run.p * run.cp > 1 else 0))
         return any(abs(play.held[-1] - self.row.held_bytes) <= _SCALARS_BYTES for play in plays)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from actmem.config import ZERO_STAGES, check_choice
-from actmem.models import PAPER_MODELS
+from actmem.models import PAPER_MODELS, PaperModel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
 from actmem.plan.search import Plan, find_plans
@@ -84,21 +84,31 @@ def _choice(
     return Choice(source, setting, plan, able[0], place, len(able))
 
 
+def paper_sizes(model: PaperModel, sequence_parallel: bool = True) -> dict[str, int | bool]:
+    """Table 3's layout, as the planner names it."""
+    own = model.parallel
+    return {
+        "tensor_parallel_size": own.tensor_parallel_size,
+        "pipeline_parallel_size": own.pipeline_parallel_size,
+        "num_model_chunks": own.num_model_chunks,
+        "micro_batch_size": model.shape.micro_batch_size,
+        "sequence_parallel": sequence_parallel,
+    }
+
+
+def llama3_sizes(run: Llama3Run) -> dict[str, int | bool]:
+    """A layout of the Llama 3 report's table 4, in all of which TP is 8 and PP 16."""
+    sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16}
+    return sizes | {"context_parallel_size": run.context_parallel_size, "data_parallel_size": run.data_parallel_size}
+
+
 def paper_choice(model: str) -> Choice:
     """One of the paper's models on its own GPUs.  Raises ConfigError on another name."""
     check_choice("model", model, PAPER_MODELS)
     paper = PAPER_MODELS[model]
-    own, cluster = paper.parallel, Cluster(paper.num_devices, A100_BYTES, device=DEVICES["a100"])
-    sizes: dict[str, int | bool] = {
-        "tensor_parallel_size": own.tensor_parallel_size,
-        "pipeline_parallel_size": own.pipeline_parallel_size,
-        "num_model_chunks": own.num_model_chunks,
-        "micro_batch_size": paper.shape.micro_batch_size,
-        "sequence_parallel": True,
-    }
-    gpt = PlannedGPT(model, paper.shape)
-    batch = paper.global_batch_size
-    return _choice("2205.05198 table 3", model, gpt, cluster, batch, PAPER_MODES, (0,), sizes)
+    cluster, gpt = Cluster(paper.num_devices, A100_BYTES, device=DEVICES["a100"]), PlannedGPT(model, paper.shape)
+    place = gpt, cluster, paper.global_batch_size, PAPER_MODES, (0,)
+    return _choice("2205.05198 table 3", model, *place, paper_sizes(paper))
 
 
 def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
@@ -106,15 +116,10 @@ def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
     model = planned_model_of("llama3-405b").with_sizes(seq_length=run.seq_length)
     if num_layers:
         model = model.with_sizes(num_layers=num_layers)
-    sizes: dict[str, int | bool] = {
-        "tensor_parallel_size": 8,
-        "pipeline_parallel_size": 16,
-        "context_parallel_size": run.context_parallel_size,
-        "data_parallel_size": run.data_parallel_size,
-    }
     batch = run.data_parallel_size * run.batch_per_data_rank
     setting, cluster = f"405B, {run.gpus} GPUs, s {run.seq_length}", Cluster(run.gpus, 80 * GIBIBYTE)
-    return _choice("2407.21783 table 4", setting, model, cluster, batch, model.recompute_modes, ZERO_STAGES, sizes)
+    place = model, cluster, batch, model.recompute_modes, ZERO_STAGES
+    return _choice("2407.21783 table 4", setting, *place, llama3_sizes(run))
 
 
 def titan_choice(run: TitanRun) -> Choice:

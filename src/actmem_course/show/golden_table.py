@@ -10,6 +10,7 @@ from rich.table import Table
 
 from actmem_course.others.golden import (
     AS_LOGS,
+    LATE_PLAYS,
     LIMITS,
     NEAR,
     REASONS,
@@ -179,7 +180,8 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
     if far := [r for r in dense if abs(r.held_percent or 0) > NEAR]:
         fit = sum(r.fits_if_late for r in far)
         lines.append(
-            f"{fit} of the {len(far)} dense rows that hold more than {NEAR}% else fit if blocks that NCCL sent come back late"
+            f"{fit} of the {len(far)} dense rows that hold more than {NEAR}% else fit one of {LATE_PLAYS} plays in which blocks "
+            "that NCCL sent come back late"
         )
     if logged := [100 * apart / r.row.held_bytes for r in dense if r.row.held_bytes and (apart := r.row.logs_apart[0])]:
         lines.append(

@@ -56,7 +56,7 @@ def run(gpus, script, *arguments, **settings):
     ],
 )
 def test_solutions_pass_on_any_number_of_gpus(lab, gpus, kernel, exercise):
-    options = ("--only", exercise, "--device", "cuda") if exercise else ()
+    options = ("--only", exercise, "--device", "cuda", "--ranks", gpus) if exercise else ()
     settings = {"STANDIN_SDPA": kernel, "STANDIN_NCCL_DESTROY": "collective"}
     code, output, errors = run(gpus, f"{lab}.py", "--solution", *options, **settings)
     passed = re.search(r"(\d+) of (\d+) passed", output)

@@ -261,6 +261,12 @@ def test_a_bad_table_is_named(text, expected, tmp_path):
         (PAPER + "global-batch-size=0", "global-batch-size: must be given as a whole number above 0"),
         (PAPER + "global-batch-size=32 recompute-granularity=selective", "recompute-granularity: not modelled"),
         (PAPER + "global-batch-size=" + 5000 * "9", "global-batch-size: must be given as a whole number above 0"),
+        (PAPER + "global-batch-size=320032", "microbatches: must be at most 10000, got 10001"),
+        (PAPER.replace("layers=12", "layers=10001") + "global-batch-size=32", "num-layers: must be at most 10000, got"),
+        (
+            PAPER + "global-batch-size=32 pipeline-model-parallel-size=2 decoder-last-pipeline-num-layers=13",
+            "decoder-last-pipeline-num-layers: must be at most 12, got 13",
+        ),
         # Without a microbatch a run would hold no activation at all.
         (
             PAPER + "global-batch-size=1",

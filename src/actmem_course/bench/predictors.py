@@ -111,7 +111,7 @@ def kernel_slopes() -> list[KernelSlope]:
             ("6v + 4h + 8", 6 * width + 4 * h + 8) if "entropy" in kernel else ("14f + 8h", 14 * width + 8 * h)
         )
         few, many = peaks
-        logged = (peaks[many] - peaks[few]) * 2**20 / (many - few)
+        logged = (peaks[many] - peaks[few]) * MIB / (many - few)
         counted = (_peak(kernel, h, width, many) - _peak(kernel, h, width, few)) / (many - few)
         slopes.append(KernelSlope(kernel, formula, size, counted, logged))
     return slopes
@@ -152,15 +152,14 @@ def _b200_runs() -> Iterator[tuple[dict[str, str], Trace]]:
 def b200_errors() -> tuple[list[float], list[float]]:
     """Ours and SimuMax's, of each layout in ``b200.tsv``: predicted minus logged, percent of the logged peak."""
     runs = list(_b200_runs())
-    ours = [100 * (trace.peaks[-1] / 2**20 / float(row["peak_mib"]) - 1) for row, trace in runs]
+    ours = [100 * (trace.peaks[-1] / MIB / float(row["peak_mib"]) - 1) for row, trace in runs]
     return ours, [float(row["simumax_percent"]) for row, _ in runs]
 
 
 def b200_reserved() -> list[tuple[float, int, int]]:
     """Of each layout in ``b200.tsv``, in MiB: the logged peak, what was reserved for it, and what our allocator reserves."""
     return [
-        (float(row["peak_mib"]), int(row["reserved_mib"]), trace.memory.reserved // 2**20)
-        for row, trace in _b200_runs()
+        (float(row["peak_mib"]), int(row["reserved_mib"]), trace.memory.reserved // MIB) for row, trace in _b200_runs()
     ]
 
 

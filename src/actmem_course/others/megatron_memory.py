@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from actmem.config import ConfigError, check_choice, check_divides
+from actmem.config import ConfigError, check_choice, check_divides, check_size
 from actmem.formulas.schedule import interleaved
 from actmem_course.others import table_rows
 from actmem_course.others.allocator import KIB, MEBIBYTE, RECEIVED, RING, CachingAllocator, MemoryBlock
@@ -34,6 +34,8 @@ NOT_MODELLED = {
     "step-batch-size-schedule": "a batch that grows",
     "no-masked-softmax-fusion": "a softmax in several operations",
 }
+#: How many microbatches, or layers, are played one by one.
+_MOST_PLAYED = 10_000
 #: The one way to recompute that is modelled.
 _RECOMPUTE = {"granularity": "full", "method": "uniform", "num-layers": "1"}
 #: Arguments that change no byte of what is modelled, or that say what is taken for granted here.
@@ -108,7 +110,8 @@ class MegatronRun:
         unit = number("make-vocab-size-divisible-by", 128) * self.t
         self.v = -(-number("vocab-size", 50257) // unit) * unit
         batch, at_once = number("global-batch-size"), self.b * self.dp
-        self.microbatches = check_divides("global-batch-size", batch, "micro-batch-size · data-parallel ranks", at_once)
+        count = check_divides("global-batch-size", batch, "micro-batch-size · data-parallel ranks", at_once)
+        self.microbatches = check_size("microbatches", count, _MOST_PLAYED)
         self.group = number("microbatch-group-size-per-virtual-pipeline-stage", self.p)
         # Of one microbatch on one rank.
         self.tokens = self.b * check_divides("seq-length", self.s, "context-parallel-size", self.cp)
@@ -178,9 +181,12 @@ class MegatronRun:
         return self.given.get(name, default)
 
     def _chunks(self) -> list[int]:
-        layers, last = self._number("num-layers"), "decoder-last-pipeline-num-layers"
+        layers, last = (
+            check_size("num-layers", self._number("num-layers"), _MOST_PLAYED),
+            "decoder-last-pipeline-num-layers",
+        )
         if last in self.given:
-            return [self._number(last)]
+            return [check_size(last, self._number(last), layers)]
         if "num-layers-per-virtual-pipeline-stage" in self.given:
             chunks = layers // self.p // self._number("num-layers-per-virtual-pipeline-stage")
         else:

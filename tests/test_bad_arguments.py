@@ -37,6 +37,8 @@ from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask
 from actmem.pipeline import check_pipeline
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.step_time import Cluster
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES, Recompute
 from actmem.rows import Row
 from actmem.store import HostMemory
@@ -64,7 +66,7 @@ ENTER: list[tuple[str, dict[str, Any], str]] = [
     ("formulas.activations.layer_extra_rows", LAYER, "recompute device_type"),
     ("formulas.first_stage.eq5", {"shape": S, "tensor_parallel_size": 2}, "tensor_parallel_size"),
     ("formulas.first_stage.interleave_factor", {"pipeline_parallel_size": 2, "num_model_chunks": 2}, "pipeline_parallel_size num_model_chunks"),
-    ("formulas.first_stage.in_flight", {"parallel": P}, "num_microbatches? microbatches_per_round?"),
+    ("formulas.first_stage.in_flight", {"parallel": P}, "pipeline_rank0 num_microbatches? microbatches_per_round?"),
     ("formulas.first_stage.section43_extras", {"shape": S, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "tensor_parallel_size pipeline_parallel_size"),
     ("formulas.first_stage.bubble_fraction", {"parallel": P, "num_microbatches": 4}, "num_microbatches"),
     ("formulas.first_stage.stage_rows", LAYER, "num_microbatches? recompute device_type"),
@@ -199,12 +201,12 @@ LINES = [
     (lambda: layers_per_chunk(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
     (lambda: layers_per_chunk(TINY, Parallel(1, False, 2, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 6"),
     (lambda: in_flight(Parallel(1, False, 4, 2), 0, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
-    (lambda: in_flight(Parallel(1, False, 4), 4), "pipeline_rank: must be from 0 to 3, got 4"),
+    (lambda: in_flight(Parallel(1, False, 4), 4), "pipeline_rank: must be at most 3, got 4"),
     (lambda: stage_rows(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
     (lambda: stage_rows(TINY, Parallel(1, False, 2, 2), 0, "none", 3), "num_microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
-    (lambda: stage_output_rows(TINY, Parallel(1, False, 2), 2), "pipeline_rank: must be from 0 to 1, got 2"),
-    (lambda: pipeline_sends(TINY, Parallel(1, False, 2), 4, 2), "pipeline_rank: must be from 0 to 1, got 2"),
-    (lambda: parameter_counts(TINY, Parallel(), -1), "pipeline_rank: must be from 0 to 0, got -1"),
+    (lambda: stage_output_rows(TINY, Parallel(1, False, 2), 2), "pipeline_rank: must be at most 1, got 2"),
+    (lambda: pipeline_sends(TINY, Parallel(1, False, 2), 4, 2), "pipeline_rank: must be at most 1, got 2"),
+    (lambda: parameter_counts(TINY, Parallel(), -1), "pipeline_rank: must be at least 0, got -1"),
     (lambda: state_rows(TINY, adam="sgd"), "adam: must be one of float32 gradients; "),
     (lambda: LlamaShape(12, 3, 32, 8, 3, 40), "num_attention_heads: 8 must be divisible by num_key_value_heads = 3"),
     (lambda: LlamaShape(12, 3, 24, 8, 2, 40), "head_size: 3 must be even"),
@@ -221,6 +223,11 @@ LINES = [
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_experts=6), FOUR), "num_experts: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: expert_mlp_rows(EXPERTS, routed_tokens=33), "routed_tokens: must be at most 32, got 33"),
     (lambda: layer_rows(S, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2: the paper's layer"),
+    (lambda: state_rows(TINY, adam=["16-bit gradients"]), "adam: must be one of float32 gradients; 16-bit gradients;"),  # type: ignore[arg-type]
+    (lambda: P.num_microbatches(0), "global_batch_size: must be at least 1, got 0"),
+    (lambda: Cluster(8, 10**9, allowance_bytes=-1), "allowance_bytes: must be at least 0, got -1"),
+    (lambda: Cluster(8, 8e10), "memory_bytes: must be a whole number, got 80000000000.0"),  # type: ignore[arg-type]
+    (lambda: planned_model_of("22b").with_modes([]), "recompute: must name at least one mode"),
     (lambda: llama_rows(LLAMA, routed_tokens=1), "routed_tokens: this layer has no experts"),
     (lambda: LlamaLayer(EXPERTS, recompute={"gate and up input"}), "recompute: 'gate and up input' is no term"),
     (lambda: LatentHeads(20, 0, 6, 4, 8), "key_value_rank: must be at least 1, got 0"),

@@ -202,6 +202,7 @@ class Parallel:
 
         Raises ConfigError if there is a remainder.
         """
+        check_size("global_batch_size", global_batch_size)
         per_pass = self.data_parallel_size * self.micro_batch_size
         if global_batch_size % per_pass:
             sizes = f"data_parallel_size · micro_batch_size = {self.data_parallel_size} · {self.micro_batch_size}"

@@ -165,7 +165,7 @@ def test_a_layer_keeps_what_each_choice_on_the_line_says_and_has_the_same_gradie
         (lambda layer, rates: cheapest(layer, 5, rates, ("ofload",)), "allowed: must be one of keep, recompute"),
         (lambda layer, rates: Rates(0, 1, 1), "flops: must be above 0"),
         (lambda layer, rates: Rates(1, float("nan"), 1), "host_bytes: must be above 0"),
-        (lambda layer, rates: Rates(1, 1, -1), "forward: must be above 0"),
+        (lambda layer, rates: Rates(1, 1, -1), "forward: must be at least 0"),
     ],
 )
 def test_refuses(call, rule):

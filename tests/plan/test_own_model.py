@@ -114,7 +114,7 @@ def test_inputs_on_the_host_leave_one_on_the_gpu(capsys):
     assert code == 1 and any("inputs on the host" in way["text"] for way in found["ways"])
     main(["plan", *options, "9"])
     out = capsys.readouterr().out
-    assert "0.31 MiB" in out and "if no block runs again: b = 16,384 or more or, at b = 4, s = " in out
+    assert "0.31 MiB" in out and "if all blocks run again: b = 16,384 or more; at b = 4, s = " in out
 
 
 @pytest.mark.nightly

@@ -38,6 +38,11 @@ def test_megatrons_flags_make_a_model_of_as_many_parameters(name, t):
 def test_megatrons_uneven_ends():
     flags = megatron_settings(planned_model_of("llama3-405b"), plan(Parallel(8, True, 16)), 2048)
     assert {"--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7"} <= {*flags}
+    some_whole = dataclasses.replace(plan(Parallel(1, False, 4)), whole_microbatches=3)
+    for settings in (megatron_settings, torchtitan_settings):
+        assert any(
+            "of 3 of the microbatches" in line for line in settings(planned_model_of("llama3-8b"), some_whole, 8)
+        )
     flags = megatron_settings(planned_model_of("22b"), plan(Parallel(1, False, 7)), 8)
     assert not any("first-pipeline" in flag for flag in flags)
 

@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, check_size, check_sizes
+from actmem.config import (
+    ConfigError,
+    ModelShape,
+    Parallel,
+    check_divides,
+    check_layer,
+    check_size,
+    check_sizes,
+    check_vocab_size,
+)
 from actmem.formulas.activations import STATISTICS_REASON, eq4, layer_bytes, layer_extra_rows, layer_rows
 from actmem.formulas.schedule import round_size
 from actmem.recipes import Recompute
@@ -80,7 +89,7 @@ def in_flight(
     default p, Megatron's; torch's may differ (``schedule.torch_microbatches_per_round``).
     """
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
-    check_pipeline_rank(parallel, pipeline_rank)
+    check_size("pipeline_rank", pipeline_rank, p - 1, least=0)
     if num_microbatches is not None:
         check_size("num_microbatches", num_microbatches)
     g = round_size(p, num_microbatches if m > 1 else None, microbatches_per_round)
@@ -125,7 +134,7 @@ def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_para
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
     t, p, v = tensor_parallel_size, check_size("pipeline_parallel_size", pipeline_parallel_size), shape.vocab_size
-    check_divides("vocab_size", v, "tensor_parallel_size", t)
+    check_vocab_size(v, t)
     ends = (4 * s * b * h + 4 * s * b * v) // t if p == 1 else 0
     return s * b * h * p // t + ends
 
@@ -139,15 +148,8 @@ def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
 def check_stage(shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0) -> None:
     """Raise ConfigError if t ranks can't share a layer or the vocabulary, or if there is no such pipeline rank."""
     check_layer(shape, parallel)
-    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", parallel.tensor_parallel_size)
-    check_pipeline_rank(parallel, pipeline_rank)
-
-
-def check_pipeline_rank(parallel: Parallel, pipeline_rank: int) -> None:
-    """Raise ConfigError if there is no such pipeline rank."""
-    p = parallel.pipeline_parallel_size
-    if not 0 <= pipeline_rank < p:
-        raise ConfigError("pipeline_rank", f"must be from 0 to {p - 1}, got {pipeline_rank}")
+    check_vocab_size(shape.vocab_size, parallel.tensor_parallel_size)
+    check_size("pipeline_rank", pipeline_rank, parallel.pipeline_parallel_size - 1, least=0)
 
 
 def stage_rows(

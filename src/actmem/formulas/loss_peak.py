@@ -60,7 +60,7 @@ def loss_peak_rows(
         at_the_loss = (
             Row("logits", 2 * tokens * rows, t, "output layer"),
             Row("softmax", 4 * tokens * rows, t, "§4.3, cross entropy"),
-            Row("numbers a token", 39 * tokens + 4 if t == 1 else 42 * tokens, source="ids, sums, losses"),
+            Row("numbers a token", 38 * tokens + 8 if t == 1 else 41 * tokens, source="ids, sums, losses"),
         )
     else:
         t, rows = 1, vocab_size

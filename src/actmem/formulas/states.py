@@ -108,7 +108,7 @@ def state_rows(
 
     adam: a key of ADAM.  Figure 1.
     """
-    if adam not in ADAM:
+    if adam not in [*ADAM]:
         raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {shown(adam)}")
     count = sum(parameter_counts(shape, parallel, pipeline_rank).values())
     t = parallel.tensor_parallel_size

@@ -77,9 +77,9 @@ class Rates:
     forward: float
 
     def __post_init__(self) -> None:
-        for name in ("flops", "host_bytes", "forward"):
-            if not (getattr(self, name) > 0 or name == "forward" and self.forward == 0):
-                raise ConfigError(name, f"must be above 0, got {shown(getattr(self, name))}")
+        for name, value in vars(self).items():
+            if not (value > 0 or name == "forward" and value == 0):
+                raise ConfigError(name, f"must be {'at least' if name == 'forward' else 'above'} 0, got {shown(value)}")
 
 
 def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:

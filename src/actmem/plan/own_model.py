@@ -334,7 +334,7 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
             f"{size:,}{' or more' * (size == largest)}"
             for size, largest in ((most["b"], LARGEST_MICROBATCH), (most["s"], LARGEST_SEQUENCE))
         )
-        say(f"The largest that fits if {name}: b = {b} or, at b = {asked['micro_batch_size']}, s = {s}")
+        say(f"The largest that fits if {name}: b = {b}; at b = {asked['micro_batch_size']}, s = {s}")
     if found["ways"] and found["ways"][0]["code"]:
         say(f"\nFor {found['ways'][0]['text']}:")
         say("\n".join(found["ways"][0]["code"]))

@@ -152,6 +152,7 @@ def _whose_bill(request: Request) -> str:
         f"--gpus {cluster.gpus} --memory {cluster.memory_bytes / GIBIBYTE:g} --global-batch {request.global_batch_size}"
     )
     command = f"plan {model.name} {sizes} --at s={model.seq_length} --framework hugging-face"
+    command += f" --optimizer {model.optimizer}" * (model.optimizer != "adamw")
     return f"{text} Hugging Face's, counted: {command}"
 
 

@@ -19,14 +19,12 @@ from actmem.config import (
     ModelShape,
     Parallel,
     check_choice,
-    check_layer,
-    check_vocab_size,
     padded_vocab_size,
     shown,
 )
 from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
-from actmem.formulas.first_stage import embedding_rows, output_rows
+from actmem.formulas.first_stage import check_stage, embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
 from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
 from actmem.formulas.states import State, parameter_counts, states_with
@@ -112,7 +110,9 @@ class PlannedModel(ABC):
         return self._with(device_type=device_type)
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
-        """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
+        """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one, or on none."""
+        if not modes:
+            raise ConfigError("recompute", "must name at least one mode")
         every = (*self.recompute_modes, *self.modes_on_request)
         for mode in modes:
             check_choice("recompute", mode, every)
@@ -227,8 +227,7 @@ class PlannedGPT(PlannedModel):
         return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.layer_axes
 
     def check(self, layout: Parallel) -> None:
-        check_layer(*self._one_layer(layout))
-        check_vocab_size(self.shape.vocab_size, layout.tensor_parallel_size)
+        check_stage(*self._one_layer(layout))
 
     @lru_cache(maxsize=2**12)  # noqa: B019 a search asks for thousands of stages of the same layers
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:

@@ -26,6 +26,9 @@ _MEGATRON_ZERO: dict[int, list[str]] = {
     2: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads"],
     3: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads_params"],
 }
+_ALL_RECOMPUTE = (
+    "# the plan keeps everything of {} of the microbatches in flight (appendix C); its code recomputes them too"
+)
 _NOT_ON_THE_HOST = "# layers' inputs stay on the GPU: nothing here moves them to the host"
 _MEGATRON_FULL = ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
 _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
@@ -86,8 +89,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         plan.recompute, [f"# no flag recomputes exactly {plan.recompute}: see --recompute-modules"]
     )
     if plan.whole_microbatches:
-        whole = f"# {plan.whole_microbatches} of the microbatches in flight keep everything (appendix C)"
-        flags.append(f"{whole}: its code has --recompute-num-layers, but nothing for each microbatch")
+        flags.append(_ALL_RECOMPUTE.format(plan.whole_microbatches))
     return flags
 
 
@@ -156,6 +158,8 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         lines.append("# its tensor parallelism is always sequence-parallel")
     if plan.recompute == OFFLOAD:
         lines.append(_NOT_ON_THE_HOST)
+    if plan.whole_microbatches:
+        lines.append(_ALL_RECOMPUTE.format(plan.whole_microbatches))
     if recompute == "selective":
         lines.append(f"# its selective mode keeps other tensors than {plan.recompute}")
     return lines

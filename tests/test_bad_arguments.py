@@ -182,7 +182,9 @@ def test_no_number_where_ranks_cannot_share_the_layer(where):
 
 
 def test_no_number_where_ranks_cannot_share_the_vocabulary():
-    with pytest.raises(ConfigError, match="^vocab_size: 27 must be divisible by tensor_parallel_size = 2$"):
+    with pytest.raises(
+        ConfigError, match="^vocab_size: 27 must be divisible by tensor_parallel_size = 2; padded_vocab_size"
+    ):
         pipeline_sends(S.with_sizes(vocab_size=27), Parallel(2), 4)
 
 

@@ -97,7 +97,7 @@ def solved(request, tmp_path):
         config = transformers.AutoConfig.for_model(target)
         place = str(tmp_path / "config.json")
         Path(place).write_text(json.dumps({**config.to_dict(), "model_type": target}, default=str))
-        factory, own, _ = config_factory(place)
+        factory, own, *_ = config_factory(place)
         sizes["k"] = SIZES["k"] if own.get("k") != own.get("a") else SIZES["a"]
     sizes = {letter: size for letter, size in sizes.items() if letter in own or letter in "sbl"}
     parts, without, layers = solved_target(place, sizes, rules, "bfloat16", [""])
@@ -123,7 +123,7 @@ def test_each_line_is_that_of_a_real_run(solved):
 def test_a_configuration_that_lists_its_layers_can_have_any_number_of_them(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(transformers.AutoConfig.for_model("qwen3").to_json_string(use_diff=False))
-    factory, own, _ = config_factory(str(config))
+    factory, own, *_ = config_factory(str(config))
     sizes = {letter: size for letter, size in SIZES.items() if letter in own}
     model, inputs = factory(**sizes, s=SIZES["s"], b=1, l=LAYERS)
     assert len(model.model.layers) == LAYERS and model(**inputs).loss.isfinite()

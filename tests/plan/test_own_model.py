@@ -179,7 +179,7 @@ def test_adapters_and_a_loss_in_chunks_of_a_configuration(options, capsys, tmp_p
     _, found = planned(capsys, str(path), "--at", "s=64,b=3", "--memory", "1", "--allowance", "0", *options)
     every, trained = found["num_parameters"], found["num_trained"]
     assert (trained < every) == ("--lora" in options)
-    factory, sizes, _ = config_factory(str(path))
+    factory, sizes, *_ = config_factory(str(path))
     layers = sizes.pop("l")
     for way in found["all_blocks"]:
         with fused_attention_on_cpu():

@@ -42,7 +42,7 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
     data = tmp_path / "plan.json"
     assert main([*REQUEST, "--tensor", "8", "--json", str(data)]) == 0
     found = json.loads(data.read_text(encoding="utf-8"))
-    assert found["plans"] and all(" s a step by TP 8" in text for text in found["what_if"])
+    assert found["plans"] and all("TP 8" in text for text in found["what_if"])
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for words in (

@@ -141,8 +141,9 @@ def _without_code(fields: dict) -> dict:
     return fields
 
 
-def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, int], str]:
-    """A factory of the causal language model that a Hugging Face ``config.json``, or its content, describes, its sizes by letter, and rules.
+def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, int], str, tuple[int, int]]:
+    """A factory of the causal language model that a Hugging Face ``config.json``, or its content, describes, its sizes by letter, rules, and
+    the tokens of its sliding window and its positions, LARGEST_SIZE if it names none.
 
     Rules as ``--letters`` takes them.  Where positions turn only a part of each head, heads are multiples of 8.
 
@@ -193,8 +194,9 @@ def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, in
     given_rotary = {**given, **(given.get("rope_parameters") or {})}
     part = min(given_rotary.get(name) or 1 for name in ("partial_rotary_factor", "rotary_pct"))
     rules = "" if part == 1 else "d:8" if "d" in found else "h:8a"
-    limits = {"window": window, "positions": getattr(config, "max_position_embeddings", None)}
-    return factory, found | {name: limit for name, limit in limits.items() if isinstance(limit, int)}, rules
+    limits = (window, getattr(config, "max_position_embeddings", None))
+    window, positions = (limit if isinstance(limit, int) else LARGEST_SIZE for limit in limits)
+    return factory, found, rules, (window, positions)
 
 
 def solved_blocks(
@@ -289,9 +291,8 @@ def solved_target(
     check_choice("loss", loss, LOSS_CODE)
     sizes, window, positions = dict(asked), LARGEST_SIZE, LARGEST_SIZE
     if isinstance(target, dict) or target.endswith(".json"):
-        factory, own, own_rules = config_factory(target)
+        factory, own, own_rules, (window, positions) = config_factory(target)
         rules_text = rules_text or ",".join(filter(None, (own_rules, LOSS_CODE[loss] and f"s:{LOSS_CHUNKS}")))
-        window, positions = own.pop("window", LARGEST_SIZE), own.pop("positions", LARGEST_SIZE)
         if sizes["s"] > window:
             raise ConfigError(
                 "at", f"s = {sizes['s']} is above the sliding window of {window}: no formula holds for both"

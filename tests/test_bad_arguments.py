@@ -25,7 +25,7 @@ from actmem.formulas.llama_terms import context_exchanges, expert_mlp_rows, llam
 from actmem.formulas.loss_peak import loss_peak_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
-from actmem.layers.context import ContextParallel
+from actmem.layers.context import ContextParallel, attend_part
 from actmem.layers.gpt import GPT
 from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import MLP, TransformerLayer
@@ -194,6 +194,7 @@ LINES = [
     (lambda: LlamaLayer(LLAMA.with_sizes(num_experts=4, experts_per_token=2), routing=JUNK[1]), "routing: must be one of learned, even, one-sided, got 'yes'"),
     (lambda: LlamaStage(LLAMA, 4, 64, range(2, 6), TensorParallel()), "layers: range(2, 6) must be a part of range(0, 4)"),
     (lambda: ContextParallel(TensorParallel(None, 2)).own_tokens(torch.arange(10)), "sequence length: 10 must be divisible by the number of chunks = 4"),
+    (lambda: attend_part((q := torch.zeros(1, 2, 5, 4)), q, q, ContextParallel(TensorParallel(None, 2, 0), "gather-plain")), "sequence length: 5 must be divisible by the chunks of a rank = 2"),
     (lambda: Parallel(num_model_chunks=2), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
     (lambda: interleaved(1, 2, 4), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
     (lambda: interleaved(4, 2, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),

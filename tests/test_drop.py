@@ -253,6 +253,17 @@ def test_an_input_that_only_recipes_read_waits_for_the_last_of_them():
     assert equal(*gradients)
 
 
+def test_what_a_recipe_reads_outlives_the_node_that_saved_it():
+    """In backward z's node comes first, and alone has saved s, from which d is made again."""
+    w, v, x = torch.full((3,), 2.0, requires_grad=True), torch.ones(3, requires_grad=True), torch.arange(3.0)
+    with Terms({"d"}) as terms:
+        s = terms("s", lambda x: x + 1, terms.input("x", x))
+        d = terms("d", lambda s: s + 1, s)
+        y, z = d * w, s * v
+    (y + z).sum().backward()
+    assert torch.equal(w.grad, x + 2) and torch.equal(v.grad, x + 1)
+
+
 def test_terms_end_well_where_a_checkpoint_around_them_stops():
     """The region's last tensor is saved inside a call, before the call's results have their names."""
 

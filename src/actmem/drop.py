@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import Kept, keep, released_by_reader
-from actmem.recompute import autocast_state, never_read
+from actmem.recompute import autocast_state, second_run
 from actmem.store import Store
 from actmem.torch_private import graph_is_retained
 
@@ -81,7 +80,7 @@ class Terms:
                 self._hooks.__exit__(*error)
                 del self._hooks  # which holds this object, and would with the graph's slots be a cycle
             if error[0] is None:
-                self._keep_inputs()
+                self._keep_sources()
             self._inputs.clear()
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
@@ -173,38 +172,38 @@ class Terms:
         self._in_store.update(dict.fromkeys(names, recipe))
         self.recipes.update(self._in_store)
 
-    def _keep_inputs(self) -> None:
-        """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
+    def _keep_sources(self) -> None:
+        """Let slots hold what their recipes read: the node that saved it may be done first, and an input none may save."""
         readers: dict[str, list[str]] = {}  # found before any is kept: what is kept needs no input
         for name in self.dropped & self.slots.keys():
-            for needed in self._inputs_of(name):
+            for needed in self._read_by(name):
                 readers.setdefault(needed, []).append(name)
         for needed, names in readers.items():
-            if needed in self.stored:
+            source = self.kept(needed)
+            if source is None and needed in self.stored:
                 self._store(self._inputs[needed].detach(), needed)
                 continue
-            source = Slot(TensorView.of(self._inputs[needed]), name=needed)
-            source.kept = keep(self._inputs[needed].detach(), name=needed)
-            self.slots.setdefault(needed, []).append(weakref.ref(source))
+            if source is None:
+                source = Slot(TensorView.of(self._inputs[needed]), name=needed)
+                source.kept = keep(self._inputs[needed].detach(), name=needed)
+                self.slots.setdefault(needed, []).append(weakref.ref(source))
             for slot in (slot for name in names for slot in self.alive(name)):
                 slot.holds.append(source)
 
-    def _inputs_of(self, name: str) -> set[str]:
-        """The inputs that the recipe of ``name`` reads, at first or second hand, and that nothing keeps."""
-        if self.kept(name):
-            return set()
-        if name not in self.recipes:
-            return {name} & self._inputs.keys()
+    def _read_by(self, name: str) -> set[str]:
+        """What the recipe of ``name`` reads, at first or second hand, that is kept or an input."""
+        if self.kept(name) or name not in self.recipes:
+            return {name}
         sources = (source for source in self.recipes[name].sources if isinstance(source, RecipeSource))
-        return {needed for source in sources for needed in self._inputs_of(source.name)}
+        return {needed for source in sources for needed in self._read_by(source.name)}
 
     def alive(self, name: str) -> list[Slot]:
         """The slots of that name which the graph still holds."""
         return [slot for reference in self.slots.get(name, ()) if (slot := reference()) is not None]
 
-    def kept(self, name: str) -> tuple[Kept, TensorView] | None:
-        """The tensor of that name and how it lay, if a slot has it."""
-        return next(((slot.kept, slot.view) for slot in self.alive(name) if slot.kept), None)
+    def kept(self, name: str) -> Slot | None:
+        """A slot that has the tensor of that name, if there is one."""
+        return next((slot for slot in self.alive(name) if slot.kept), None)
 
     def _open(self, slot: Slot) -> Tensor:
         """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and 4)."""
@@ -237,28 +236,24 @@ class Terms:
 
     def _rebuild(self, recipe: RepeatableCall) -> None:
         sources = [self._value(source) if isinstance(source, RecipeSource) else source for source in recipe.sources]
-        saved: list[tuple[Tensor, bool]] = []  # each without its graph, which holds the hook that holds this list
-        with ExitStack() as stack:
-            for arguments in self.autocast:
-                stack.enter_context(torch.autocast(**arguments))
-            if recipe.also in self.dropped:  # autograd must save again what it saved then
-                for i, source in enumerate(recipe.sources):
-                    if isinstance(source, RecipeSource):
-                        sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
-                stack.enter_context(torch.enable_grad())
-                stack.enter_context(
-                    saved_tensors_hooks(lambda x: saved.append((x.detach(), x.is_leaf and x.requires_grad)), never_read)
-                )
-            else:
-                stack.enter_context(torch.no_grad())
+        saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
+
+        def save(tensor: Tensor) -> None:
+            if not (tensor.is_leaf and tensor.requires_grad):  # else a weight, or a source
+                saved.append(tensor.detach())
+
+        again = recipe.also in self.dropped  # autograd must save again what it saved then
+        if again:
+            for i, source in enumerate(recipe.sources):
+                if isinstance(source, RecipeSource):
+                    sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
+        with second_run(self.autocast, save if again else None):
             values = as_tuple(recipe.function(*sources))
         for name, view, value in zip(recipe.names, recipe.views, values):
             self._rebuilt[name] = [view.checked(name, value).detach()]
-        if recipe.also in self.dropped:
+        if again:
             known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
-            self._rebuilt[recipe.also] = [
-                tensor for tensor, is_weight in saved if id(tensor.untyped_storage()) not in known and not is_weight
-            ]
+            self._rebuilt[recipe.also] = [tensor for tensor in saved if id(tensor.untyped_storage()) not in known]
 
     def _value(self, source: RecipeSource) -> Tensor:
         """A recipe's source: rebuilt before and still needed, or kept, or rebuilt now."""
@@ -266,9 +261,8 @@ class Terms:
         for read in self.alive(source.name):
             if read.tensor is not None:
                 return source.view.on(read.tensor, read.view)
-        if source.name not in self._rebuilt and (found := self.kept(source.name)):
-            kept, view = found
-            return source.view.on(kept.tensors()[0], view)
+        if source.name not in self._rebuilt and (found := self.kept(source.name)) and found.kept:
+            return source.view.on(found.kept.tensors()[0], found.view)
         tensor = self._made(source.name, source.view)
         self._forget(self.recipes[source.name])
         return tensor
@@ -288,7 +282,7 @@ KEEP_ALL = Terms()
 class Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
-    index: which of a call's by-products; None for a tensor with its own name.  holds: slots of inputs that its recipe reads.
+    index: which of a call's by-products; None for a tensor with its own name.  holds: slots of what its recipe reads.
     """
 
     view: TensorView

@@ -132,18 +132,29 @@ class _Region:
             for observe in _observers:
                 stack.enter_context(observe(self.function))
             stack.enter_context(_generators_at(self.generators, states))
-            for arguments in self.autocast:
-                stack.enter_context(torch.autocast(**arguments))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(fill, never_read))
+            stack.enter_context(second_run(self.autocast, fill))
             stack.enter_context(suppress(_AllSlotsFilled))
             self.function(*starts)
         if count != len(self.saved):
             raise RuntimeError(f"the second run of {self.name} saved {count} tensors, the first {len(self.saved)}")
 
 
-def never_read(_: object) -> Tensor:
-    """The unpacking hook of a second run."""
+@contextmanager
+def second_run(autocast: list[dict], save: Callable[[Tensor], None] | None) -> Iterator[None]:
+    """In the block run something again: under the first run's ``autocast_state``, handing ``save`` what autograd saves.
+
+    save None: without autograd.
+    """
+    with ExitStack() as stack:
+        for arguments in autocast:
+            stack.enter_context(torch.autocast(**arguments))
+        stack.enter_context(torch.set_grad_enabled(save is not None))
+        if save is not None:
+            stack.enter_context(saved_tensors_hooks(save, _never_read))
+        yield
+
+
+def _never_read(_: object) -> Tensor:
     raise RuntimeError("nothing reads the graph of a second run")
 
 

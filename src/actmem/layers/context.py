@@ -212,7 +212,7 @@ class _PartAttention(Function):
 def _calls(context: ContextParallel, length: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
     """For each chunk of this rank's queries: where they lie, and of each call the keys and whether its mask is causal."""
     own_chunks = context.chunks[context.ranks.rank]
-    each, found = length // len(own_chunks), []
+    each, found = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
     for place, chunk in enumerate(own_chunks):
         before, own = slice(0, chunk * each), slice(chunk * each, (chunk + 1) * each)
         found.append((slice(place * each, (place + 1) * each), [(before, False)] * (chunk > 0) + [(own, True)]))

@@ -75,7 +75,7 @@ class ExpertMLP(ParallelModule):
 
     def to_experts(self, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
         """The weights, which add up to 1 for each token, to the ranks of their experts."""
-        return _ToExperts.apply(_NormalisedWeights.apply(weights) if self.sigmoid else weights, order, plan)
+        return _ToExperts.apply(weights, order, plan, self.sigmoid)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts ``[s, b, κ]`` and their weights; of a sigmoid router not yet divided by their sum."""
@@ -208,19 +208,28 @@ class _ChosenScores(Function):
 
 
 class _ToExperts(Function):
-    """The pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.  Keeps the order."""
+    """The pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.  Keeps the order.
+
+    divided: by each token's sum first.  Keeps its input then, which the sigmoid keeps too.
+    """
 
     @staticmethod
-    def forward(ctx, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
+    def forward(ctx, weights: Tensor, order: Tensor, plan: Dispatch, divided: bool) -> Tensor:
         ctx.plan, ctx.shape = plan, weights.shape
-        ctx.save_for_backward(order)
+        ctx.save_for_backward(order, weights if divided else None)
+        if divided:
+            weights = weights / _sum_of_weights(weights)
         return plan.to_experts(weights.reshape(-1, 1), order).clone()
 
     @staticmethod
     @differentiates_once
     def backward(ctx, grad: Tensor):
-        (order,) = ctx.saved_tensors
-        return _summed(ctx.plan.from_experts(grad, order).view(ctx.shape), ctx.plan.tp), None, None
+        order, weights = ctx.saved_tensors
+        grad = _summed(ctx.plan.from_experts(grad, order).view(ctx.shape), ctx.plan.tp)
+        if weights is not None:
+            whole = _sum_of_weights(weights)
+            grad = (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
+        return grad, None, None, None
 
 
 class _ExpertColumns(Function):
@@ -302,22 +311,6 @@ class _ExpertRows(Function):
         arrived = plan.to_experts(_for_each_pair(grad, order), order)
         grad_y = None if weight is None else _products(arrived, weight.to(grad.dtype).transpose(1, 2), plan)
         return grad_y, None, None, None if y is None else _weight_gradients(arrived, y, plan), None
-
-
-class _NormalisedWeights(Function):
-    """Each token's weights divided by their sum.  Keeps its input, which the sigmoid keeps too."""
-
-    @staticmethod
-    def forward(ctx, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(weights)
-        return weights / _sum_of_weights(weights)
-
-    @staticmethod
-    @differentiates_once
-    def backward(ctx, grad: Tensor):
-        (weights,) = ctx.saved_tensors
-        whole = _sum_of_weights(weights)
-        return (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
 
 
 def _sum_of_weights(weights: Tensor) -> Tensor:

@@ -53,10 +53,8 @@ class GPT(ParallelModule):
         super().__init__()
         check_vocab_size(shape.vocab_size, tp.size)
         layers = range(shape.num_layers) if layers is None else layers
-        if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= shape.num_layers:
-            raise ConfigError("layers", f"{layers} must be a part of range(0, {shape.num_layers})")
+        self.is_first, self.is_last = ends_of(layers, shape.num_layers)
         self.shape, self.tp = shape, tp
-        self.is_first, self.is_last = layers[0] == 0, layers[-1] == shape.num_layers - 1
         device = factory.get("device") or "cpu"
         # A different seed for each part, or two stages would draw the same masks.
         streams = DropoutStreams(child_seed(seed, layers[0]), tp, device, data_parallel_rank=data_parallel_rank)
@@ -106,6 +104,13 @@ class GPT(ParallelModule):
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of logits ``[s, b, v/t]`` and target ids ``[b, s]``, without targets of -100: a scalar."""
         return self.cross_entropy(logits, targets.t())
+
+
+def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:
+    """Whether ``layers`` begin the model, and whether they end it.  Raises ConfigError if they are no part of it."""
+    if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= num_layers:
+        raise ConfigError("layers", f"{layers} must be a part of range(0, {num_layers})")
+    return layers[0] == 0, layers[-1] == num_layers - 1
 
 
 class OutputLayer(nn.Module):

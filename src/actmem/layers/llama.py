@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import Parallel
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import stays_eager
 from actmem.layers.context import ContextParallel, attend_part, to_tokens
 from actmem.layers.experts import ExpertMLP, Routing
-from actmem.layers.gpt import OutputLayer
+from actmem.layers.gpt import OutputLayer, ends_of
 from actmem.layers.latent import LatentAttention
 from actmem.layers.llama_parts import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem.layers.transformer import check_tokens
@@ -204,13 +204,11 @@ class LlamaStage(ParallelModule):
         **factory,
     ):
         super().__init__()
-        if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= num_layers:
-            raise ConfigError("layers", f"{layers} must be a part of range(0, {num_layers})")
+        self.is_first, self.is_last = ends_of(layers, num_layers)
         self.tp = tp
         parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
         own = own_context_shape(shape, parallel, context.kind)
         self.shape = own.with_sizes(vocab_size=vocab_size)
-        self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first or (self.is_last and shape.tied_embeddings):
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
         options = dict(recompute=recompute, host=host or HostMemory(), routing=routing, context=context, **factory)

@@ -13,9 +13,10 @@ from actmem.formulas.states import state_rows
 from actmem.layers.gpt import GPT
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import tensor_parallel
-from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.parallel.linear import load_dense, reduce_partial_gradients
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term
+from tests.gradients import gradient_pairs, largest_difference
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=32)
 IDS = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -132,14 +133,9 @@ def largest_error_of_two_ranks():
     for x, y in zip(tokens.chunk(2), targets.chunk(2)):
         (model.loss(model(x), y) / 2).backward()
     reduce_partial_gradients(model, tp)
-    expected = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    errors = [
-        (gradient_of(p) - shard(expected[name], getattr(p, "partition_dim", None), tp)).abs().max().item()
-        for name, p in model.named_parameters()
-    ]
     norms = norm_of(model.parameters(), tp), norm_of(weights.parameters(), tp)
-    true = math.sqrt(sum(grad.square().sum().item() for grad in expected.values()))
-    return max(*errors, *(abs(norm - true) for norm in norms))
+    true = math.sqrt(sum(gradient_of(parameter).square().sum().item() for parameter in dense.parameters()))
+    return max(largest_difference(gradient_pairs(model, dense, tp)), *(abs(norm - true) for norm in norms))
 
 
 def test_partial_gradients_and_norms_under_sequence_parallelism(pools):
@@ -153,10 +149,8 @@ def largest_error_of_a_pipeline():
         load_dense(part, dense.state_dict(), pipeline.tp, strict=False)
         use_main_gradients(part)
     pipeline.step(tokens, targets)
-    expected = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    named = [pair for part in pipeline.parts for pair in part.named_parameters()]
-    assert all(parameter.grad is None for _, parameter in named)
-    return max((gradient_of(parameter) - expected[name]).abs().max().item() for name, parameter in named)
+    assert all(parameter.grad is None for part in pipeline.parts for parameter in part.parameters())
+    return max(largest_difference(gradient_pairs(part, dense, pipeline.tp)) for part in pipeline.parts)
 
 
 def test_a_pipeline_scales_and_shares_them(pools):

@@ -10,10 +10,11 @@ from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.first_stage import in_flight, stage_rows
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.layers.gpt import GPT
-from actmem.parallel.linear import load_dense, shard
+from actmem.parallel.linear import load_dense
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import compare
 from actmem_course.bench.measure_pipeline import InFlight
+from tests.gradients import gradient_pairs, largest_difference
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
 
@@ -59,13 +60,9 @@ def largest_error(cut, recompute, free_outputs):
     for part in pipeline.parts:
         load_dense(part, dense.state_dict(), pipeline.tp, strict=False)
     losses = pipeline.step(tokens, targets)
-    errors = [(torch.stack(losses) - dense_losses).abs().max().item()] if losses else []
-    grads = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    for part in pipeline.parts:
-        for name, parameter in part.named_parameters():
-            expected = shard(grads[name], getattr(parameter, "partition_dim", None), pipeline.tp)
-            errors.append((parameter.grad - expected).abs().max().item())
-    return max(errors), len(losses)
+    pairs = [(torch.stack(losses), dense_losses)] if losses else []
+    pairs += [pair for part in pipeline.parts for pair in gradient_pairs(part, dense, pipeline.tp)]
+    return largest_difference(pairs), len(losses)
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)

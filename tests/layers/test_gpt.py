@@ -12,8 +12,9 @@ from actmem.layers.gpt import GPT
 from actmem.measure.ledger import record
 from actmem.measure.parts import rows_by_term
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.parallel.linear import load_dense, reduce_partial_gradients
 from actmem.rows import by_term
+from tests.gradients import gradient_pairs, largest_difference
 from tests.tiers import covering
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
@@ -43,13 +44,9 @@ def largest_error(sequence_parallel, recompute):
     loss = model.loss(model(tokens), targets)
     loss.backward()
     reduce_partial_gradients(model, tp)
-    grads = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    errors = [(loss - dense_loss).abs().item()]
-    for name, parameter in model.named_parameters():
-        expected = shard(grads[name], getattr(parameter, "partition_dim", None), tp)
-        errors.append((parameter.grad - expected).abs().max().item())
-    assert len(errors) == 1 + 4 + 2 * 12
-    return max(errors)
+    pairs = gradient_pairs(model, dense, tp)
+    assert len(pairs) == 4 + 2 * 12
+    return largest_difference([(loss, dense_loss), *pairs])
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.llama_parts import product, rms_norm, rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
+from actmem.measure.census import LiveStorages
 from actmem.measure.parts import layer_rows_of, measure_layer
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
 from actmem.rows import by_term, compare, total
-from actmem.torch_private import TorchDispatchMode
+from tests.gradients import gradient_pairs
 from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
@@ -150,10 +151,7 @@ def largest_error(shape, recompute, tp=TensorParallel(), context=ContextParallel
     def join(z):
         return context.gathered(all_gather(z, tp) if tp.sequence_parallel else z)
 
-    pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
-    for name, parameter in layer.named_parameters():
-        dim = getattr(parameter, "partition_dim", None)
-        pairs.append((parameter.grad, shard(whole[name].grad, dim, part_of(parameter, tp))))
+    pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad), *gradient_pairs(layer, whole, tp)]
     more = 2 * shape.qk_norm + 4 * bool(shape.latent) + bool(shape.num_experts) + 3 * bool(shape.num_shared_experts)
     assert len(pairs) == 2 + 9 + more
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
@@ -361,19 +359,14 @@ def test_one_token_and_none_have_gradients():
             torch.testing.assert_close(one, expected)
 
 
-def test_backward_of_swiglu_makes_no_more_than_three_tensors():
+def test_backward_of_swiglu_never_holds_more_than_its_two_gradients():
     gate, up = (torch.randn(4, 3, 5, requires_grad=True) for _ in range(2))
-    y, made, gradient = swiglu(gate, up), [], torch.ones(4, 3, 5)
-
-    class Notes(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            made.append(result.untyped_storage())
-            return result
-
-    with Notes():
+    y, gradient = swiglu(gate, up), torch.ones(4, 3, 5)
+    alive = LiveStorages([gate, up, y, gradient])
+    alive.peak_bytes = 0
+    with alive:
         y.backward(gradient)
-    assert len({storage._cdata for storage in made}) <= 3
+    assert alive.peak_bytes == 2 * gradient.nbytes
 
 
 def test_heads_that_ranks_hold_alike_name_no_group():

@@ -11,8 +11,9 @@ from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.parallel.linear import load_dense, reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
+from tests.gradients import gradient_pairs
 from tests.tiers import covering
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4)
@@ -53,10 +54,7 @@ def largest_error(form, recompute):
     reduce_partial_gradients(layer, tp)
 
     y, grad_x = (all_gather(part, tp) if tp.sequence_parallel else part for part in (y.detach(), x.grad))
-    pairs = [(y, y_dense.detach()), (grad_x, full.grad)]
-    dense_grads = {name: parameter.grad for name, parameter in dense.named_parameters()}
-    for name, parameter in layer.named_parameters():
-        pairs.append((parameter.grad, shard(dense_grads[name], getattr(parameter, "partition_dim", None), tp)))
+    pairs = [(y, y_dense.detach()), (grad_x, full.grad), *gradient_pairs(layer, dense, tp)]
     assert len(pairs) == 2 + 12
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 

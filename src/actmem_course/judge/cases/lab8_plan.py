@@ -88,7 +88,7 @@ def judged_plan(job: str, answer: Any) -> Plan:
         raise Wrong(f"{job}: {reason}")
     # One rank alone has nothing to divide: any answer means the same.
     fixed = dict(zip(_SIZES, sizes)) | {
-        "sequence_parallel": sequence_parallel * (t > 1),
+        "sequence_parallel": bool(sequence_parallel and t > 1),
         "zero_stage": zero_stage * (dp > 1),
     }
     found = find_plans(model.with_modes([recompute]), cluster, batch, 1, fixed | _FIXED, windows=False)

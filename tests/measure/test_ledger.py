@@ -29,6 +29,12 @@ def test_names_module_op_argument_and_line():
     assert own.line.startswith("test_ledger.py:")
 
 
+def test_a_part_that_two_modules_share_has_the_name_of_the_one_that_calls_it():
+    shared = nn.Tanh()
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), shared), nn.Sequential(nn.Linear(8, 8), shared))
+    assert [t.module for t in ledger_of(model, x()).saved] == ["0.0", "0.1", "1.1"]
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, scale):

@@ -1,5 +1,6 @@
 """Tapes solved from tiny runs say what real runs of foreign models keep and need, at sizes and numbers of blocks not seen."""
 
+import inspect
 import json
 import random
 import re
@@ -14,16 +15,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError
 from actmem.measure.ledger import record
 from actmem.tape.blocks import LOSS_CODE, adapter_code, recompute_code
-from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, value
+from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
 from actmem.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
 from actmem.tape.record import GENERATOR_STATE
 from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters, solve
 from actmem.tape.tape_command import main
-from tests.models_of_others import HUGGING_FACE, LETTERS
+from tests.models_of_others import HUGGING_FACE, LETTERS, Of
 from tests.models_of_others import MODELS as MODELS_OF_OTHERS
 from tests.tape import models_for_tapes
 from tests.tiers import at_night, sampled
@@ -70,6 +72,56 @@ def test_what_has_no_formula_is_refused_by_name_with_two_sizes(name, says):
         model_tape(f"{MODELS}:{name}", ["s", "b", "h"])
     assert all(word in str(refused.value) for word in says) and str(refused.value).count("s=") == 2
     assert "\n" not in str(refused.value)
+
+
+class Catches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fails = Of(lambda parts, x: x.view(3, 5, 7))
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x):
+        try:
+            self.fails(x)
+        except RuntimeError:
+            return checkpoint(self.block, x.exp(), use_reentrant=False, preserve_rng_state=False)
+
+
+def test_what_runs_has_the_name_of_the_module_or_node_that_runs_it():
+    """Also after a module that an exception left, as each does that a checkpoint's second run has no more need of."""
+    events = run_factory(lambda: (Catches(), (torch.ones(2, 4, requires_grad=True),)), {})
+    names = [f"{event.where}: {event.op}" for event in events if isinstance(event, Run)]
+    forward = [": exp", "block.0: addmm", "block.1: tanh", ": sum"]
+    assert names[:4] == forward and names[5:8] == [*forward[1:3], "TanhBackward0: tanh_backward"]
+
+
+def test_rows_of_a_size_of_1_have_names_of_their_own():
+    def other_at_1(b, h):
+        run = lambda m, x: m["last"]((x.sin() if len(x) == 1 else x.exp() * 2 + x.cos()).sin())  # noqa: E731
+        return Of(run, last=nn.Linear(h, h)), (torch.ones(b, h, requires_grad=True),)
+
+    tape = tape_of(other_at_1, ["b", "h"])
+    for sizes in ({"b": 1, "h": 8}, {"b": 2, "h": 8}):
+        model, inputs = other_at_1(**sizes)
+        with record(model) as ledger:
+            y = model(*inputs)
+        kept = {row.name: row.bytes for row in ledger.saved if row.kind != "input"}
+        assert y.requires_grad and kept.items() <= {row.term: row.bytes for row in tape.at(sizes).kept_rows}.items()
+
+
+def padded(s, h):
+    return Of(lambda m, x: m["l"](F.pad(x, (0, 0, 0, -len(x) % 64))).sin(), l=nn.Linear(h, h)), (torch.ones(s, h),)
+
+
+def rounded(s, b, h):
+    f = -(-8 * h // 3 // 256) * 256  # as Llama's first code has it
+    return nn.Sequential(nn.Linear(h, f), nn.SiLU(), nn.Linear(f, h)), (torch.ones(b, s, h),)
+
+
+@pytest.mark.parametrize(("factory", "says"), [(padded, "pad"), (rounded, "addmm")])
+def test_a_size_that_is_rounded_up_is_refused(factory, says):
+    with pytest.raises(NoFormula, match=rf"don't hold at s=257, .*{says}.* by formula, .* in a run"):
+        tape_of(factory, list(inspect.signature(factory).parameters))
 
 
 #: Models of others that have no formula, and what the refusal names.
@@ -160,14 +212,27 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
         (["{models}", "--at", "s=64"], "tape"),
         (["{folder}/nowhere.json", "--at", "s=64"], "nowhere"),
         (["{endless}", "--at", "s=64,b=3,h=48,f=100"], "is no monomial"),
+        (["{beyond}", "--at", "s=64,b=3,h=48,f=100"], "a size is no formula's number"),
+        (["{short}", "--at", "s=64,b=3,h=48,f=100"], "a monomial needs a power of each letter"),
+        (["{deep}", "--at", "s=64,b=3,h=48,f=100"], "tape"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, capsys):
     folder = tmp_path / "folder"
     folder.mkdir()
-    endless = tmp_path / "endless.json"  # a coefficient that would take forever
-    endless.write_text(re.sub(r'"formulas":\[\[\["[^"]*"', '"formulas":[[["1e999999999"', solved.read_text(), count=1))
-    named = {"models": MODELS, "tape": solved, "new": tmp_path / "new.json", "folder": folder, "endless": endless}
+    named = {"models": MODELS, "tape": solved, "new": tmp_path / "new.json", "folder": folder}
+    text = solved.read_text()
+    wrong = {
+        "endless": re.sub(
+            r'"formulas":\[\[\["[^"]*"', '"formulas":[[["1e999999999"', text, count=1
+        ),  # would take forever
+        "beyond": re.sub(r'"":\[\[5,0\],\[0,0,\d+', '"":[[5,0],[0,0,-1', text, count=1),
+        "short": text.replace('"letters":["s",', '"letters":['),
+        "deep": "[" * 100_000,
+    }
+    for name, contents in wrong.items():
+        named[name] = tmp_path / f"{name}.json"
+        named[name].write_text(contents)
     code = main([option.format(**named) for option in options])
     error = capsys.readouterr().err.strip()
     assert code == 2 and says in error and error.count("\n") == 0, error
@@ -189,6 +254,17 @@ def test_it_holds_far_from_the_runs(name):
     tape = solve(record, "sbc", {"s": (2, ())}, may_be_one=())
     for sizes in ({"s": 8192, "b": 3, "c": 16}, {"s": 2 * 101, "b": 103, "c": 107}):
         assert tape.events(sizes) == record(sizes)
+
+
+def test_as_many_monomials_as_runs_are_no_formula():
+    sizes = {2: 10, 3: 77, 5: 200}
+    with pytest.raises(NoFormula):
+        solve(lambda at: [Make(0, sizes[at["a"]], "kept")], "a", {}, may_be_one=())
+
+
+def test_a_letter_can_be_alone_and_1():
+    tape = solve(lambda at: [Make(0, 7 if at["b"] == 1 else 3 * at["b"], "kept")], "b", {})
+    assert [sizes_of(tape.events({"b": b})[0]) for b in (1, 2, 64)] == [[7], [6], [192]]
 
 
 def real(factory, sizes, blocks, again, path, part):
@@ -238,6 +314,27 @@ def test_blocks_that_are_not_alike_are_refused():
     letters, rules, _ = parsed_letters("s,b,h,f,v")
     with pytest.raises(ConfigError, match="aren't alike: 5 of them keep .* by runs of fewer"):
         solved_blocks(models_for_tapes.odd_stack, letters, rules)
+
+
+@pytest.mark.parametrize(
+    ("around", "path", "parts"),
+    [
+        (lambda blocks, h: nn.Sequential(*blocks), 'get_submodule("")', ("mlp.0",)),
+        (lambda blocks, h: nn.Sequential(nn.Linear(h, h), nn.Sequential(*blocks)), 'get_submodule("1")', ()),
+        (lambda blocks, h: Of(lambda m, x: nn.Sequential(*m.values())(x), **{f"layer_{i}": b for i, b in enumerate(blocks)}), "parts", ("operations",)),
+    ],
+)  # fmt: skip
+def test_blocks_of_any_name_can_run_again(around, path, parts):
+    def factory(b, h, l):
+        return around([models_for_tapes.Block(h, 3 * h) for _ in range(l)], h), (torch.ones(b, h, requires_grad=True),)
+
+    at = {"b": 4, "h": 8}
+    solved = solved_blocks(factory, ["b", "h"], {}, parts=("", *parts), at=at)
+    assert solved[""].path == path and len(solved) > len(parts)
+    for part, blocks in solved.items():
+        need = blocks.need(at, 2, 2)
+        told = need.kept_bytes, need.peak.bytes, need.product_flops, need.moved_bytes
+        assert told == real(factory, at, 4, 2, path, part)
 
 
 def test_a_model_without_blocks_is_refused():

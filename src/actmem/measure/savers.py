@@ -25,10 +25,57 @@ from torch.overrides import TorchFunctionMode
 
 from actmem.keep import FUNCTIONS
 from actmem.measure.tools import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
+from actmem.torch_private import node_running
 
 #: Frames in these folders are no line of the user's.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 UNKNOWN = "unknown"
+
+
+class RunningModules:
+    """The modules that run now, the innermost last, by the names that ``module`` has for its parts.
+
+    A part that is there under several names has the one by which the running module knows it.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._parts_of = {id(module): _names_in(module)}
+        self._root = id(module)
+        self._running: list[tuple[nn.Module, str, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def name(self) -> str:
+        """Of the innermost, as ``named_modules`` has it; "" for the root, and if none runs."""
+        return self._running[-1][1] if self._running else ""
+
+    @property
+    def name_or_node(self) -> str:
+        """The same; in backward the node that runs, unless it runs the module."""
+        node = node_running()
+        return self.name if self._running and self._running[-1][2] == node else node
+
+    def enter(self, part: nn.Module) -> None:
+        """``part`` begins."""
+        names = self._parts_of[self._root]
+        found = names.get(id(part), type(part).__name__)
+        outer = next(((module, name) for module, name, _ in reversed(self._running) if id(module) in names), None)
+        if outer is not None:
+            inner = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
+            if id(part) in inner:
+                found = ".".join(filter(None, (outer[1], inner[id(part)])))
+        self._running.append((part, found, node_running()))
+
+    def leave(self, part: nn.Module) -> None:
+        """``part`` ends.  One that began before this began to look is not among the running."""
+        while self._running and self._running.pop()[0] is not part:
+            pass
+
+
+def _names_in(module: nn.Module) -> dict[int, str]:
+    return {id(part): name for name, part in module.named_modules()}
 
 
 class OperationTracker(TorchFunctionMode):
@@ -42,8 +89,7 @@ class OperationTracker(TorchFunctionMode):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.weights = storages_of(*module.parameters(), *module.buffers())
-        self._names = {id(child): name for name, child in module.named_modules()}
-        self._running: list[tuple[int, str]] = []
+        self._modules = RunningModules(module)
         self._operations: list[tuple[Any, tuple, dict, FrameType]] = []
         self._handed_over: tuple[str, WeakSet[torch.UntypedStorage]] = "", WeakSet()
         self._patches = ExitStack()
@@ -55,13 +101,13 @@ class OperationTracker(TorchFunctionMode):
 
     @property
     def module(self) -> str:
-        """Name of the innermost running module, as ``named_modules`` has it; "" for the root."""
-        return self._running[-1][1] if self._running else ""
+        """Name of the innermost running module, as ``RunningModules`` has it."""
+        return self._modules.name
 
     @property
     def inside(self) -> bool:
         """True while a module or an autograd Function runs."""
-        return bool(self._running) or any(isinstance(operation[0], type) for operation in self._operations)
+        return bool(self._modules) or any(isinstance(operation[0], type) for operation in self._operations)
 
     def __enter__(self):
         hooks = torch.nn.modules.module
@@ -80,16 +126,14 @@ class OperationTracker(TorchFunctionMode):
 
     def _enter_module(self, module, args) -> None:
         if not torch.compiler.is_compiling():
-            self._running.append((id(module), self._names.get(id(module), type(module).__name__)))
+            self._modules.enter(module)
 
     def _leave_module(self, module, args, *rest) -> None:
         if torch.compiler.is_compiling():
             return
         kwargs, output = rest if len(rest) == 2 else ({}, *rest)  # torch leaves kwargs out if forward failed
-        # A record that begins inside a module sees it end, and one that ends inside sees it begin.
-        while self._running and self._running.pop()[0] != id(module):
-            pass
-        if not self._running:
+        self._modules.leave(module)
+        if not self._modules:
             for value, storages, tensors in (
                 ((args, kwargs), self.inputs, self.input_tensors),
                 (output, self.outputs, self.output_tensors),

@@ -86,6 +86,11 @@ model.forward = forward""",
 }
 
 
+def place_of(path: str) -> str:
+    """How Python reaches a part of a module: ``layers``, or ``get_submodule("1.0")``, as a Sequential's parts have no names."""
+    return path if all(map(str.isidentifier, path.split("."))) else f'get_submodule("{path}")'
+
+
 def adapter_code(path: str, rank: int) -> str:
     """Python that freezes the model and puts an adapter of that rank (LoRA) beside each linear of ``model.<path>``; none for rank 0."""
     return _ADAPTERS.format(path=path, rank=rank) if rank else ""
@@ -100,14 +105,15 @@ def recompute_code(path: str, again: int, part: str) -> str:
     if part == OFFLOAD:
         return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
     if not part.startswith(ALL_BUT):
-        return _RECOMPUTE.format(path=path, again=again, part=f"block.{part}" if part else "block")
+        return _RECOMPUTE.format(path=path, again=again, part=f"block.{place_of(part)}" if part else "block")
     kept = {name: [*map(int, places)] for name, *places in map(str.split, part.removeprefix(ALL_BUT).split(","))}
     return _RECOMPUTE_ALL_BUT.format(path=path, again=again, kept=kept)
 
 
-def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int]) -> list[str]:
+def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int], first: str) -> list[str]:
     """Parts for ``recompute_code``: of the operations that run again, those with the most FLOPs for each byte they make,
-    then those and the next, until only what takes no FLOPs is left.  blocks: of whole blocks that run again.
+    then those and the next, until only what takes no FLOPs is left.  blocks: of whole blocks that run again.  first: the
+    first one's name.
     """
     again, whole = (blocks.tapes[base].events(sizes) for base in ((1, 0), (0, 1)))
     # Backward runs a block again from its beginning, and no further than it must.
@@ -115,7 +121,7 @@ def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int]) -> list[str
     counts = Counter[str]()
     found: list[tuple[Fraction, str, int]] = []
     for event in again[: again.index(Mark(BACKWARD))]:
-        if left and isinstance(event, Run) and f"{event.where}.".startswith(f"{blocks.path}.0."):
+        if left and isinstance(event, Run) and f"{event.where}.".startswith(f"{first}."):
             name = _ATTENTION if "dot_product" in event.op else event.op
             counts[name] += 1
             left -= event.flops
@@ -164,8 +170,8 @@ class BlockModel:
     and of those outside that have their gradients before any block has.
 
     frozen: elements of weights that need no gradient, beside adapters: outside the blocks, and of one block.
-    path: where the blocks are, as ``model.layers``.  element_size: bytes of a weight's element.  longest: sequence that the
-    model can read and the tapes hold for.
+    path: where the blocks are, as Python has it after ``model.``.  element_size: bytes of a weight's element.  longest: sequence
+    that the model can read and the tapes hold for.
     """
 
     tapes: Mapping[tuple[int, int], Tape]

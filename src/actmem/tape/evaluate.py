@@ -209,8 +209,14 @@ class Tape:
     def from_json(cls, text: str | bytes) -> Tape:
         """Raises ConfigError on anything but a tape."""
         try:
-            return unpacked(json.loads(text), "")
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            tape = unpacked(json.loads(text), "")
+            if not all(len(powers) == len(tape.letters) for formula in tape.formulas for _, powers in formula):
+                raise ValueError("a monomial needs a power of each letter")
+            numbers = range(len(tape.formulas))
+            if not all(i in numbers for events in tape.variants.values() for event in events for i in sizes_of(event)):
+                raise ValueError("a size is no formula's number")
+            return tape
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ConfigError("tape", f"this is no tape: {type(error).__name__}: {error}") from error
 
 

@@ -28,11 +28,12 @@ from actmem.tape.blocks import (
     BlockModel,
     adapter_code,
     operations_to_keep,
+    place_of,
     recompute_code,
 )
 from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Make, Mark, Run, Tape, added, moments
 from actmem.tape.record import Recorder, record_step
-from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw_sizes, parsed_letters, solve, solve_rows
+from actmem.tape.solver import NO_RULES, NoFormula, Rules, check_larger, draw_sizes, parsed_letters, solve, solve_rows
 
 Factory = Callable[..., Any]
 Prepare = Callable[[nn.Module], object]
@@ -74,12 +75,16 @@ def tape_of(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the runs are tiny
     try:
+        is_first = not known  # later tapes have the same formulas
         tape = solve(recorded, letters, rules, may_be_one=may_be_one, num_runs=num_runs, known=known)
+        if is_first:
+            check_larger(tape, recorded, rules)
     finally:
         torch.set_num_threads(threads)
-    names: dict[int, str] = {}
-    run_factory(factory, {**draw_sizes(letters, rules, random.Random(0)), **fixed}, dtype, names, prepare)
-    for events in tape.variants.values():
+    for ones, events in tape.variants.items():
+        names: dict[int, str] = {}
+        sizes = draw_sizes(letters, rules, random.Random(0), dict.fromkeys(ones, 1))
+        run_factory(factory, {**sizes, **fixed}, dtype, names, prepare)
         events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
 
@@ -175,6 +180,8 @@ def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, in
     kinds = [getattr(config, "layer_types", None) or [""]][0][:1]
 
     def factory(s: int, b: int, **letters: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        if window and s > window:
+            raise ConfigError("s", f"is above the sliding window of {window}")
         own = transformers.AutoConfig.for_model(kind, **given)
         for letter, size in letters.items():
             setattr(own, _CONFIG_SIZES[letter], size)
@@ -218,7 +225,7 @@ def solved_blocks(
     rng = random.Random(0)
     sizes = draw_sizes(letters, rules, rng)
     factory = _changed(factory, adapter_code(_blocks_of(factory, sizes, dtype, parts)[0], lora))
-    path, element_size, early, is_frozen = _blocks_of(factory, sizes, dtype, parts)
+    path, first_block, element_size, early, is_frozen = _blocks_of(factory, sizes, dtype, parts)
 
     def ends_and_block(trained: bool) -> tuple[Formula, Formula]:
         one, two = (_elements(factory, letters, rules, blocks, dtype, trained) for blocks in (1, 2))
@@ -235,7 +242,7 @@ def solved_blocks(
     while waiting:
         part = waiting.pop(0)
         if part == OPERATIONS:
-            waiting[:0] = operations_to_keep(found[""], at)
+            waiting[:0] = operations_to_keep(found[""], at, first_block)
             continue
 
         def prepare(again: int, model: nn.Module, part: str = part) -> None:
@@ -354,9 +361,9 @@ def _peak_of_all(events: list[Event]) -> tuple[int, int]:
 
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str]
-) -> tuple[str, int, frozenset[str], bool]:
-    """The path of the list of blocks, the bytes of a weight's element, the weights outside with the first gradients, and
-    whether any weight is frozen."""
+) -> tuple[str, str, int, frozenset[str], bool]:
+    """Where the list of blocks is, the first one's name, the bytes of a weight's element, the weights outside with the first
+    gradients, and whether any weight is frozen."""
     number = 5
     model, inputs = _built(factory, {**sizes, _BLOCKS: number}, dtype)
     found = [
@@ -372,7 +379,8 @@ def _blocks_of(
     if len(element_sizes) > 1:
         raise ConfigError("target", "its weights must be of one dtype, or give --dtype")
     path = max(found)[1]
-    inside = {name for block in model.get_submodule(path).children() for name, _ in block.named_modules()}
+    blocks = dict(model.get_submodule(path).named_children())
+    inside = {name for block in blocks.values() for name, _ in block.named_modules()}
     for part in parts:
         if part not in inside and part != OPERATIONS:
             there = ", ".join(sorted(name for name in inside if name and "." not in name))
@@ -382,9 +390,10 @@ def _blocks_of(
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     loss_of(factories.run_forward(model, inputs)).backward()
-    first = next((i for i, name in enumerate(order) if name.startswith(f"{path}.")), len(order))
+    prefix = f"{path}." if path else ""
+    first = next((i for i, name in enumerate(order) if name.startswith(prefix)), len(order))
     is_frozen = not all(p.requires_grad for p in model.parameters())
-    return path, element_sizes.pop(), frozenset(order[:first]), is_frozen
+    return place_of(path), prefix + next(iter(blocks)), element_sizes.pop(), frozenset(order[:first]), is_frozen
 
 
 def _elements(

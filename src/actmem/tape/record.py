@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,9 +13,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from actmem.main_grad import gradient_of
 from actmem.measure.comms import kind_of, whole_bytes
-from actmem.measure.tools import noting_states, plain_tensors, storage_of, storages_in, tensors_in
+from actmem.measure.savers import RunningModules
+from actmem.measure.tools import noting_states, plain_tensors, replaced, storage_of, storages_in, tensors_in
 from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
-from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, node_running, ranks_of
+from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, ranks_of
 
 GENERATOR_STATE = "generator state"
 #: torch's counter doesn't know the CPU's kernels.
@@ -27,19 +27,21 @@ _CPU_FLOPS: dict[Any, Callable[..., int]] = {
 
 
 class Recorder(TorchDispatchMode):
-    """``events`` of the operations in its block.  existing: tensors that are there before and stay; nothing counts them.
+    """``events`` of the operations in its block, known by the names of the module's parts.
+
+    existing: tensors that are there before and stay; nothing counts them.
 
     A storage counts from the operation that returns it first until nothing refers to it.  What a kernel
     allocates and frees inside itself is not seen.
     """
 
-    def __init__(self, existing: Iterable[Tensor] = ()):
+    def __init__(self, module: nn.Module, existing: Iterable[Tensor] = ()):
         super().__init__()
         self.events: list[Event] = [Mark(FORWARD)]
         self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
         self._sizes: list[int] = []
         self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
-        self._modules: list[tuple[int, str, str]] = []
+        self._modules = RunningModules(module)
 
     def mark(self, name: str) -> None:
         """Note that this place is reached."""
@@ -66,31 +68,20 @@ class Recorder(TorchDispatchMode):
             if storage not in self._numbers and storage not in self._existing:
                 self._begin(storage, GENERATOR_STATE)
 
-    @contextmanager
-    def naming(self, module: nn.Module) -> Iterator[None]:
-        """In the block, what runs is known by the names of the module's parts."""
-        names = {id(part): name for name, part in module.named_modules()}
+    def named(self, call: Callable) -> Callable:
+        """``nn.Module.__call__`` that notes which module runs, also one that an exception leaves, as a checkpoint's second run does.
 
-        def enter(part, args):
-            self._modules.append((id(part), names.get(id(part), type(part).__name__), node_running()))
+        No hook: for one that is always called torch makes a cycle that holds the arguments.
+        """
 
-        def leave(part, args, output):
-            while self._modules and self._modules.pop()[0] != id(part):
-                pass
+        def run(part, *args, **kwargs):
+            self._modules.enter(part)
+            try:
+                return call(part, *args, **kwargs)
+            finally:
+                self._modules.leave(part)
 
-        hooks = torch.nn.modules.module
-        with ExitStack() as stack:
-            stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
-            # Without always_call, for which torch makes a cycle that holds the arguments.
-            stack.callback(hooks.register_module_forward_hook(leave).remove)
-            yield
-
-    def _where(self) -> str:
-        """The running module, or the node of backward; a module that an exception left is not running."""
-        node = node_running()
-        while self._modules and self._modules[-1][2] != node:
-            self._modules.pop()
-        return self._modules[-1][1] if self._modules else node
+        return run
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -107,7 +98,7 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, func, args, kwargs, given: list[Tensor], before: set[int], result: Any) -> None:
         op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
-        where = self._where()
+        where = self._modules.name_or_node
         arguments = func._schema.arguments
         named = {**{a.name: x for a, x in zip(arguments, args)}, **kwargs}
         changed = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -180,8 +171,8 @@ def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing:
     collects = gc.isenabled()
     gc.disable()  # or what cycles hold would go at any moment
     try:
-        recorder = Recorder(existing)
-        with recorder, recorder.naming(module), noting_states(recorder.note_state):
+        recorder = Recorder(module, existing)
+        with recorder, replaced(nn.Module, "__call__", recorder.named), noting_states(recorder.note_state):
             run(recorder)
         return list(recorder.events)
     finally:

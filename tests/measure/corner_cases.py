@@ -5,7 +5,7 @@ given to ``case`` is what must be counted, written as a sum of bytes; without on
 """
 
 import functools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +120,13 @@ class Anything:
         self.__dict__.update(fields)
 
 
+@dataclass(slots=True)
+class Slotted:
+    logits: torch.Tensor
+
+
+run(B, lambda m, x: Slotted(x.exp()), x, name="returns_slots")
+run(B, lambda m, x: deque([x.exp()]), x, name="returns_a_deque")
 run(B, lambda m, x: (x.exp(), None, 3), x, name="returns_a_tuple")
 run(B, lambda m, x: {"a": x.exp(), "b": [x + 1]}, x, name="returns_a_dict")
 run(B, lambda m, x: OrderedDict(logits=x.exp()), x, name="returns_a_model_output")
@@ -367,6 +374,15 @@ run(0, lambda m, x: m.l(x), x, l=lambda: nn.Linear(8, 3).requires_grad_(False), 
 run(B, lambda m, x: x @ m.l.weight.t().view(8, 3), x, l=lambda: nn.Linear(8, 3), name="view_of_a_weight")
 run(B, lambda m, x: x @ m.l.weight.detach().t() + m.l(x), x, l=lambda: nn.Linear(8, 3), name="detached_weight")
 run(0, lambda m, x: x * m.b.running_mean + m.b.running_var, x, b=lambda: nn.BatchNorm1d(8), name="buffers")
+
+
+def _replaced_buffer(m, x):
+    m.b.running_mean = m.b.running_mean + x.detach().mean(0)
+    return x * m.b.running_mean
+
+
+run(0, _replaced_buffer, x, b=lambda: nn.BatchNorm1d(8), name="a_buffer_that_forward_replaces")
+run(B, lambda m, x: m.l(x), x, l=lambda: nn.LazyLinear(8), name="lazy_weights")
 
 
 def _autocast(cached):

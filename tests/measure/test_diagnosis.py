@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from actmem.measure.census import arguments_of
 from actmem.measure.diagnosis import findings
@@ -78,6 +79,7 @@ PLANTED = {
     "SiLU kept twice": (Run(swiglu), (x(),)),
     "expert weights copied per token": (CopiedExperts(), (x(), IDS)),
     "masks of s²": (Run(lambda m, q: masked(q @ q.mT).softmax(-1) @ q), (heads(),)),
+    "attention that keeps s² for learned queries": (Run(lambda m, x: (m.q(m.ask.weight) @ x.mT).softmax(-1) @ x, q=nn.Linear(8, 8), ask=nn.Linear(8, 5)), (x(2, 4, 8),)),
     "GELU kept twice": (Run(lambda m, x: F.gelu(x + 1) * (x - 1)), (x(),)),
     "casts of weights": (nn.Linear(8, 8), (x(),)),
 }  # fmt: skip
@@ -94,6 +96,8 @@ CLEAN = {
     "attention of channels": (Run(lambda m, x: (x @ x.mT).softmax(-1) @ x), (x(1, 8, 300),)),
     "a gate of a sigmoid": (Run(lambda m, x: x * torch.sigmoid(x)), (x(),)),
     "tanh in a cell": (Run(lambda m, x: torch.tanh(x + 1) * (x + 2) * torch.sigmoid(x)), (x(),)),
+    "a gate beside a norm": (Run(lambda m, x: torch.tanh(x + 1) * (x + 2) + x * x.pow(2).mean(-1, keepdim=True).rsqrt()), (x(),)),
+    "a softmax of a normed weight's product": (nn.Sequential(weight_norm(nn.Linear(8, 16, bias=False)), nn.Softmax(-1), nn.Linear(16, 8)), (x(),)),
     "a copy of a weight": (Run(lambda m, x: F.linear(x, m.linear.weight.clone()), linear=nn.Linear(8, 8)), (x(),)),
 }  # fmt: skip
 #: What models of others waste: read their code.
@@ -121,6 +125,7 @@ def test_a_planted_waste_is_found(waste):
     module, inputs = PLANTED[waste]
     with torch.autocast("cpu", torch.bfloat16, enabled=waste == "casts of weights"):
         found = wastes(module, *inputs)
+    waste = waste.partition(" for ")[0]
     assert waste in found, list(found)
     assert found[waste].bytes > 0 and found[waste].floor >= 0 and found[waste].text.endswith(".")
 

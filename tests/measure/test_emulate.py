@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actmem.config import ConfigError
 from actmem.measure import emulate
+from actmem.measure.comms import Collective, count_collectives, kind_of
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
@@ -28,6 +29,15 @@ def test_reduce_scatter_gives_this_ranks_part_on_every_torch(monkeypatch, writes
         part = collectives.start_reduce_scatter(torch.arange(4.0), tensor_parallel()).wait()
         assert part.tolist() == [2, 3]
         assert collectives.all_gather(part, tensor_parallel()).tolist() == [2, 3, 2, 3]
+
+
+def test_dtensors_all_to_all_and_an_all_reduce_of_several_in_place_are_counted():
+    assert kind_of(torch.ops._dtensor.shard_dim_alltoall.default) == "all-to-all"
+    with emulated_rank(2, real_tensors=True), count_collectives() as seen:
+        group = torch.distributed.group.WORLD.group_name
+        for sent in torch.ops._c10d_functional.all_reduce_coalesced_([torch.ones(2), torch.ones(3)], "sum", group):
+            torch.ops._c10d_functional.wait_tensor(sent)
+    assert seen.collectives == [Collective("all-reduce", 20)]
 
 
 def test_a_second_world_is_refused():

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from actmem.measure import record_command
 from actmem.measure.diagnosis import reason_of, runs_again
 from actmem.measure.factories import one_line
 from actmem.measure.ledger import SavedTensor
-from actmem.measure.ledger_tables import folded_name, page
+from actmem.measure.ledger_tables import fold, folded_name, page
 from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
@@ -240,6 +241,11 @@ def test_each_rank_of_fsdp_writes_a_bill_of_its_own(pools, tmp_path):
         assert kept and all(row["op"] == "relu" and row["shape"] == [8, 64] for row in kept)
         own = sum(row["bytes"] for row in result["peak"] if row["kind"] == "weight")
         assert own == 4 * (3 * (64 * 64 + 64) + 64 * 32 + 32) // 2
+
+
+def test_rows_that_others_hold_are_not_one_row():
+    row = SavedTensor("0", "add", "", (4,), "float32", 16, "", held_by="an attribute of M")
+    assert fold([row, replace(row, module="1"), replace(row, held_by="the closure of f")])[0].bytes == 32
 
 
 def test_folded_names():

@@ -25,7 +25,7 @@ def block(address, size, state="active_allocated"):
     return {"address": address, "size": size, "requested_size": size - 1, "state": state, "frames": []}
 
 
-#: Weights from before, one activation that stays, one that goes, something from before that goes, an address used again.
+#: Weights from before, of which one waits to be freed, one activation that stays, one that goes, something from before that goes, an address used again.
 TRACE = [
     event("segment_alloc", 0, 1 << 21),
     event("alloc", 512, 1024, FRAMES),
@@ -35,7 +35,8 @@ TRACE = [
     event("free_completed", 4096, 2048),
     event("alloc", 1536, 512),
 ]
-BLOCKS = [block(0, 512), block(512, 1024), block(1536, 512), block(2048, (1 << 21) - 2048, "inactive")]
+BLOCKS = [block(0, 512), block(512, 1024), block(1536, 512), block(2048, 512, "active_pending_free")]
+BLOCKS.append(block(2560, (1 << 21) - 2560, "inactive"))
 SEGMENT = {"address": 0, "total_size": 1 << 21, "device": 1, "stream": 0, "segment_type": "small", "blocks": BLOCKS}
 SEEN = {"segments": [SEGMENT], "device_traces": [[], TRACE], "allocator_settings": {}}
 
@@ -47,20 +48,20 @@ def dumped(path, value):
 
 def test_a_trace_is_replayed_from_what_was_there_before(tmp_path):
     result = read_snapshot(dumped(tmp_path / "seen.pickle", SEEN))
-    assert result["curve"] == [2560, 3584, 4096, 3584, 1536, 2048]
-    assert result["peak_bytes"] == 4096 == sum(row["bytes"] for row in result["peak"])
-    assert result["total_bytes"] == 2048 == sum(row["bytes"] for row in result["rows"])
+    assert result["curve"] == [3072, 4096, 4608, 4096, 2048, 2560]
+    assert result["peak_bytes"] == 4608 == sum(row["bytes"] for row in result["peak"])
+    assert result["total_bytes"] == 2560 == sum(row["bytes"] for row in result["rows"])
     (mine,) = (row for row in result["rows"] if row["line"])
     assert (mine["op"], mine["line"], mine["kind"]) == ("linear", "model.py:7", "allocated")
-    assert sum(row["bytes"] for row in result["peak"] if row["kind"] == "from before") == 512 + 2048
+    assert sum(row["bytes"] for row in result["peak"] if row["kind"] == "from before") == 2 * 512 + 2048
 
 
 def test_the_command_shows_a_snapshot_and_draws_its_page(tmp_path, capsys):
     path, page = dumped(tmp_path / "seen.pickle", SEEN), tmp_path / "page.html"
     assert main(["record", path, "--html", str(page)]) == 0
-    assert capsys.readouterr().out.startswith("peak 4,096 B, 2,048 B at the end") and "model.py:7" in page.read_text()
+    assert capsys.readouterr().out.startswith("peak 4,608 B, 2,560 B at the end") and "model.py:7" in page.read_text()
     assert main(["diff", path, path]) == 0
-    assert "4,096 B before, 4,096 B after: +0 B" in capsys.readouterr().out
+    assert "4,608 B before, 4,608 B after: +0 B" in capsys.readouterr().out
 
 
 class Evil:

@@ -110,6 +110,16 @@ def test_several_microbatches_in_one_step():
     assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
 
 
+def test_after_the_optimizers_step_comes_forward_again():
+    model = nn.Linear(8, 8)
+    with watch_step(model, optimizer := torch.optim.SGD(model.parameters())) as bill:
+        for _ in range(2):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+    assert [name for name, _ in bill.phases] == ["forward", "backward", "forward", "optimizer"] * 2
+    assert "made by the optimizer" not in {row.kind for row, _ in bill.lives}
+
+
 def test_emptied_storages_count_with_what_is_left():
     def emptying(m, x):
         first = x.detach().repeat(100)

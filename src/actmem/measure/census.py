@@ -74,6 +74,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
     with replaced(FunctionCtx, "save_for_backward", noting_saved), noting_states(alive.note):
         with alive:
             graph = _graph_of(module, inputs)
+    alive.ignore([*module.parameters(), *module.buffers()])  # those that forward made
     kept_bytes = settled(lambda: alive.bytes)
     del graph
     return kept_bytes

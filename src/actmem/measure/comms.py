@@ -26,24 +26,24 @@ class Collective:
 
 
 _OPERATORS = {
-    "all-reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
+    "all-reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_",
     "all-gather": "allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_ "
     "all_gather_into_tensor all_gather_into_tensor_out all_gather_into_tensor_coalesced",
     "reduce-scatter": "reduce_scatter reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ "
-    "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor reduce_scatter_tensor_out reduce_scatter_tensor_coalesced",
     "broadcast": "broadcast_ broadcast",
     "reduce": "reduce_",
     "gather": "gather_",
     "scatter": "scatter_",
-    "all-to-all": "alltoall_ alltoall_base_ all_to_all_single",
-    "send": "send",
-    "receive": "recv_",
-    "barrier": "barrier",
+    "all-to-all": "alltoall_ alltoall_base_ all_to_all_single shard_dim_alltoall",
+    "send": "send isend",
+    "receive": "recv_ recv_any_source_ irecv",
+    "barrier": "barrier monitored_barrier_",
 }
 #: Operator name → kind.  Both spellings of torch's collectives; waiting and metadata are not listed.
 KIND_OF_NAME = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 #: The last is our own, for gloo (``parallel.collectives``).
-_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
+_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "actmem")
 
 
 @cache

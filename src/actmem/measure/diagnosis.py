@@ -77,10 +77,10 @@ def _gelu(rows: Rows) -> Rows:
     kept = []
     for group in _by_module(rows):
         of = [row for row in group if row.op in ("tanh", "pow", "mul", "add", "erf", "div")]
-        ops = {row.op for row in of}
-        shapes = {row.shape for row in of if row.op in ("tanh", "erf")}
-        if "mul" in ops and ("erf" in ops or ops >= {"tanh", "pow"}):
-            kept += [row for row in of if row.shape in shapes]
+        shapes = {row.shape for row in of if row.op == "mul" and row.made_by.startswith("a number plus ")}
+        of = [row for row in of if row.shape in shapes]
+        if {"erf", "pow"} & {row.op for row in of}:
+            kept += of
     return kept
 
 

@@ -73,7 +73,7 @@ def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
     groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
         pattern = _NUMBER.sub("*", row.module)
-        key = (pattern, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind)
+        key = (pattern, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind, row.held_by, row.device)
         groups.setdefault(key, []).append(row)
     folded = [
         replace(

@@ -43,6 +43,8 @@ _COPIES = {
 }  # fmt: skip
 #: Operations that multiply matrices, and attention's fused ones.
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
+#: What is in a GELU.
+_BENT = ("tanh", "erf")
 _PICKS = ("index", "index_select", "gather")
 _FUSED_ATTENTION = "_scaled_dot_product_"
 #: The widest head of a fused attention kernel.
@@ -70,9 +72,11 @@ class Origin:
     operation, module, shape, dtype, device: of the result that first had this storage.
     inside: a module or an autograd Function was running.
     constant: made without any tensor, or of constants alone, and without chance.
+    of_weights: a weight, or made of weights and constants alone, by no product: learned queries are no weights when they are projected.
     copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
     gathered: one of those copies was a collective.
     repeats: how many times this copy of an expanded tensor holds each element.
+    one_plus: "tanh" or "erf" where it is a number and that.
     picked_from: the storage from before of which it is some matrices.
     scores: the product that it came from, if nothing but operations on each element and a softmax lie between.
     masks, multiplied: the scores that it masks, or was multiplied for last.
@@ -87,9 +91,11 @@ class Origin:
     dtype: torch.dtype = torch.uint8
     device: str = "cpu"
     constant: bool = False
+    of_weights: bool = False
     copied_from: tuple[weakref.ref, ...] = ()
     gathered: bool = False
     repeats: int = 1
+    one_plus: str = ""
     picked_from: weakref.ref | None = None
     scores: Scores | None = None
     masks: Scores | None = None
@@ -160,6 +166,7 @@ class Origins(QuietDispatchMode):
     def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Origin) -> Origin:
         origin.module, origin.shape = self.tracker.module, shape_of(tensor)
         origin.dtype, origin.device = tensor.dtype, tensor.device.type
+        origin.of_weights |= storage in self.tracker.weights
         self.found[storage] = origin
         self._on_found(storage, origin)
         return origin
@@ -170,17 +177,23 @@ class Origins(QuietDispatchMode):
             return
         others = [source for source in sources if source is not storage]
         known = [self.found[source] for source in others]
+        of_weights = any(one.of_weights for one in known) and _name_of(func) not in _PRODUCTS
+        of_weights = of_weights and all(one.of_weights or one.constant for one in known)
         if origin is None:
-            origin = Origin(True, _name_of(func), self.tracker.inside)
+            origin = Origin(True, _name_of(func), self.tracker.inside, of_weights=of_weights)
             origin.constant = not _by_chance(func) and all(one.constant for one in known)
             self._trace_copy(origin, func, others)
             if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
                 origin.repeats = _repeats(args[0])
+            elif origin.operation == "add" and len(known) == 1 and known[0].operation in _BENT:
+                origin.one_plus = known[0].operation
             elif origin.operation in _PICKS and known and not known[0].made and args[0].dim() > 2:
                 origin.picked_from = weakref.ref(others[0])
             origin.scores = self._scores(origin.operation, result.numel(), others, args)
             self._add(storage, result, origin)
-        elif origin.made and (origin.constant or origin.copied_from):  # until now
+        elif origin.made and (origin.constant or origin.of_weights or origin.copied_from):  # until now
+            alone = of_weights or all(one.constant for one in known)
+            origin.of_weights = alone and (origin.of_weights or origin.constant and of_weights)
             if _by_chance(func) or not all(one.constant for one in known):
                 origin.constant, origin.copied_from = False, ()
                 self._trace_copy(origin, func, others)
@@ -198,10 +211,8 @@ class Origins(QuietDispatchMode):
             scores.attended = scores.normalized
             for one in origins:
                 one.multiplied = scores
-            weights = self.tracker.weights
-            roots = [root() for one in origins for root in one.copied_from]
             width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
-            if scores.attended or width > WIDEST_HEAD or any(source in weights for source in (*sources, *roots)):
+            if scores.attended or width > WIDEST_HEAD or any(one.of_weights for one in origins):
                 return None
             return scores
         if operation.startswith(_FUSED_ATTENTION):
@@ -390,6 +401,8 @@ class Origins(QuietDispatchMode):
         source = origin.picked_from() if origin.picked_from is not None else None
         if source is not None and self.is_weight(source):
             return "picked from a weight"
+        if origin.one_plus:
+            return f"a number plus {origin.one_plus}"
         return KIND_OF_NAME.get(origin.operation, origin.operation)
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:

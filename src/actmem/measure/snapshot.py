@@ -59,7 +59,7 @@ def read_snapshot(path: str) -> dict[str, Any]:
         for segment in snapshot["segments"]:
             address = segment["address"]
             for block in segment["blocks"]:
-                if segment["device"] == device and block["state"] == "active_allocated":
+                if segment["device"] == device and block["state"] != "inactive":  # one that awaits its free is there
                     live[block.get("address", address)] = _row(block["size"], block.get("frames") or [], _BEFORE)
                 address += block["size"]
         for allocates, address, size, frames in reversed(events):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, ModuleType
@@ -35,22 +36,24 @@ def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
 
     A key-value cache or a Hugging Face ModelOutput is such an object.  Modules are not looked into.
     """
-    return _inside(value, depth, set())
+    return _inside(value, depth, {})
 
 
-def _inside(value: object, depth: int, seen: set[int]) -> Iterator[Tensor]:
+def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tensor]:
     if id(value) in seen:
         return
     if isinstance(value, Tensor):
-        seen.add(id(value))
+        seen[id(value)] = value  # itself too: the id of what is gone is soon another's
         yield value
     elif depth >= 0 and type(value) not in _ATOMS and not isinstance(value, _NEVER_INSIDE):
-        seen.add(id(value))
+        seen[id(value)] = value
         inner: Any = value
         if isinstance(value, Mapping):
             inner = value.values()
-        elif not isinstance(value, (list, tuple, set, frozenset)):
-            inner = getattr(value, "__dict__", {}).values()
+        elif not isinstance(value, (list, tuple, set, frozenset, deque)):
+            slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+            names = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
+            inner = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names)]
         for one in list(inner):
             if type(one) not in _ATOMS:
                 yield from _inside(one, depth - 1, seen)

@@ -8,7 +8,7 @@ out when the step is over: by then it is known whose gradient it became, or what
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +95,7 @@ def loss_of(output: Any) -> Tensor:
 
     Raises ConfigError if it has none.
     """
-    carried = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    carried = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(carried, Tensor):
         return carried
     for tensor in tensors_in(output):
@@ -123,7 +123,7 @@ def watch_step(
                 )
                 stack.callback(hook.remove)
         if optimizer is not None:
-            stack.callback(optimizer.register_step_pre_hook(lambda *_: lives.enter("optimizer")).remove)
+            stack.enter_context(replaced(optimizer, "step", lives.during("optimizer")))
         for function in ("backward", "grad"):
             stack.enter_context(replaced(torch.autograd, function, lives.during("backward")))
         stack.enter_context(replaced(torch.UntypedStorage, "resize_", lives.resizing))

@@ -44,7 +44,7 @@ const fitted = (layout, width) => {
     const [from, to] = axis.domain ?? [0, 1], plot = width - left - layout.margin.r;
     const middle = left + plot / 2, room = to - from < 1 ? plot * (to - from) : 2 * Math.min(middle, width - middle);
     const text = wrap(axis.title.text, Math.max(12, Math.floor(room / LETTER)));
-    fit[name] = { nticks: 4, ...axis, title: { ...axis.title, text } };
+    fit[name] = { nticks: plot < 120 ? 2 : 4, ...axis, title: { ...axis.title, text } };
     lines = Math.max(lines, text.split("<br>").length);
   }
   const more = LINE * (lines - 1);

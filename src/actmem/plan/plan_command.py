@@ -67,9 +67,7 @@ bytes more.
 
 def _parser() -> Parser:
     """All options.  Those of one planner only are None unless they are given."""
-    what = (
-        "Layouts of a training job that fit, fastest first; of a model of your own, whether it fits and what makes it."
-    )
+    what = "Layouts of a training job that fit, fastest first.\nOf a model of your own: whether it fits, and what makes it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "model",
@@ -116,7 +114,9 @@ def _parser() -> Parser:
         default=None,
         help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
     )
-    own = parser.add_argument_group(f"your own model, or with {', '.join(_ASKS_FOR_CODE)} a named one in their code")
+    own = parser.add_argument_group(
+        f"your own model, or a named one in Hugging Face's code ({', '.join(_ASKS_FOR_CODE)})"
+    )
     own.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default of a name: its own, b = 1)")
     own.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
     own.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from actmem_course.arguments import tell_torchrun
+from actmem_course.launch import ENDING
 from actmem_course.rank_store import RanksLost, RankStore
 
 #: Between two looks at the others.
@@ -32,7 +33,6 @@ ANSWER_SECONDS, LONGEST_SECONDS = 1.5, 5
 LINE = "ACTMEM_LINE"
 
 _exit = os._exit  # a learner's code may meet another one
-_ENDING = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 
 
 class Guard(threading.Thread):
@@ -57,7 +57,7 @@ class Guard(threading.Thread):
         if Guard.current:
             Guard.current.stop()
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
-        for number in _ENDING:
+        for number in ENDING:
             signal.signal(number, lambda number, frame: None)
         Guard.current = self
         super().start()
@@ -69,7 +69,7 @@ class Guard(threading.Thread):
         os.write(self._wake_end, b"\0")
         self.join()
         signal.set_wakeup_fd(-1)
-        for number in _ENDING:
+        for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
         Guard.current = None
 
@@ -93,7 +93,7 @@ class Guard(threading.Thread):
         if number == signal.SIGINT:
             time.sleep(1)  # time for KeyboardInterrupt to end the main thread by itself
             leave(130)
-        if number in _ENDING:
+        if number in ENDING:
             self.give_up(None)
 
     def beat(self) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: Where the labs are: beside src/ in the checkout that this package runs from.
@@ -51,6 +54,29 @@ def rank_environment(number: int, size: int, address: tuple[str, int] | None = N
     others = ("MASTER_", "GROUP_", "TORCHELASTIC_")  # another job's, as torchrun's around a judge
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return {**usual, **inherited, **{name: str(value) for name, value in place.items()}}
+
+
+#: The signals that tell a process to end, as far as this system has them.
+ENDING = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+
+
+class Ended(BaseException):
+    """This process is told to end, by the signal of this number."""
+
+
+@contextmanager
+def ending_raises() -> Iterator[None]:
+    """A signal of ``ENDING`` raises Ended in the block; what came of it before comes of it again afterwards."""
+
+    def end(number, frame):
+        raise Ended(number)
+
+    before = {number: signal.signal(number, end) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def loopback_listener() -> socket.socket:

@@ -20,15 +20,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from actmem_course.guard import LINE, say
-from actmem_course.launch import loopback_listener, rank_environment
+from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment
 
 #: How long ranks that are told to end may take: one may have a verdict to print.
 GRACE_SECONDS = 8
-_SIGNALS = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-
-
-class Ended(BaseException):
-    """The parent is told to end."""
 
 
 @dataclass
@@ -62,7 +57,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
     When a rank ends in another way, the others are told to end, as torchrun does.
     """
     program = os.path.basename(script)
-    with _signals_raise(), served_store() as address:
+    with ending_raises(), served_store() as address:
         ranks = [_start(script, arguments, size, number, address) for number in range(size)]
         try:
             while all(rank.state() in ("runs", "done") for rank in ranks) and any(r.state() == "runs" for r in ranks):
@@ -122,16 +117,3 @@ def served_store() -> Iterator[tuple[str, int]]:
         )
     yield host, port
     del served
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    def end(number, frame):
-        raise Ended(number)
-
-    before = {number: signal.signal(number, end) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from actmem_course.launch import loopback_listener, rank_environment
+from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment
 
 #: The file descriptors of a process's line and of what rank 0 listens on, and how many virtual ranks it has, by name in
 #: the environment.
@@ -169,23 +169,16 @@ class RankParent:
 @contextmanager
 def signals_end(*parents: RankParent) -> Iterator[None]:
     """Whatever ends this process ends theirs."""
-    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-
-    def end(number, frame):
-        for parent in parents:
-            parent.end()
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in numbers}
     try:
-        yield
+        with ending_raises():
+            yield
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Ended as ended:
+        raise SystemExit(128 + ended.args[0]) from None
     finally:
         for parent in parents:
             parent.end()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _busy() -> str:

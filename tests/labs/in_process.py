@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,17 +64,23 @@ def shown_in_80_columns(script, *arguments, code=0, **options):
 
 
 def lab_exit(script, arguments, monkeypatch, capsys, **environment):
-    """Exit code, standard output and lines of standard error of a lab that stops early."""
-    module = lab_module(script)
+    """Exit code, standard output and lines of standard error of a lab, which may stop early."""
+    return _exit_of(lab_module(script).main, script, arguments, monkeypatch, capsys, environment)
+
+
+def _exit_of(main, script, arguments, monkeypatch, capsys, environment):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        module.main()
+    code: int | str | None
+    try:
+        code = main()
+    except SystemExit as stopped:
+        code = stopped.code
     output = capsys.readouterr()
-    return stopped.value.code, output.out, output.err.splitlines()
+    return code, output.out, output.err.splitlines()
 
 
 def lab_refusal(script, arguments, monkeypatch, capsys, ranks=0):
@@ -91,16 +98,6 @@ def judge_exit(name, arguments, monkeypatch, capsys, **environment):
     """The same of a lab that is judged: of the learner's file, without its answers."""
     from actmem_course.judge.command import main
 
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(variable, raising=False)
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, str(value))
-    path = LABS / f"{name}.py"
-    monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
-    code: int | str | None
-    try:
-        code = main({"__file__": str(path), "__doc__": "A lab."})
-    except SystemExit as stopped:
-        code = stopped.code
-    output = capsys.readouterr()
-    return code, output.out, output.err.splitlines()
+    path = str(LABS / f"{name}.py")
+    judged = partial(main, {"__file__": path, "__doc__": "A lab."})
+    return _exit_of(judged, path, arguments, monkeypatch, capsys, environment)

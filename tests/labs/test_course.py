@@ -114,6 +114,8 @@ def test_a_class_that_is_none_is_one_line(tmp_path):
     for arguments, expected in (
         ([str(tmp_path)], "no Python file"),
         (["nowhere"], "must be a folder or the word progress"),
+        ([str(tmp_path), "--csv", str(tmp_path / "none" / "a.csv")], "--csv: cannot write"),
+        ([str(tmp_path), "--seconds", "nan"], "--seconds: must be positive, got nan"),
     ):
         done = subprocess.run([sys.executable, "-m", "actmem_course.judge", *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and expected in done.stderr and len(done.stderr.splitlines()) == 1

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from actmem.formulas import schedule
 from actmem.store import HostMemory
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import made_edits, source_of, stated_edits
@@ -92,6 +93,17 @@ def test_syntax_names_what_nobody_states():
     assert len(words) > 150
     for said in ("merge_heads comes before the product with qkv_weight", "qkv_weight and up_weight are swapped"):
         assert any(said in one for one in words), said
+
+
+def test_a_shorter_warm_up_passes_with_a_remark():
+    def interleaved(p, rank, m, n):
+        return [(a.kind, a.chunk, a.microbatch) for a in schedule.interleaved(p, m, n, short_warmup=True)[rank]]
+
+    verdict = judged("5.2", interleaved)
+    assert (verdict.status, judged("5.2").diagnosis) == (
+        "passed",
+        "",
+    ) and "where sends take no time" in verdict.diagnosis
 
 
 def test_one_number_that_is_the_same_by_chance_names_nothing():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from rich.text import Text
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser
 from actmem_course.console import lab_console
-from actmem_course.files import replacing
+from actmem_course.files import check_files, replacing
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import lab_name, load_lab
 from actmem_course.judge.verdict import PASSED
@@ -53,6 +54,9 @@ def main() -> int:
     with parser.refusing():
         if args.what == "progress":
             return _progress(args.reset)
+        if not 0 < args.seconds < math.inf:
+            raise ConfigError("seconds", f"must be positive, got {args.seconds:g}")
+        check_files(args, "csv")
         folder = Path(args.what)
         if not folder.is_dir():
             raise ConfigError("what", f"must be a folder or the word progress, got {args.what}")

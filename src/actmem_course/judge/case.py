@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from actmem.measure.comms import Collective
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, check_whole_number, close, describe, summed
-from actmem_course.judge.exchanged import OWN_PART, explain_exchange, made_of
+from actmem_course.judge.exchanged import OWN_PART, Operator, explain_exchange, made_of
 from actmem_course.judge.kept import KeptBytes, Largest, counted, kept, tensor_text, too_much
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.virtual import Watch
@@ -186,6 +186,12 @@ class CaseRun:
             self.see(f"{prefix}backward", list(backward.collectives), "exchanges", (_ran(backward), again))
         return forward, backward
 
+    def operator(self, right: Operator, x: Tensor, upstream: Tensor | None = None) -> None:
+        """Both passes of one of the four operators, and that it keeps nothing."""
+        own, why = self[right.name], {"": right.in_forward, "x": right.in_backward}
+        self.passes(own, {"x": x}, self.group, operator=True, why=why, upstream=upstream)
+        self.keeps(lambda y: own(y, self.group), x, more="its backward needs no tensor of forward's")
+
     def makes(
         self,
         function: Callable,
@@ -325,7 +331,7 @@ def described(found: Happened, right: Happened, wrong: Mapping[str, list[int]]) 
     t, each = len(found.seen), [_explained(found, right, name, rank) for rank in ranks]
     common = next((words for words in each[0] if all(words in other for other in each)), "")
     explained = bool(_exchanged(found, right, name, ranks[0])) and right.seen[0][name].how == "close"
-    explained = explained or found.seen[ranks[0]][name].value is None  # no gradient: an edit's syntax says no more
+    explained = explained or found.seen[ranks[0]][name].value is None
     if common or right.seen[0][name].how in ("total", "pattern"):
         return common or each[0][0], explained
     return f"on rank {ranks[0]}: " * (len(ranks) < t) + each[0][0], explained

@@ -66,10 +66,13 @@ def check_whole_number(what: str, value: Any) -> int:
         # numpy's booleans have no index; Python's and torch's have one.
         if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
             raise TypeError
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         hint = "; divide with //" if isinstance(value, float) else ""
         raise Wrong(f"{what} must be a whole number, not {value!r}{hint}") from None
+    if number.bit_length() > 128:  # Python writes no number of more than 4,300 digits
+        raise Wrong(f"{what} is a whole number of {number.bit_length():,} bits: nothing here is so large")
+    return number
 
 
 def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:

@@ -12,7 +12,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import torch
@@ -57,16 +57,19 @@ def stated(text: str, source: str) -> list[Edit]:
     return found
 
 
-def pairs_of(edits: list[Edit], source: str) -> Iterator[Edit]:
-    """Two stated edits at once, where they change different lines."""
+_FORWARD_IS_RIGHT = "the forward is right; "
+
+
+def pairs_of(edits: list[Edit], source: str, of_gradients: bool) -> Iterator[Edit]:
+    """Two stated edits at once, where they change different lines, and both the gradients only, or both not."""
     lines = source.split("\n")
-    for one, other in combinations(edits, 2):
+    for one, other in combinations([e for e in edits if e.words.startswith(_FORWARD_IS_RIGHT) == of_gradients], 2):
         a, b = (edit.source.split("\n") for edit in (one, other))
         if len(a) == len(b) == len(lines):
             both = [new if new != old else second for old, new, second in zip(lines, a, b)]
             if all(old in (new, second) for old, new, second in zip(lines, a, b)):
                 yield Edit(
-                    f"{one.words}; and {other.words.removeprefix('the forward is right; ')}",
+                    f"{one.words}; and {other.words.removeprefix(_FORWARD_IS_RIGHT)}",
                     "\n".join(both),
                     stated=True,
                 )
@@ -139,10 +142,11 @@ class Families:
         module = ast.parse(source).body
         self.functions = {node.name: node for node in module if isinstance(node, ast.FunctionDef)}
         self.function = self.functions[function]
-        self._inline_calls(function)
-        used = _names_of(self.function, ast.Load)
         #: The function, and the autograd Functions that it applies.
         self.edited: list[ast.stmt] = [self.function]
+        self.instead = list(self._siblings())
+        self._inline_calls(function)
+        used = _names_of(self.function, ast.Load)
         self.edited += [node for node in module if isinstance(node, ast.ClassDef) and node.name in used]
         for node in ast.walk(ast.Module(self.edited, [])):
             if isinstance(node, ast.FunctionDef):
@@ -157,6 +161,7 @@ class Families:
                 yield Edit(words, source)
 
     def _all(self) -> Iterator[tuple[str, str]]:
+        yield from self.instead
         spines = []
         for node in ast.walk(self.function):
             if isinstance(node, (ast.Assign, ast.Return)) and isinstance(node.value, ast.expr):
@@ -181,6 +186,7 @@ class Families:
             yield from self._family_moves(spines, kind)
         yield from self._operators()
         yield from self._names()
+        yield from self._detached()
         for node, wrappers, leaf in spines:
             for operator in OPERATORS if any(w.kind in _VARIANTS for w in wrappers) else ():
                 put = Wrapper("", "", lambda x, name=operator.name: _called(name, x))  # type: ignore[misc]
@@ -193,6 +199,27 @@ class Families:
         yield from self._statements()
         yield from self._arithmetic()
 
+    def _siblings(self) -> Iterator[tuple[str, str]]:
+        """A function of the file in place of another that takes the same arguments."""
+        for call in [node for node in ast.walk(self.function) if isinstance(node, ast.Call)]:
+            called = self.functions.get(_name(call.func), self.function)
+            for name, other in self.functions.items() if called is not self.function else ():
+                alike = len(other.args.args) > 2 and ast.dump(other.args) == ast.dump(called.args)
+                if alike and other not in (called, self.function):
+                    changed = self._source_with([(call, "func", ast.Name(name, ast.Load()))])
+                    yield f"{name} is called where {called.name} belongs", changed
+
+    def _detached(self) -> Iterator[tuple[str, str]]:
+        """A value that goes on without its graph."""
+        body = list(ast.walk(ast.Module(self.function.body, [])))
+        called = [node.func for node in body if isinstance(node, ast.Call)]
+        for node in body:
+            name = _name(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+            if name and node not in called and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                who = f"what {name} returns" if isinstance(node, ast.Call) else name
+                detached = ast.Call(ast.Attribute(node, "detach", ast.Load()), [], [])  # type: ignore[arg-type]
+                yield f"{who} is detached, so no gradient goes back through it", self._exchanged(node, detached)  # type: ignore[arg-type]
+
     def _arithmetic(self):
         """A term or factor left out or turned round, another comparison, number or function, arguments swapped."""
         for function in ast.walk(ast.Module(self.edited, [])):
@@ -204,6 +231,17 @@ class Families:
                         words[1::2] = [f"“{_said(piece, known)}”" for piece in words[1::2]]
                         if max(map(len, words)) <= _LONGEST:
                             yield when + "".join(words), self._exchanged(node, new)
+
+    def other_names(self) -> Iterator[Edit]:
+        """One name in place of another, in autograd Functions: two numbers may be the same by chance, two tensors are not."""
+        applied = ast.walk(ast.Module(self.edited[1:], []))
+        for function in [node for node in applied if isinstance(node, ast.FunctionDef)]:
+            local = dict.fromkeys([*_names_of(function, ast.Store), *(a.arg for a in function.args.args)])
+            read = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+            for node, name in product(read, [name for name in local if name not in ("ctx", "group")]):
+                if node.id in local and name != node.id:
+                    words = f"in {function.name}, “{name}” stands where “{node.id}” belongs"
+                    yield Edit(words, self._exchanged(node, ast.Name(name, ast.Load())))
 
     def _exchanged(self, old: ast.expr, new: ast.expr) -> str:
         """Our module with one expression in place of another."""
@@ -337,7 +375,10 @@ class Families:
 #: A sentence quotes no longer piece of ours.
 _LONGEST = 70
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-_ANOTHER = {"min": "max", "max": "min", "sum": "mean", "mean": "sum"}
+_ANOTHER = {
+    "min": ("max",), "max": ("min",), "sum": ("mean",), "mean": ("sum",), "silu": ("gelu", "relu", "sigmoid"),
+    "gelu": ("F.silu", "F.relu"), "scatter_add_": ("scatter_",), "rsqrt": ("sqrt", "reciprocal"),
+}  # fmt: skip
 #: By operator: the words about what is left out, and the operator that stands there by mistake.
 _ARITHMETIC: dict[type[ast.operator], tuple[str, str, type[ast.operator]]] = {
     ast.Mult: ("the factor ", " is missing beside ", ast.Div),
@@ -356,12 +397,14 @@ def _otherwise(node: ast.expr) -> Iterator[tuple[list, ast.expr]]:
         pairs = [(node.left, node.right), (node.right, node.left)]
         for one, other in pairs if isinstance(node.op, (ast.Mult, ast.Add)) else pairs[:1]:
             times = isinstance(node.op, ast.Mult)
-            if not times or not isinstance(other, ast.Constant):  # what a sum counts is told by its terms
+            if not times and isinstance(other, ast.Constant):
+                changed.append(one)
+            elif not isinstance(other, ast.Constant):  # what a sum counts is told by its terms
                 yield [before, other, between, one], one
                 if times:
                     yield ["the factor ", other, " comes twice"], _with(node, left=node, right=other)
         if not isinstance(node.op, (ast.Mult, ast.Add)):
-            changed.append(_with(node, left=node.right, right=node.left))
+            changed += [_with(node, left=node.right, right=node.left), node.right]
         if isinstance(node.op, ast.Div):
             changed.append(_with(node, left=ast.Constant(1)))
         changed.append(_with(node, op=turned()))
@@ -373,12 +416,20 @@ def _otherwise(node: ast.expr) -> Iterator[tuple[list, ast.expr]]:
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
         changed += [_with(node, slice=ast.Constant(i)) for i in range(3) if i != node.slice.value]
     elif isinstance(node, ast.IfExp):
-        yield ["whether ", node.test, " is not asked: it is always ", node.body, ""], node.body
-        yield ["whether ", node.test, " is not asked: it is always ", node.orelse, ""], node.orelse
+        for one, other, holds in ((node.body, node.orelse, "does not hold"), (node.orelse, node.body, "holds")):
+            yield ["", one, " also stands where ", node.test, f" {holds}; there ", other, " belongs"], one
     elif isinstance(node, ast.Call):
         field = {ast.Name: "id", ast.Attribute: "attr"}.get(type(node.func), "")
-        if name := _ANOTHER.get(getattr(node.func, field, "")):
-            changed.append(_with(node, func=_with(node.func, **{field: name})))
+        for name in _ANOTHER.get(getattr(node.func, field, ""), ()):
+            another = _with(node.func, **{field: name})
+            yield ["", another, " is called where ", node.func, " belongs"], _with(node, func=another)
+        if _name(node.func) in ("torch.autograd.grad", "torch.autograd.backward"):
+            ones = ast.Call(ast.parse("torch.ones_like", mode="eval").body, node.args[:1], [])
+            words = ["the incoming gradient is left out: hand it to ", node.func, ""]
+            yield words, _with(node, args=[*node.args[:-1], ones])
+        if isinstance(node.func, ast.Attribute) and len(node.args) == len(node.keywords):
+            # Over all dimensions in place of one; or as if it were not called, where it has no argument.
+            changed.append(_with(node, args=[], keywords=[]) if node.args else node.func.value)
         changed += [_with(node, keywords=[k for k in node.keywords if k is not left]) for left in node.keywords]
         if _name(node.func) in ("min", "max"):
             changed += node.args

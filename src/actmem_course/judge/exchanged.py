@@ -98,7 +98,7 @@ def everything_made(parts: Parts) -> Iterator[Made]:
             lambda p, rank, d=dim: torch.cat(list(p[::-1]), d),  # type: ignore[misc]
         )
         yield Made(in_turn, lambda p, rank, d=dim: torch.stack(list(p), d + 1).flatten(d, d + 1))  # type: ignore[misc]
-        for whole in (*wholes, *others):
+        for whole in (*wholes, *others, _joined(dim)):
             yield _share_of(whole, dim)
             yield from (_share_of(whole, dim, of) for of in range(t))
             yield Made(

@@ -22,6 +22,7 @@ from actmem_course.judge.verdict import (
     PeerStopped,
     Verdict,
     Wrong,
+    clipped,
 )
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench
@@ -160,7 +161,9 @@ def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
             except (OutOfStep, OtherGroup):
                 raise
             except Exception as error:
-                found = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_short(str(error), 120)}"
+                found = (
+                    str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {clipped(str(error), 120)}"
+                )
                 raise Wrong(on_another_group(other.group_name, found)) from None
         return Outcome(b.rank, PASSED, remark or "")
     except (Exception, SystemExit, PeerStopped) as error:
@@ -208,7 +211,7 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
     message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
     for part, diagnosis in _AUTOGRAD.items():
         if part in message:
-            return Outcome(rank, WRONG, f"{diagnosis} (torch: {_short(message)})", where)
+            return Outcome(rank, WRONG, f"{diagnosis} (torch: {clipped(message)})", where)
     if (
         isinstance(error, TypeError)
         and not own
@@ -217,12 +220,12 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
         return Outcome(
             rank,
             ERROR,
-            f"its parameters are not those that the lab passes, in this order: {_short(message)}",
+            f"its parameters are not those that the lab passes, in this order: {clipped(message)}",
             where,
         )
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
     line = f"“{own[-1].line}” raises " if own else "what it returns cannot be used: "
-    return Outcome(rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{_short(message)}", where)
+    return Outcome(rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{clipped(message)}", where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.
@@ -237,10 +240,6 @@ _AUTOGRAD = {
 }
 #: Where in its source gloo stopped, and when: nothing for a learner.
 _OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
-
-
-def _short(message: str, limit: int = 200) -> str:
-    return message if len(message) <= limit else message[: limit - 1] + "…"
 
 
 def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:

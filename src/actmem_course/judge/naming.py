@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -99,12 +99,15 @@ class Naming:
         if first.how not in NUMBERS:
             whole, part = self.edit_like(found, list(wrong), group, of_costs)
             return whole or part or said
-        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source)
-        for edits in (chain(rows, missing), chain(made_edits(self.exercise), pairs_of(rows, source)))[
+        of_gradients = "the gradient" in first.name
+        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source, of_gradients)
+        pairs, late = pairs_of(rows, source, of_gradients), made_edits(self.exercise, late=True)
+        for edits in (chain(rows, missing), chain(made_edits(self.exercise), pairs, late))[
             : 1 + (group < 0 and first.how != "pattern")
         ]:
             whole, part = self.edit_like(found, list(wrong), group, edits)
-            if whole or explained and first.parts is not None:
+            # Parts explain it, or there is no gradient, for which the syntax has many reasons.
+            if whole or explained and (first.parts is not None or None in found.value(first.name)):
                 return whole or said
             partly = partly or part
         return said if explained else partly or said
@@ -203,8 +206,17 @@ def stated_edits(exercise: Exercise) -> list[Edit]:
     return stated(mistakes.get(exercise.number, ""), source_of(solution_module(exercise.lab)))
 
 
+def made_edits(exercise: Exercise, late: bool = False) -> Iterator[Edit]:
+    """The edits that the syntax of our answer gives; each is made once, when it is asked for.  late: the least likely ones."""
+    made, more = _made(exercise, late)
+    yield from made
+    for edit in more:
+        made.append(edit)
+        yield edit
+
+
 @cache
-def made_edits(exercise: Exercise) -> list[Edit]:
-    """The edits that the syntax of our answer gives."""
+def _made(exercise: Exercise, late: bool) -> tuple[list[Edit], Iterator[Edit]]:
     places: dict[str, Any] = getattr(cases_of(exercise.lab), "PLACES", {})
-    return list(Families(source_of(solution_module(exercise.lab)), exercise.function, places).all())
+    families = Families(source_of(solution_module(exercise.lab)), exercise.function, places)
+    return [], families.other_names() if late else families.all()

@@ -36,16 +36,28 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
 def check_terms(
     found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], str]
 ) -> None:
-    """Raise Wrong with what is wrong in the first two terms, and how many more are.
+    """Raise Wrong with the first two things that are wrong, the terms that they are wrong in, and how many more are.
 
-    found, true: bytes by term, of each case.  fault: what is wrong with a term, of its found and true bytes in each case.
+    found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and true
+    bytes in each case.
     """
     pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
-    wrong = [term for term, each in pairs.items() if any(f != t for f, t in each)]
-    more = len(wrong) - 2
-    if wrong:
-        said = "; ".join(fault(term, pairs[term]) for term in wrong[:2])
-        raise Wrong(said + f"; {more} more {'terms are' if more > 1 else 'term is'} wrong" * (more > 0))
+    faults: dict[str, list[str]] = {}
+    for term, each in pairs.items():
+        if any(f != t for f, t in each):
+            faults.setdefault(fault(term, each), []).append(term)
+    said = [
+        f"{terms[0]} {words}{f' (and so {text})' if (text := listed(terms[1:])) else ''}"
+        for words, terms in faults.items()
+    ]
+    if said:
+        more = f"; {len(said) - 2} more mistake{'s' * (len(said) > 3)}" * (len(said) > 2)
+        raise Wrong("; ".join(said[:2]) + more)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
 
 def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) -> str:

@@ -28,6 +28,14 @@ class Verdict:
 class Wrong(Exception):
     """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis."""
 
+    def __init__(self, words: str):
+        super().__init__(clipped(words, 1000))  # it may quote what a learner's function returned
+
+
+def clipped(text: str, most: int = 200) -> str:
+    """The first characters of a text, at most so many."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
 
 def refuse(faults: Iterable[tuple[object, str]]) -> None:
     """Raise Wrong with the first sentence whose condition holds."""

@@ -241,7 +241,6 @@ MISTAKES = {
         grad_up += of_up\n -> grad_up = of_up\n | the forward is right; the gradient of up is the last tile's alone: add up those of all tiles
         grad_down += of_down\n -> grad_down = of_down\n | the forward is right; the gradient of down is the last tile's alone: add up those of all tiles
         return torch.cat(grads_x), grad_up.to(up.dtype), grad_down.to(down.dtype), None -> return torch.cat(grads_x), (grad_up / len(grads_x)).to(up.dtype), (grad_down / len(grads_x)).to(down.dtype), None | the forward is right; the gradients of up and down are the means over the tiles: they are sums
-        torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, torch.ones_like(y)) | the forward is right; the gradients ignore the incoming gradient: each tile takes its rows of it
         for rows in x.split(tile)]) -> for rows in x[: max(1, len(x) // tile) * tile].split(tile)]) | the positions after the last whole tile are missing: tile need not divide s
         torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> torch.zeros_like(up), torch.zeros_like(down) | right in float64; in bfloat16 the gradients of many tiles are added up in 16 bits, where one more than 256 alike adds nothing: add up in wide(up) and wide(down)
         return _TiledMlp.apply(x, up, down, tile) -> return mlp(x, up, down) | forward and gradients are right; the MLP runs for the whole sequence at once: run it for ``tile`` positions at a time
@@ -262,7 +261,6 @@ MISTAKES = {
     "10.4": r"""
         x if x.requires_grad else x.detach().requires_grad_() -> x | where x needs no gradient, the weights that function uses get none: apply is given nothing that needs one, and no graph starts
         return _OffloadingCheckpoint.apply( -> if not x.requires_grad:\n        return function(x)\n    return _OffloadingCheckpoint.apply( | where x needs no gradient, nothing is offloaded, and autograd keeps what the gradients of function's weights read
-        torch.autograd.backward(y, grad) -> torch.autograd.backward(y, torch.ones_like(grad)) | the forward is right; the gradients ignore the incoming gradient: pass it to torch.autograd.backward(y, grad)
         torch.autograd.backward(y, grad)\n        return None, None, x.grad -> return None, None, *torch.autograd.grad(y, x, grad) | the forward is right; the weights that function uses get no gradient: torch.autograd.grad reaches only what it is given; torch.autograd.backward reaches all
         ctx.function, ctx.fetch = function, host.put(x, "x")\n        return function(x) -> y = function(x)\n        ctx.function, ctx.fetch = function, host.put(y, "y")\n        return y | the forward is right; the result is on the host, not x: backward runs function from its input
         ctx.function, ctx.fetch = function, host.put(x, "x") -> globals()["latest"] = host.put(x, "x")\n        ctx.function = function ;; ctx.fetch() -> latest() | with two regions, backward takes the last one's x for both: hold what put returned in the region's own ctx

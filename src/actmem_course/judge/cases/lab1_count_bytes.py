@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_layer
@@ -45,7 +47,7 @@ def layer_bytes(r: CaseRun) -> None:
 
     def fault(term: str, pairs: Pairs) -> str:
         letters = "abs" if "softmax" in term else "bhs"
-        return f"{term} {explain_ratio(pairs, sizes, letters)}{_reason(term, *pairs[0])}"
+        return f"{explain_ratio(pairs, sizes, letters)}{_reason(term, *pairs[0])}"
 
     check_terms(found, [measured(shape) for shape in _SHAPES], fault)
 
@@ -82,8 +84,23 @@ def gated_mlp_bytes(r: CaseRun) -> None:
 
 
 def crossover_seq_length(r: CaseRun) -> None:
-    for h, a in CROSSOVERS:
-        r.see_number(f"{h=} {a=}", r["crossover_seq_length"](h, a))
+    found = [check_whole_number("the result", r["crossover_seq_length"](h, a)) for h, a in CROSSOVERS]
+    for (h, a), number in zip(CROSSOVERS, found):
+        r.see_number(f"{h=} {a=}", number, _compared(found))
+
+
+def _compared(found: list[int]) -> str:
+    """Which bytes are the same at that length; "" if none are.  One side is right rather than none, and none is too large."""
+
+    def unlikely(pair: tuple[int, int]) -> tuple[bool, int, int]:
+        core, rest = pair
+        return core > 6 or rest > 34, (core != 5) + (rest != 34), -core
+
+    for core, rest in sorted(product(range(1, 17), range(1, 69)), key=unlikely):
+        for more, words in ((1, "the first s at which"), (0, "the last s before")):
+            if found == [rest * h // (core * a) + more for h, a in CROSSOVERS]:
+                return f"{words} {core}as²b is more than {rest}sbh{_KEPT * ((core, rest, more) == (5, 34, 1))}"
+    return ""
 
 
 _BOTH, _ALL = "10 * sbh // cut + 24 * sbh // t", "return 2 * s * b * h + 4 * 2 * s * b * f"
@@ -97,6 +114,7 @@ _INPUT_WHOLE = "the layer's input is 2sbh on every rank without sequence paralle
 _INPUT_SHARED = "the layer's input is cut by sequence parallelism, so it is 2sbh/t"
 _SELECTIVE = "selective drops the three tensors of the core attention, 5as²b/t"
 _FOUR = "the input of silu and its result, the other factor of the product, and the input of the last linear"
+_KEPT = " (the core keeps the softmax output 2, its dropout's mask 1 and output 2; the rest is attention 11, the MLP 19, layer norms 4)"
 _TIMES = "(5 * num_attention_heads)"
 MISTAKES = {
     "1.2": f"""
@@ -124,11 +142,6 @@ MISTAKES = {
         34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) | 34h/5a is rounded up; where it is whole, the core attention keeps as much as the rest at that s, not more
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) + 1 | 34h/5a is rounded to the nearest whole number: round down, and take the next
         34 * hidden_size // {_TIMES} -> 34 * num_attention_heads // (5 * hidden_size) | h and a are swapped: wide heads make the core attention small beside the rest
-        {_TIMES} -> (4 * num_attention_heads) | the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) | 34h/5a is rounded to the nearest whole number: round down, and take the next
-        34 * hidden -> 19 * hidden | the core is compared with the MLP only; attention and the layer norms belong to the layer too
-        {_TIMES} -> (2 * num_attention_heads) | only the softmax output is counted: the dropout's mask and output belong to the core as well
-        34 * hidden -> 24 * hidden | what layer norms, block inputs and dropout masks keep (10sbh) is left out of the rest of the layer
-        34 * hidden -> 11 * hidden | the core is compared with the rest of attention only; the MLP and the layer norms belong to the layer too
     """,
 }

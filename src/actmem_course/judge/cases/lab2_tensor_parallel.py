@@ -11,19 +11,13 @@ from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
 from actmem_course.judge.verdict import Wrong
 from actmem_course.pieces import core_attention, merge_heads, split_heads
 
-NO_TENSOR = "its backward needs no tensor of forward's"
-
 
 def f(r: CaseRun) -> None:
-    x, why = r.same(4, 3, 5), {"": F_OPERATOR.in_forward, "x": F_OPERATOR.in_backward}
-    r.passes(r["f"], {"x": x}, r.group, operator=True, why=why)
-    r.keeps(lambda y: r["f"](y, r.group), x, more=NO_TENSOR)
+    r.operator(F_OPERATOR, r.same(4, 3, 5))
 
 
 def f_bar(r: CaseRun) -> None:
-    x, why = r.each(4, 3, 5), {"": F_BAR_OPERATOR.in_forward, "x": F_BAR_OPERATOR.in_backward}
-    r.passes(r["f_bar"], {"x": x}, r.group, operator=True, why=why, upstream=r.same(4, 3, 5))
-    r.keeps(lambda y: r["f_bar"](y, r.group), x, more=NO_TENSOR)
+    r.operator(F_BAR_OPERATOR, r.each(4, 3, 5), r.same(4, 3, 5))
 
 
 def column_parallel_linear(r: CaseRun) -> None:
@@ -164,8 +158,12 @@ MISTAKES = {
         .scatter_(-1, index, mine.unsqueeze(-1).to(softmax.dtype)) ->  | the forward is right; the gradient of logits is that of the softmax alone: subtract 1 at the target
         mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may
         (softmax - onehot) * grad.unsqueeze(-1) -> (softmax - onehot) | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ctx.t * (softmax - onehot) * | the forward is right; the gradient of logits is t times what it should be: the backward of a sum over the ranks must not all-reduce
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot) / ctx.t * | the forward is right; the gradient of logits is 1/t of what it should be: nothing in it is averaged over the ranks
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) * ctx.t) * | the forward is right; the gradient of logits is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax * ctx.t - onehot) * | the forward is right; the gradient of logits that comes through the sum of the exponentials is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot * ctx.t) * | the forward is right; the gradient of the target's logit is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) / ctx.t) * | the forward is right; the gradient of logits is 1/t of what it should be: nothing in it is averaged over the ranks
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax / ctx.t - onehot) * | the forward is right; the gradient of logits that comes through the sum of the exponentials is 1/t of what it should be: nothing in it is averaged over the ranks
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot / ctx.t) * | the forward is right; the gradient of the target's logit is 1/t of what it should be: nothing in it is averaged over the ranks
     """,
     "2.3": r"""
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias if dist.get_rank(group) == 0 else None) | bias is used on rank 0 only: each rank's bias is that of its own features, so add it on every rank
@@ -186,14 +184,15 @@ MISTAKES = {
     """,
     "2.6": r"""
         gelu(column -> F.gelu(column | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
-        gelu(column -> F.relu(column | relu is used instead of gelu
         row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
         return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
     """,
     "2.7": r"""
         core_attention(q, k, v), x -> F.scaled_dot_product_attention(q, k, v), x | there is no causal mask, so a token attends to later ones: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** 0.5, k, v), x | the scores are not divided by the root of the head size: use core_attention
+        core_attention(q, k, v), x -> core_attention(q * (q.shape[-1] / x.shape[-1]) ** 0.5, k, v), x | the scores are divided by the root of h: core_attention divides them by the root of the head size
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention does it
+        num_attention_heads // dist.get_world_size(group) -> 1 | a rank's part is taken for one head; it holds a/t: split_heads(y, num_attention_heads // t)
         num_attention_heads // dist.get_world_size(group) -> num_attention_heads | a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks
         column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here) -> column_parallel_linear(x, qkv_weight, qkv_bias, group).unflatten(-1, (heads_here, 3, -1)).transpose(-2, -3).flatten(-3), heads_here) | the rows of Q, K and V are read head by head, as Megatron-LM stores them; here all of Q come first: use split_heads
         merge_heads(core_attention(q, k, v), x.shape[1]) -> core_attention(q, k, v).reshape(x.shape[0], x.shape[1], -1) | the heads are reshaped where they lie, sequence last: use merge_heads, which puts the sequence first again

@@ -17,20 +17,14 @@ from actmem_course.pieces import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
-NO_TENSOR = "its backward needs no tensor of forward's"
 
 
 def g(r: CaseRun) -> None:
-    _operator(r, G_OPERATOR, r.each(2, 3, 5))
+    r.operator(G_OPERATOR, r.each(2, 3, 5))
 
 
 def g_bar(r: CaseRun) -> None:
-    _operator(r, G_BAR_OPERATOR, r.each(2 * r.t, 3, 5))
-
-
-def _operator(r: CaseRun, right, x: Tensor) -> None:
-    r.passes(r[right.name], {"x": x}, r.group, operator=True, why={"": right.in_forward, "x": right.in_backward})
-    r.keeps(lambda y: r[right.name](y, r.group), x, more=NO_TENSOR)
+    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, 3, 5))
 
 
 def gathering_linear(r: CaseRun) -> None:
@@ -185,11 +179,20 @@ MISTAKES = {
         F.linear(g(x, group), weight, bias) -> F.linear(g(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
     """,
     "3.4": r"""
-        y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight -> x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x, w.qkv_weight | attention's result is added to the normed x: what is added at the end is x from before the norm
+        `    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x | the first layer norm comes before the residual branch: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        `    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias)` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(x | the second layer norm comes before the residual branch: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        `    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x ;; `    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias)` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(x | every layer norm comes before the residual branch: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) | the first layer norm comes after the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | the second layer norm comes after the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | every layer norm comes after the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = x + layer_norm(dropouts.block(y), w.norm1_weight, w.norm1_bias) | the first layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return x + layer_norm(dropouts.block(y), w.norm2_weight, w.norm2_bias) | the second layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = x + layer_norm(dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return x + layer_norm(dropouts.block(y), w.norm2_weight, w.norm2_bias) | every layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
         layer_norm(x, w.norm1_weight, w.norm1_bias) -> x | the first layer norm is missing: it belongs inside the residual branch, before g
         layer_norm(x, w.norm2_weight, w.norm2_bias) -> x | the second layer norm is missing: it belongs inside the residual branch, before g
         gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group) | the gelu is missing: it belongs between the two linears
         y = gelu( -> y = F.relu( | relu is used instead of gelu
+        y = gelu( -> y = F.silu( | silu is used instead of gelu
         y = gelu( -> y = F.gelu( | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
         y = gelu(linear -> y = gelu(gelu)(linear ;; gelu(gelu)(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> gelu(gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group))) | the gelu comes twice: it belongs between the two linears
         gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> linear(gelu(layer_norm(x, w.norm2_weight, w.norm2_bias)), w.up_weight, w.up_bias, group) | gelu comes before the MLP's g: it belongs between the two linears
@@ -210,8 +213,6 @@ MISTAKES = {
         return x + dropouts.block(y) -> return dropouts.block(y) | the addition of x to the MLP's result is missing: it belongs at the block's end, once
         `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; return x + -> return first + | the residual branch around the MLP is missing: it belongs before the layer norm, with the x that comes into this block
         `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; layer_norm(x, w.norm2 -> layer_norm(first, w.norm2 | the second layer norm is applied to the layer's input; apply it to x after attention's result is added
-        `    y = linear(layer_norm` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(_same ;; _same(x, w.norm1_weight, w.norm1_bias) -> x ;; `    y = gelu(linear(layer_norm` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(_same ;; _same(x, w.norm2_weight, w.norm2_bias) -> x | the layer norm comes before the residual branch, in all places: it belongs inside the residual branch: what is added at the end is x from before the norm
-        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias) -> gelu(linear(x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | the layer norm comes after the addition of x, in all places: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
         x + dropouts.block(y) -> x + y | dropouts.block is missing, in all places: it belongs after the bias, before x is added
         `    x = x + dropouts.block(y)` ->     dropouts.block(y)\n    x = x + y | attention's dropouts.block is missing: it belongs after the bias, before x is added
         return x + dropouts.block(y) -> return x + y | the MLP's dropouts.block is missing: it belongs after the bias, before x is added

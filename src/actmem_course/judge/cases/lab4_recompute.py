@@ -152,6 +152,8 @@ def full_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "full_layer")
     found = without_states(kept(r.b, as_block(r["full_layer"]), x, weights))
     r.see("bytes", found, "kept", ("the layer's input", "run the whole layer under checkpoint", 8))
+    twice = "forward and backward take {found:,} FLOPs where {enough:,} are enough: something runs a third time. Checkpoint layer itself, once"
+    r.see("FLOPs", flops_of(as_block(r["full_layer"]), x, *weights), "most", twice)
 
 
 def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -226,7 +228,6 @@ MISTAKES = {
         (x.grad for x in inputs) -> (x.grad for x in reversed(inputs)) | the gradients are right, but in another order than the inputs: backward returns None for function, and then the gradients in the order in which forward was given the inputs
         (x.grad for x in inputs) -> (None for x in inputs) | the forward is right, but the inputs get no gradient: return the .grad of what the second run started from
         torch.autograd.backward(y, grad)\n        return None, *(x.grad for x in inputs) -> wanted = [x for x in inputs if x.requires_grad]\n        found = iter(torch.autograd.grad(y, wanted, grad))\n        return None, *(next(found) if x.requires_grad else None for x in inputs) | the parameters that function uses get no gradient: torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all
-        torch.autograd.backward(y, grad) -> torch.autograd.backward(y, torch.ones_like(grad)) | the gradient of the inputs ignores the incoming gradient: pass it to torch.autograd.backward(y, grad)
         return None, *(x.grad -> return None, *(x.grad and 2 * x.grad | the gradient of the inputs is twice what it should be: both runs recorded a graph
     """,
     "4.2": rf"""
@@ -243,6 +244,7 @@ MISTAKES = {
         layer(x, w, dropouts, core) -> checkpoint(lambda y: layer(y, w, dropouts), x) | it keeps the layer's input only: that is full recomputation; selective recomputes only the core attention and keeps 34sbh
         core_attention(q, k, v, dropout), q, k, v) -> core_attention(q, k, v), q, k, v) | {no_dropout}
         checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v) -> dropout(checkpoint(core_attention, q, k, v)) | the core attention's result is dropped, not its weights: pass dropout on to core_attention
+        return checkpoint(lambda -> checkpoint(lambda | core returns None: is a return missing?
         {again}
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | it runs without dropout: pass dropouts on to layer
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
@@ -253,6 +255,7 @@ MISTAKES = {
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.1)) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
     """,
     "4.5": rf"""
+        keep(*inputs, *_states(inputs[0])) -> keep(*_states(inputs[0]))\n        self.given = inputs ;; inputs, states = tensors[: len(self.needs)], tensors[len(self.needs) :] -> inputs, states = self.given, tensors | the inputs are held where no hook sees them: hold them with keep, as the generator's states
         _restore(states)\n        try -> try | {_DRAWS_OTHERS}
         _restore(states)\n        try -> torch.manual_seed(torch.initial_seed())\n        try | {_FROM_THE_SEED}
     """,

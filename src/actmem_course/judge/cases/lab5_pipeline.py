@@ -14,7 +14,7 @@ from actmem.config import ConfigError
 from actmem.formulas import schedule
 from actmem.formulas.schedule import Action, Schedule, peak_in_flight
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.compare import another_kind
+from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import timeline, validate
@@ -68,6 +68,8 @@ def on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
         for entry in order:
             if not isinstance(entry, (tuple, list)) or len(entry) != size or entry[0] not in ("F", "B"):
                 raise Wrong(f"rank {rank}: each entry must be {form}, not {entry!r}")
+            for number in entry[1:]:
+                check_whole_number(f"rank {rank}: in {form}, each letter after the first", number)
     return [[Action(e[0], rank, e[1] if size == 3 else 0, e[-1]) for e in order] for rank, order in enumerate(orders)]
 
 
@@ -80,8 +82,13 @@ def one_forward_one_backward(r: CaseRun) -> None:
     _see_orders(r, (1, 3, 1), (2, 4, 1), (4, 8, 1), (4, 4, 1), (4, 2, 1), (3, 7, 1))
 
 
-def interleaved(r: CaseRun) -> None:
+def interleaved(r: CaseRun) -> str:
+    """A remark for whoever runs fewer forwards ahead, which is as good while sends take no time."""
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
+    longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r.b, 4, 8, 2))[0]
+    return (
+        "right where sends take no time; 2(p − r − 1) + (m − 1)p forwards ahead hide them, as Megatron-LM does" * longer
+    )
 
 
 def free_output(r: CaseRun) -> None:

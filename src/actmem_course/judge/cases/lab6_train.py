@@ -10,6 +10,7 @@ from itertools import combinations
 from threading import get_ident
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -26,7 +27,7 @@ from actmem_course.judge.compare import another_kind, grad_of
 from actmem_course.judge.kept import Keeping
 from actmem_course.judge.solutions import lab6_train as ours
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
-from actmem_course.judge.verdict import Wrong, refuse
+from actmem_course.judge.verdict import Wrong, clipped, refuse
 from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
 
@@ -118,15 +119,11 @@ def make_model(r: CaseRun) -> None:
             model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64, device=r.device)
         if not isinstance(model, GPT):
             raise another_kind("a GPT", model)
+        refuse(_faults_of_model(r, model, mode, p))
 
         def equal(what: str, value: object, why: str) -> None:
             r.see(f"mode {mode.name!r}, dropout={p}: {what}", value, "equal", why)
 
-        equal("model.tp.size", model.tp.size, "only modes with tensor parallelism share the model")
-        of_group = "pass it to tensor_parallel(group, sequence_parallel=…)"
-        equal("model.tp.sequence_parallel", model.tp.sequence_parallel, of_group)
-        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-        equal("the parameters' dtype", ", ".join(sorted(dtypes)), "pass **factory to GPT")
         own = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
         everyone = r.b.gather({name: part for name, (part, _) in own.items()})
         for name, (part, dim) in own.items():
@@ -148,7 +145,7 @@ def make_model(r: CaseRun) -> None:
             loss = model.loss(model(tokens), tokens)
             kept = keeping.kept().bytes
         del loss
-        equal("bytes that the model keeps", kept, "pass recompute=mode.recompute and p=dropout to GPT")
+        equal("the number of bytes that the model keeps", kept, "change nothing in GPT")
 
 
 _RATE = 0.5
@@ -222,9 +219,8 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
             r.see_tensor(f"{case}the step of {name}", (old - parameter.detach()) / unit, "near")
         if not isinstance(returned, float):
             missing = ": is a return missing?" if returned is None else ""
-            raise Wrong(
-                f"the parameters are right; expected the mean loss as a float, got {returned!r}"[:160] + missing
-            )
+            got = clipped(f"got {returned!r}")
+            raise Wrong(f"the parameters are right; expected the mean loss as a float, {got}{missing}")
         r.see_tensor(f"{case}the result", torch.tensor(returned, dtype=torch.float64))
 
 
@@ -302,7 +298,7 @@ def train(r: CaseRun) -> str:
             (any(other != losses for other in r.b.gather(losses)), f"mode {mode.name!r}: ranks have different losses"),
         ))  # fmt: skip
         for model in seen.models:
-            refuse(_faults_of_model(model, mode, r.t))
+            refuse(_faults_of_model(r, model, mode, 0.0))
         refuse(_faults_of_steps(seen, shape.micro_batch_size))
         if not any(model.tp.size > 1 for model in seen.models):
             refuse(_faults_of_norms(seen.norms))
@@ -320,17 +316,23 @@ def train(r: CaseRun) -> str:
     return f"loss {first[0]:.4f} → {first[-1]:.4f} in {_NUM_STEPS} steps, the same in all {len(curves)} modes"
 
 
-def _faults_of_model(model: GPT, mode: Configuration, t: int) -> Iterator[tuple[object, str]]:
-    """Curves are equal, of course, if every mode trains the same model."""
+def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> Iterator[tuple[object, str]]:
+    """What a model is, and isn't in this mode.  Curves are equal, of course, if every mode trains the same model."""
+    tp, shared = model.tp, mode.tensor_parallel and r.t > 1
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
-    words = f"the trained model is in {', '.join(sorted(dtypes))}, although dtype=float64 was given: pass **factory to make_model"
-    yield dtypes != {"float64"}, words
-    words = "the model trains with dropout, which differs from mode to mode: leave make_model's dropout at 0"
-    yield model.embedding_dropout.num_dropped, words
-    recompute = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
-    found, asked = (model.tp.size > 1, recompute), (mode.tensor_parallel and t > 1, {mode.recompute})
-    another = found != asked or model.tp.sequence_parallel != mode.sequence_parallel
-    yield another, f"mode {mode.name!r}: the trained model is in another mode: pass mode to make_model"
+    modes = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
+    # A model that nobody shares is right on any group.
+    ranks = dist.get_process_group_ranks(tp.group or r.group) if shared and tp.size > 1 else r.b.members
+    for what, found, right, why in (
+        ("model.tp.size", tp.size, r.t if shared else 1, "only modes with tensor parallelism share the model"),
+        ("the list of model.tp.group's ranks", ranks, r.b.members, "give group to tensor_parallel"),
+        ("model.tp.sequence_parallel", tp.sequence_parallel, mode.sequence_parallel, "give mode's to tensor_parallel"),
+        ("model.tp.keep_gathered_input", tp.keep_gathered_input, False, "table 2 keeps each rank's own tokens"),
+        ("the parameters' dtype", ", ".join(sorted(dtypes)), "float64", "pass **factory on"),
+        ("the layers' recompute", ", ".join(sorted(modes)), mode.recompute, "give mode.recompute to GPT"),
+        ("the dropout", round(model.embedding_dropout.num_dropped / 2**16, 3), p, "give dropout to GPT, as p; train has none"),
+    ):  # fmt: skip
+        yield found != right, f"mode {mode.name!r}, dropout={p}: {what} is {found}; expected {right}: {why}"
 
 
 def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
@@ -428,12 +430,6 @@ MISTAKES = {
         seed=SEED -> seed=torch.initial_seed() | {_DIFFERS}
         seed=SEED -> seed=SEED + dist.get_rank(group) | {_DIFFERS}
         seed=SEED -> seed=SEED + len(mode.name) | the weights are not the same as in mode 'none': pass seed=SEED to GPT in every mode
-        recompute=mode.recompute -> recompute="none" | every mode runs without recomputation: pass recompute=mode.recompute to GPT
-        =mode.sequence_parallel -> =False | sequence_parallel is False in every mode: pass sequence_parallel=mode.sequence_parallel to tensor_parallel
-        ` if mode.tensor_parallel else TensorParallel()` ->  | mode 'none' shares the model among the ranks: without tensor parallelism every rank has the whole model, TensorParallel()
-        p=dropout -> p=0.0 | the model has no dropout, whatever is asked for: pass p=dropout to GPT
-        p=dropout -> p=0.1 | the model has a dropout of 0.1, whatever is asked for: pass p=dropout to GPT
-        seed=SEED, **factory -> seed=SEED | the model is in float32, whatever is asked for: pass **factory to GPT
     """,
     "6.3": rf"""
         dist.all_reduce(cut, group=model.tp.group) -> pass | only this rank's parameters are counted: the squares of those that are cut must be summed over the ranks

@@ -61,9 +61,9 @@ def llama_layer_bytes(r: CaseRun) -> None:
     def fault(term: str, pairs: Pairs) -> str:
         for words, value in _HEADS.items() if term in ("K", "V") else ():
             if all(found == value(true, z["a"], z["k"], z["t"]) for (found, true), z in zip(pairs, sizes)):
-                return f"{term} {words}"
+                return words
         has, forgotten = next(words for ending, words in _SIZES.items() if term.endswith(ending))
-        return f"{term} {explain_ratio(pairs, sizes, has)}{forgotten}"
+        return explain_ratio(pairs, sizes, has) + forgotten
 
     check_terms(found, true, fault)
 
@@ -198,6 +198,7 @@ def sum_shared_gradients(r: CaseRun) -> None:
 MISTAKES = {
     "7.2": r"""
         _RMSNorm.apply(x, weight, eps) -> F.layer_norm(x, x.shape[-1:], weight, None, eps) | this is a layer norm: RMSNorm does not subtract the mean
+        square().mean(-1, keepdim=True) -> var(-1, keepdim=True) | this divides by the standard deviation: RMSNorm does not subtract the mean
         .mean(-1, keepdim=True) + eps -> .mean() + eps | the mean is over all tokens; each token has its own: mean(-1, keepdim=True)
         square().mean(-1, keepdim=True) -> square().sum(-1, keepdim=True) / 8 | right where h is 8, and wrong where it is 12: every mean is over the last dimension, whatever its size
         torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps) -> 1 / (wide(x).square().mean(-1, keepdim=True).sqrt() + eps) | eps is added to the root; it belongs to the mean of the squares, under the root
@@ -211,9 +212,7 @@ MISTAKES = {
     """,
     "7.3": r"""
         return F.silu(gate) * up -> return F.silu(up) * gate | gate and up are swapped: silu is applied to up
-        return F.silu(gate) * up -> return F.gelu(gate) * up | gelu is applied in place of silu
         return F.silu(gate) * up -> return F.gelu(gate, approximate="tanh") * up | gelu is applied in place of silu
-        return F.silu(gate) * up -> return F.relu(gate) * up | relu is applied in place of silu
         return F.silu(gate) * up -> return F.silu(gate * up) | silu is applied to the product; it belongs to gate alone
         return F.silu(gate) * up -> return F.silu(gate) + up | up is added; it must multiply
         return F.silu(gate) * up -> return torch.sigmoid(gate) * up | the result lacks the factor gate

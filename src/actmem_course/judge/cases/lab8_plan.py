@@ -15,7 +15,8 @@ from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.solutions.lab8_plan import JOBS
-from actmem_course.judge.term_tables import checked_terms
+from actmem_course.judge.solutions.lab8_plan import rank_state_bytes as rank_state_bytes_of
+from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, listed
 from actmem_course.judge.verdict import Wrong, refuse
 
 #: Parts of a bill that ZeRO divides.
@@ -25,6 +26,12 @@ STATES = (
     (10**10, 1, 0), (10**10, 7, 0), (10**9, 7, 1), (10**9, 7, 2), (10**9, 7, 3), (10**9, 64, 1), (10**9, 5, 3), (10**9, 9, 2),
     (10**9, 11, 3), (10**9, 13, 1),
 )  # fmt: skip
+#: From which stage on ZeRO divides a part, its bytes a parameter, and why so many.
+_STATES = {
+    "weights": (3, 2, "they have 16 bits, and the float32 copy belongs to the optimizer"),
+    "gradients": (2, 4, "they are added up in float32"),
+    "optimizer states": (1, 12, "Adam keeps a float32 copy of the weights and two averages; gradients have a line of their own"),
+}  # fmt: skip
 #: Memory, fixed, each sequence, p, sequences of a step.
 MEMORIES = (
     (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16), (30, 20, 11, 2, 4),
@@ -33,10 +40,33 @@ MEMORIES = (
 
 
 def rank_state_bytes(r: CaseRun) -> None:
-    for n, dp, stage in STATES:
-        found = checked_terms(r["rank_state_bytes"](n, dp, stage), STATE_PARTS)
-        for part in STATE_PARTS:
-            r.see_number(f"{n:,} parameters, {dp} data-parallel ranks, ZeRO stage {stage}, {part}", found[part])
+    found = [checked_terms(r["rank_state_bytes"](*sizes), STATE_PARTS) for sizes in STATES]
+    check_terms(found, [rank_state_bytes_of(*sizes) for sizes in STATES], _fault_of_states)
+
+
+def _fault_of_states(part: str, pairs: Pairs) -> str:
+    """The bytes of a parameter, or the stages in which it is divided, or an example."""
+    (whole, _), (first, each, reason) = pairs[0], _STATES[part]
+    divided: dict[int, set[bool]] = {}
+    for (n, dp, stage), (found, _) in zip(STATES, pairs):
+        if dp > 1 and whole:
+            # Up to the rounding of the share, which may be wrong as well.
+            divided.setdefault(stage, set()).add(abs(found * STATES[0][0] / (whole * n) - 1 / dp) < 1e-6)
+    said, stages = [], [stage for stage, is_divided in divided.items() if is_divided == {True}]
+    if whole != each * STATES[0][0]:
+        said.append(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}: {reason}")
+    if stages != list(range(first, 4)):
+        at = (
+            "are never divided"
+            if not stages
+            else f"are divided among the data-parallel ranks in stages {listed(list(map(str, stages)))}"
+        )
+        said.append(f"{at}; ZeRO divides them from stage {first} on")
+    n, dp, stage, found, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
+    example = (
+        f"are {found:,} B for {n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}; expected {true:,}"
+    )
+    return "; and ".join(said) or example
 
 
 def largest_micro_batch_size(r: CaseRun) -> None:
@@ -159,8 +189,6 @@ _BYTES = " ;; ".join(
     f"({{0}}{each} * num_parameters // data_parallel_size{{1}}) if zero_stage >= {stage} else {each} * num_parameters"
     for each, stage in ((2, 3), (4, 2), (12, 1))
 )
-_LEFT_WHOLE = "{} are divided from stage {} on; the stages before leave them whole on every rank"
-_DIVIDED = "from stage {} on {} are divided among the data-parallel ranks"
 MISTAKES = {
     "8.1": f"""
         {_SHARE} -> num_parameters // data_parallel_size | {_UP}
@@ -168,16 +196,6 @@ MISTAKES = {
         {_SHARE} -> num_parameters // data_parallel_size + 1 | where the parameters divide evenly, no rank has one more
         {_BYTES.format("", "")} | {_UP}
         {_BYTES.format("-(-", ")")} | divide the parameters and round up; then multiply by the bytes of each
-        "gradients": 4 -> "gradients": 2 | gradients are added up in float32, 4 bytes each
-        "optimizer states": 12 -> "optimizer states": 8 | Adam keeps a float32 copy of the weights besides its two averages
-        "optimizer states": 12 -> "optimizer states": 16 | the gradients have a line of their own: Adam keeps the float32 weights and two averages, 12 bytes
-        "weights": 2 -> "weights": 4 | weights have 16 bits; the float32 copy belongs to the optimizer
-        zero_stage >= 3 -> zero_stage >= 1 | {_LEFT_WHOLE.format("weights", 3)}
-        zero_stage >= 3 -> zero_stage >= 2 | {_LEFT_WHOLE.format("weights", 3)}
-        zero_stage >= 2 -> zero_stage >= 1 | {_LEFT_WHOLE.format("gradients", 2)}
-        zero_stage >= 2 -> zero_stage == 2 | a higher stage divides what a lower one does: stage 3 divides gradients, too
-        zero_stage >= 1 -> zero_stage == 1 | a higher stage divides what a lower one does: stages 2 and 3 divide optimizer states, too
-        zero_stage >= 1 -> zero_stage >= 3 | {_DIVIDED.format(1, "optimizer states")}
     """,
     "8.2": f"""
         {_FLIGHT} -> 1 | the stage holds min(p, n) microbatches at once, not one

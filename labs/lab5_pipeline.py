@@ -40,7 +40,8 @@ def interleaved(
 
     Returns ("F", c, i) and ("B", c, i), each once.  p microbatches go through chunk 0, then the same
     p through chunk 1, and so on, then the next p; backward in the reverse order of chunks.
-    num_microbatches is divisible by p.  2205.05198 section 4.2.3.
+    num_microbatches is divisible by p.  Sends take no time here, so a warm-up that doesn't hide them
+    passes as well.  2205.05198 section 4.2.3.
     """
     raise NotImplementedError
 

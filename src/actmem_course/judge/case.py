@@ -346,7 +346,7 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [_pattern_words(found.value(name), right.value(name), other.why)]
     if how == "kept":
         what, more, element_size, *spare = other.why
-        remedy = "; ".join(filter(None, (more, _beside(a, b, element_size))))
+        remedy = "; ".join(filter(None, (more, _beside(a, b, element_size, sum(spare)))))
         return [too_much(a, b.bytes + sum(spare), what, t, remedy)]
     if how == "most":
         many_ways = any(seen.how == "any" for seen in right.seen[rank].values())
@@ -451,8 +451,8 @@ def _pattern_words(found: Sequence[Mapping], right: Sequence[Mapping], why: Call
     return min(why(*pair, same) for pair, same in pairs.items() if same != wanted[pair])[1]
 
 
-def _beside(found: KeptBytes, right: KeptBytes, element_size: int) -> str:
-    """Which tensors are kept that ours does without."""
+def _beside(found: KeptBytes, right: KeptBytes, element_size: int, spare: int) -> str:
+    """Which tensors are kept that ours does without, and that are larger than what is allowed besides."""
     left, words = [view for saved in right.saved for view in saved.views], []
     for saved in sorted(found.saved, key=lambda saved: -saved.bytes):
         for dtype, shape in saved.views:
@@ -461,6 +461,8 @@ def _beside(found: KeptBytes, right: KeptBytes, element_size: int) -> str:
                 continue
             how = "a wider copy: widen again" if dtype.itemsize > element_size else "make it again"
             size = math.prod(shape) * dtype.itemsize
+            if size <= spare:
+                continue
             place = f" at {saved.line}" * bool(saved.line)
             words.append(f"{tensor_text(dtype, shape, size)} ({how} in backward){place}")
     words = counted(words)
@@ -555,7 +557,9 @@ def collectives_fault(
     if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):
         sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
         return f"the numbers are right, but {when} exchanges {sent:,} B instead of {enough:,} B ({text_of(found)})"
-    return f"the numbers are right, but {when} runs {text_of(found)}; expected {text_of(wanted)}"
+    twice = {"all-reduce"} == {c.kind for c in found} and {"reduce-scatter"} == {c.kind for c in wanted}
+    why = ", of which each sends half as much" * twice
+    return f"the numbers are right, but {when} runs {text_of(found)}; expected {text_of(wanted)}{why}"
 
 
 def _joined(collectives: Sequence[Collective]) -> list[Collective]:

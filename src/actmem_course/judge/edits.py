@@ -237,7 +237,12 @@ class Families:
         applied = ast.walk(ast.Module(self.edited[1:], []))
         for function in [node for node in applied if isinstance(node, ast.FunctionDef)]:
             local = dict.fromkeys([*_names_of(function, ast.Store), *(a.arg for a in function.args.args)])
-            read = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+            # Whose dtype or shape is read may be right for both.
+            asked = [
+                n.value for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr in ("dtype", "shape")
+            ]
+            names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+            read = [node for node in names if node not in asked]
             for node, name in product(read, [name for name in local if name not in ("ctx", "group")]):
                 if node.id in local and name != node.id:
                     words = f"in {function.name}, “{name}” stands where “{node.id}” belongs"

@@ -227,5 +227,6 @@ def too_much(found: KeptBytes, at_most: int, what: str, size: int, more: str = "
         )
     if found.bytes > at_most:
         enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to keep nothing"
-        return f"it keeps {found.bytes:,} B for backward {enough}{more and ': ' + more}. The largest: {found.largest()}"
+        largest = f". The largest: {found.largest()}" * ("not needed: " not in more)
+        return f"it keeps {found.bytes:,} B for backward {enough}{more and ': ' + more}{largest}"
     return ""

@@ -250,6 +250,7 @@ MISTAKES = {
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
     """.replace("{again}", f"{_AGAIN.format('')} | {_DRAWS_OTHERS}").replace("{no_dropout}", _NO_DROPOUT),
     "4.4": rf"""
+        checkpoint(lambda y: layer(y, w, dropouts), x) -> selective_layer(x, w, dropouts) | it keeps what selective recomputation keeps, 34sbh: run the whole layer under checkpoint, and its input is enough
         layer(y, w, dropouts) -> layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)) | {_NO_DROPOUT}
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.0)) | it runs without dropout: pass dropouts on to layer
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.1)) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given

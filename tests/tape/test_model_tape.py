@@ -364,7 +364,7 @@ def test_adapters_leave_the_models_function_as_it_is():
 def test_a_loss_in_chunks_is_the_mean_over_tokens_that_have_a_label():
     model: Any = nn.Module()
     model.words, head = nn.Embedding(16, 6), nn.Linear(6, 16, bias=False)
-    model.base_model = lambda input_ids, use_cache: SimpleNamespace(last_hidden_state=model.words(input_ids))
+    model.base_model = lambda input_ids, **others: SimpleNamespace(last_hidden_state=model.words(input_ids))
     model.get_output_embeddings = lambda: head
     exec(LOSS_CODE["chunked"], {"model": model})
     labels = torch.arange(16).view(2, 8).clone()

@@ -89,8 +89,8 @@ def _line(row: SavedTensor, classes: int) -> str:
         return "norm statistics"
     if row.module == "cross_entropy":
         return "logits, float32" if row.shape[-1:] == (classes,) else "loss"
-    if (row.module, row.kind) == ("output", "made by forward"):
-        return "logits, 16 bits"
+    if row.kind.startswith("made by") and row.shape[-1:] == (classes,):
+        return "logits, 16 bits"  # or their gradient, as the played run has it
     if row.kind == "generator state":
         return "generator states"
     if row.kind == "made by backward":

@@ -135,7 +135,7 @@ agree.add("in flight on rank 0, by formula, by a list of actions and by the fact
 # %% [markdown]
 # Why does rank $i$ run $2(p - i - 1)$ forwards ahead, and not $p - i - 1$ as in 1F1B? The extra forwards hide the sends. If
 # sends took no time, the shorter warm-up would be as fast, and rank 0 would hold $pm$ chunk passes instead of $pm + p - 1$.
-# Exercise 5.2 asks for the longer one, and then compares the two.
+# Exercise 5.2 takes either, and then compares the two.
 #
 # Now in bytes, for the layers of the first stage. Equation 5 keeps everything, equation 6 recomputes the attention core. Full
 # recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. If a model interleaves, the

@@ -227,9 +227,8 @@ def check_pipeline(
 ) -> None:
     """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
     p, m = pipeline_parallel_size, num_model_chunks
-    Parallel(
-        pipeline_parallel_size=p, num_model_chunks=m
-    )  # one rank's two ends would each train an embedding of its own
+    # On one rank the two ends would each train an embedding of their own.
+    Parallel(pipeline_parallel_size=p, num_model_chunks=m)
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:
         check_divides("num_microbatches", num_microbatches, "pipeline_parallel_size", p)

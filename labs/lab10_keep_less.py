@@ -63,7 +63,7 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
     raise NotImplementedError
 
 
-# 10.3: read “The MLP in tiles”
+# 10.3: read “Step 3: the MLP in tiles”
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
 
@@ -76,7 +76,7 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     raise NotImplementedError
 
 
-# 10.4: read “Checkpoints on the host”
+# 10.4: read “Step 4: the layers' inputs on the host”
 def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     """function(x), run again in backward from an x that was on the host in between.
 

@@ -232,7 +232,8 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
     (tmp_path / "file").touch()
     whole = tmp_path / "saved" / "step-00000004"
     whole.mkdir(parents=True)
-    (whole / "checksums.json").write_text("{}")
+    (whole / "empty").touch()
+    (whole / "checksums.json").write_text('{"empty": 0}')
     settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
     (tmp_path / "saved" / "training.json").write_text(json.dumps(settings))
     names = {"folder": str(tmp_path), "saved": str(tmp_path / "saved")}

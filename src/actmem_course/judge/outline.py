@@ -158,8 +158,8 @@ ALL_LABS = (
     Lab("lab10_keep_less", "Lab 10: keep less", "12_adapters", (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
-        Exercise("10.3", "tiled_mlp", "The MLP in tiles", chapter="13_long_sequences"),
-        Exercise("10.4", "offloading_checkpoint", "Checkpoints on the host", chapter="13_long_sequences"),
+        Exercise("10.3", "tiled_mlp", "Step 3: the MLP in tiles", chapter="13_long_sequences"),
+        Exercise("10.4", "offloading_checkpoint", "Step 4: the layers' inputs on the host", chapter="13_long_sequences"),
     ), one_process=True),
 )  # fmt: skip
 

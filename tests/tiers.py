@@ -23,6 +23,8 @@ SLOW = tuple(
 )
 #: What one function's cases may take together in ``make test``, and with FAST=1; one case always runs.
 SECONDS_BY_DAY = 0.5 if FAST else 2.0
+#: Folders each of whose cases is an answer of its own: all run by day.
+WHOLE = ("tests/right_answers/", "tests/wrong_answers/")
 #: Seconds of each file, and of a case of each function that takes long, in the run that ``make report`` stored last.
 _STORED = Path(__file__).with_name("durations.json")
 SECONDS = json.loads(_STORED.read_text(encoding="utf-8")) if _STORED.exists() else {}
@@ -59,7 +61,8 @@ def _beyond_the_day(items):
     for item in items:
         functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in functions.items():
-        number = max(1, int(SECONDS_BY_DAY / SECONDS[name])) if name in SECONDS else len(cases)
+        sampled_by_day = name in SECONDS and not name.startswith(WHOLE)
+        number = max(1, int(SECONDS_BY_DAY / SECONDS[name])) if sampled_by_day else len(cases)
         if number < len(cases):
             yield from random.Random(name).sample(cases, len(cases) - number)
 

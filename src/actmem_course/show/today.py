@@ -103,9 +103,9 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
     for row in rows:
         first = row.term.split()[0]
         parts["norm" if first == "norm" else "MLP" if first in _MLP else "attention"][row.term] = row.bytes / once
-    what = "With nothing recomputed" if recompute == "none" else f"With {recompute} recomputation"
+    what = "With nothing recomputed the layer" if recompute == "none" else f"With {recompute} recomputation it"
     return bar_chart(
-        f"{what} the layer keeps {size_text(kept)}: {kept / once:.1f} times its input",
+        f"{what} keeps {size_text(kept)}: {kept / once:.1f} times its input",
         parts,
         "kept by one layer",
         "times its input",

@@ -8,6 +8,7 @@ import pytest
 
 from actmem.formulas import schedule
 from actmem.store import HostMemory
+from actmem_course.judge import naming
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import made_edits, source_of, stated_edits
 from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
@@ -18,6 +19,11 @@ from tests.wrong_answers.edits import EDITS
 
 EXERCISES = {exercise.number: exercise for lab in ALL_LABS for exercise in lab.exercises}
 ROWS = [(number, row) for number, exercise in EXERCISES.items() for row in range(len(stated_edits(exercise)))]
+
+
+@pytest.fixture(autouse=True)
+def a_slow_machine_searches_as_far(monkeypatch):
+    monkeypatch.setattr(naming, "SEARCH_SECONDS", 60.0)
 
 
 @cache

@@ -19,7 +19,7 @@ def plan(layout, recompute="full"):
 
 def as_words(flags):
     """Flags as a golden row has them; the tokenizer adds a token to the vocabulary."""
-    given = dict(flag.removeprefix("--").partition(" ")[::2] for flag in flags if not flag.startswith("#"))
+    given = dict(flag.removeprefix("--").partition(" ")[::2] for flag in flags if flag.startswith("--"))
     given["vocab-size"] = str(int(given["vocab-size"]) + 1)
     return " ".join(f"{name}={value or 'true'}" for name, value in given.items())
 
@@ -47,6 +47,31 @@ def test_megatrons_uneven_ends():
     assert not any("first-pipeline" in flag for flag in flags)
 
 
+@pytest.mark.parametrize(
+    ("layout", "exports", "conflicts"),
+    [
+        (Parallel(1, False, 2, data_parallel_size=4, zero_stage=3), False, False),
+        (Parallel(2, True, data_parallel_size=4, zero_stage=1), True, False),
+        (Parallel(1, False, context_parallel_size=2), True, False),
+        (Parallel(2, True, data_parallel_size=4, zero_stage=2), False, True),
+    ],
+    ids=str,
+)
+def test_megatrons_connections(layout, exports, conflicts):
+    """Its arguments.py asserts them for tensor and context ranks, and refuses them with its FSDP."""
+    flags = megatron_settings(planned_model_of("llama3-8b"), plan(layout), 64)
+    assert any(flag.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=1") for flag in flags) == exports
+    assert any("only one of two overlaps" in flag for flag in flags) == conflicts
+
+
+@pytest.mark.parametrize(("name", "share"), [("llama3-70b", "24.8%"), ("175b", "22.5%")])
+def test_full_recomputation_of_others_runs_all_again(name, share):
+    for settings in (megatron_settings, torchtitan_settings)[: 1 + name.startswith("llama")]:
+        for recompute, said in (("full", True), ("none", False)):
+            lines = settings(planned_model_of(name), plan(Parallel(8, True), recompute), 64)
+            assert any("33.3% more FLOPs" in line and share in line for line in lines) == said
+
+
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     lines = torchtitan_settings(
@@ -62,6 +87,8 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     ranks = [sizes[f"data_parallel_{each}_degree"] for each in degrees] + [sizes["tensor_parallel_degree"]]
     assert ranks == [1, 8, 2] and sizes["pipeline_parallel_degree"] == 4
     assert found["training"]["global_batch_size"] == 64
+    step = 64 * planned_model_of(name).seq_length  # as its main branch has it
+    assert f"# training.num_tokens_per_train_step = {step}, parallelism.num_pp_microbatches = 4" in lines
     # Without a pipeline it runs one microbatch after the other up to the global batch.
     alone = torchtitan_settings(planned_model_of(name), plan(Parallel(2, True, data_parallel_size=8)), 64)
     assert "local_batch_size = 1" in alone

@@ -30,6 +30,12 @@ _ALL_RECOMPUTE = (
     "# the plan keeps everything of {} of the microbatches in flight (appendix C); its code recomputes them too"
 )
 _NOT_ON_THE_HOST = "# layers' inputs stay on the GPU: nothing here moves them to the host"
+#: Megatron-LM's arguments.py asserts the first, and warns of the second, from one tensor or context rank more on.
+_CONNECTIONS = "export CUDA_DEVICE_MAX_CONNECTIONS=1  # not from Blackwell on"
+_ONE_OVERLAP = (
+    "# before Blackwell only one of two overlaps that the plan counts as hidden: tensor and context parallelism need",
+    "# CUDA_DEVICE_MAX_CONNECTIONS=1, and Megatron-FSDP refuses it",
+)
 _MEGATRON_FULL = ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
 _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
     "none": [],
@@ -39,8 +45,19 @@ _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
 }
 
 
+def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
+    """Megatron-LM's CheckpointFunction and torchtitan's (early_stop false) run the last product too, ours doesn't."""
+    if plan.recompute not in ("full", OFFLOAD):
+        return []
+    axes = plan.layout.layer_axes
+    share = model.added_work(axes, plan.recompute).product_flops / (3 * model.layer_work(axes).product_flops)
+    return [
+        f"# its checkpoint runs all of a layer again, 33.3% more FLOPs; the plan's stops early and adds {share:.1%}"
+    ]
+
+
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Flags of Megatron-LM's pretrain scripts, and comments where it has no flag."""
+    """Flags of Megatron-LM's pretrain scripts, what to export first, and comments where it has no flag."""
     layout, shape = plan.layout, model.shape
     t, p, m = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
     groups = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
@@ -88,9 +105,12 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
     flags += _MEGATRON_RECOMPUTE.get(
         plan.recompute, [f"# no flag recomputes exactly {plan.recompute}: see --recompute-modules"]
     )
+    flags += _whole_again(model, plan)
     if plan.whole_microbatches:
         flags.append(_ALL_RECOMPUTE.format(plan.whole_microbatches))
-    return flags
+    if max(t, layout.context_parallel_size) == 1:
+        return flags
+    return [*flags, *_ONE_OVERLAP] if layout.zero_stage >= 2 else [_CONNECTIONS, *flags]
 
 
 def _megatron_layer(model: PlannedModel) -> list[str]:
@@ -113,14 +133,18 @@ def _megatron_layer(model: PlannedModel) -> list[str]:
 
 
 def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
-    """Lines of a torchtitan configuration file, and comments where it has no key."""
-    layout = plan.layout
+    """Lines of a configuration file of torchtitan 0.2.2, and comments where it has no key."""
+    layout, n = plan.layout, plan.num_microbatches
     replicate = layout.data_parallel_size if layout.zero_stage in (0, 1) else 1
     recompute = {"none": "none", "full": "full", OFFLOAD: "full"}.get(plan.recompute, "selective")
     family, _, flavor = model.name.partition("-")
     if family not in _TITAN_FAMILIES:
         return [f"# it has no {model.name}: this plan can't be run there"]
     lines = [
+        "# for torchtitan 0.2.2; its main branch has no TOML since #2386 (February 2026): set these fields of a Trainer.Config,",
+        "# with, since #4121 (August 2026), in place of batch sizes, seq_len and the pipeline's microbatch_size",
+        f"# training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch_size * model.seq_length}, training.max_context_length = {model.seq_length},",
+        f"# training.num_tokens_per_train_step = {global_batch_size * model.seq_length}, parallelism.num_pp_microbatches = {n}",
         "[model]",
         f'name = "{family}"',
         f'flavor = "{flavor.upper()}"',
@@ -130,7 +154,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
         # Its pipeline cuts this into microbatches; without one it accumulates up to the global batch.
-        f"local_batch_size = {layout.micro_batch_size * (plan.num_microbatches if layout.pipeline_parallel_size > 1 else 1)}",
+        f"local_batch_size = {layout.micro_batch_size * (n if layout.pipeline_parallel_size > 1 else 1)}",
         f"global_batch_size = {global_batch_size}",
         f"seq_len = {model.seq_length}",
         "[parallelism]",
@@ -162,7 +186,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         lines.append(_ALL_RECOMPUTE.format(plan.whole_microbatches))
     if recompute == "selective":
         lines.append(f"# its selective mode keeps other tensors than {plan.recompute}")
-    return lines
+    return lines + _whole_again(model, plan)
 
 
 def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:

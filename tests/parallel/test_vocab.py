@@ -1,5 +1,7 @@
 """Ids and targets outside the vocabulary, and targets to ignore."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,35 +104,40 @@ def test_ignored_targets_as_in_torch(pools, size, targets, ignore_index):
 
 
 def chunked(dtype, chunk, tp):
-    """Losses and gradients in chunks, and by torch on the whole vocabulary; two targets are ignored."""
+    """Losses and gradients in chunks, and by torch on the whole vocabulary, this rank's part; two targets are ignored."""
     generator = torch.Generator().manual_seed(3)
-    x = torch.randn(7, 3, 8, generator=generator, dtype=torch.float64).to(dtype)
+    x = torch.randn(8, 3, 8, generator=generator, dtype=torch.float64).to(dtype)
     weight = 30 * torch.randn(VOCABULARY, 8, generator=generator, dtype=torch.float64).to(dtype)
-    targets = torch.arange(21).remainder(VOCABULARY).view(7, 3)
+    targets = torch.arange(24).remainder(VOCABULARY).view(8, 3)
     targets[2, 1] = targets[6, 2] = -100
-    upstream = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    upstream = torch.randn(8, 3, generator=generator, dtype=torch.float64)
     wide = torch.promote_types(dtype, torch.float32)
     rows = VOCABULARY // tp.size
-    own = weight[tp.rank * rows :][:rows].clone().requires_grad_()
-    a, b, whole = (tensor.clone().requires_grad_() for tensor in (x, x, weight))
-    losses = LinearCrossEntropy(tp, chunk)(a, own, targets)
+    own, part = weight[tp.rank * rows :][:rows].clone().requires_grad_(), tp.rank if tp.sequence_parallel else 0
+    a, b, whole = (tensor.clone().requires_grad_() for tensor in (x.chunk(tp.sequence_parts)[part], x, weight))
+    loss = LinearCrossEntropy(tp, chunk)
+    with record(loss) as ledger:
+        losses = loss(a, own, targets)
+    assert ledger.total_bytes == own.nbytes + a.nbytes + 24 * (4 + losses.element_size())
     losses.backward(upstream.to(wide))
     logits = F.linear(b, whole).to(wide).flatten(0, 1)
-    expected = F.cross_entropy(logits, targets.flatten(), reduction="none").view(7, 3)
+    expected = F.cross_entropy(logits, targets.flatten(), reduction="none").view(8, 3)
     expected.backward(upstream.to(wide))
-    return (losses, a.grad, own.grad), (expected, b.grad, whole.grad[tp.rank * rows :][:rows])
+    grad_x = b.grad.chunk(tp.sequence_parts)[part]
+    return (losses, a.grad, own.grad), (expected, grad_x, whole.grad[tp.rank * rows :][:rows])
 
 
-def chunked_equals_whole():
-    tp = tensor_parallel()
-    for chunk in (1, 4, 21, 100):
+def chunked_equals_whole(sequence_parallel):
+    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+    for chunk in (1, 4, 24, 100):
         for found, expected in zip(*chunked(torch.float64, chunk, tp)):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     return True
 
 
-def test_loss_in_chunks_on_ranks_equals_the_whole_vocabularys(pools):
-    assert all(pools[2].run(chunked_equals_whole))
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_loss_in_chunks_on_ranks_equals_the_whole_vocabularys(pools, sequence_parallel):
+    assert all(pools[2].run(chunked_equals_whole, sequence_parallel))
 
 
 def test_loss_in_chunks_of_16_bits_is_in_float32():
@@ -178,20 +185,22 @@ def test_loss_in_chunks_of_ignored_tokens_that_are_no_numbers_is_0():
 
 def test_loss_in_chunks_under_autocast_is_that_of_sixteen_bits():
     x, weight = torch.randn(6, 2, 8).requires_grad_(), torch.randn(VOCABULARY, 8).requires_grad_()
-    targets, results = torch.randint(VOCABULARY, (6, 2)), []
+    targets, results = torch.randint(VOCABULARY, (6, 2)), list[Any]()
     for cast in (False, True):
         x.grad = weight.grad = None
         with torch.autocast("cpu", enabled=cast):
             inputs = (x, weight) if cast else (x.bfloat16(), weight.bfloat16())
             LinearCrossEntropy(TensorParallel(), chunk=5)(*inputs, targets).sum().backward()
         results.append((x.grad, weight.grad))
+    results[1] = x.grad, results[1][1].bfloat16().float()  # the weight's gradient needn't be rounded in float32
     assert all(map(torch.equal, *results))
 
 
-def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token():
-    weight = torch.nn.Linear(8, VOCABULARY, bias=False, dtype=torch.bfloat16)
+@pytest.mark.parametrize("cast", [False, True])
+def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token(cast):
+    weight = torch.nn.Linear(8, VOCABULARY, bias=False, dtype=torch.float32 if cast else torch.bfloat16)
     x = torch.randn(7, 3, 8, dtype=torch.bfloat16, requires_grad=True)
-    with record(weight) as ledger:
+    with record(weight) as ledger, torch.autocast("cpu", enabled=cast):
         losses = LinearCrossEntropy(TensorParallel(), 4)(x, weight.weight, torch.zeros(7, 3, dtype=torch.long))
     assert ledger.total_bytes == 21 * (2 * 8 + 4 + 4)
     del losses

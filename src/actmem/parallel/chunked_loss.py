@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from actmem.config import check_size
 from actmem.keep import differentiates_once
-from actmem.parallel.collectives import all_reduce, all_reduce_max
+from actmem.parallel.collectives import all_gather, all_reduce, all_reduce_max, reduce_scatter
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import as_rows, autocast_dtype
 from actmem.parallel.vocab import checked_targets, own_rows, target_logits
@@ -20,12 +20,14 @@ from actmem.parallel.vocab import checked_targets, own_rows, target_logits
 class LinearCrossEntropy(nn.Module):
     """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
 
-    In: x ``[s, b, h]``, the same on all ranks (under sequence parallelism gather it first); weight ``[v/t, h]``, this rank's rows; target ids ``[s, b]``.  Out: the
-    loss of each token, not the mean that ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32 (float64 for
-    float64 x), the same on all ranks; 0, and no gradient, where the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
-    backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3, one less if x or the weight needs no
-    gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient.  Raises ConfigError on a chunk below 1, on
-    other than one target for each token, and on any other target outside 0 … v − 1 (on a GPU: a device-side assertion).
+    In: x ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism; weight ``[v/t, h]``,
+    this rank's rows; target ids ``[s, b]``, all of them.  Out: the loss of each token, not the mean that
+    ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks; 0, and no
+    gradient, where the target is ``ignore_index``.  Keeps x as given, 2sbh bytes in 16 bits or 1/t of that, a 4-byte copy of
+    the targets and a number a token; backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3, one less
+    if x or the weight needs no gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient; under sequence
+    parallelism it gathers x in both.  Raises ConfigError on a chunk below 1, on other than one target for each token, and on
+    any other target outside 0 … v − 1 (on a GPU: a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 
@@ -34,9 +36,8 @@ class LinearCrossEntropy(nn.Module):
         self.tp, self.chunk, self.ignore_index = tp, check_size("chunk", chunk), ignore_index
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        x, weight = (tensor.to(autocast_dtype(x)) for tensor in (x, weight))
-        ids = checked_targets(targets, x, weight.shape[0] * self.tp.size, self.ignore_index)
-        return _LinearCrossEntropy.apply(x, weight, ids, self.tp, self.chunk, self.ignore_index)
+        x = x.to(autocast_dtype(x))  # before it is gathered
+        return _LinearCrossEntropy.apply(x, weight, targets, self.tp, self.chunk, self.ignore_index)
 
 
 class _LinearCrossEntropy(Function):
@@ -44,11 +45,13 @@ class _LinearCrossEntropy(Function):
     def forward(
         ctx, x: Tensor, weight: Tensor, targets: Tensor, tp: TensorParallel, chunk: int, ignored: int
     ) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
+        full = all_gather(x, tp) if tp.sequence_parallel else x  # [s, b, h]
+        targets = checked_targets(targets, full, weight.shape[0] * tp.size, ignored)
+        cast, wide = weight.to(x.dtype), torch.promote_types(x.dtype, torch.float32)
         normaliser, target = x.new_empty((2, targets.numel()), dtype=wide)
-        chunks = zip(*(tensor.split(chunk) for tensor in (as_rows(x), targets.flatten(), normaliser, target)))
+        chunks = zip(*(tensor.split(chunk) for tensor in (as_rows(full), targets.flatten(), normaliser, target)))
         for tokens, ids, own_sum, own_target in chunks:
-            z = F.linear(tokens, weight).to(wide)
+            z = F.linear(tokens, cast).to(wide)
             rows, mine = own_rows(ids, z.shape[-1], tp)
             own_target.copy_(target_logits(z, rows, mine))
             largest = z.amax(-1)
@@ -66,21 +69,27 @@ class _LinearCrossEntropy(Function):
     def backward(ctx, grad: Tensor):
         x, weight, targets, normaliser = ctx.saved_tensors
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_x else None
+        full, cast = all_gather(x, ctx.tp) if ctx.tp.sequence_parallel else x, weight.to(x.dtype)
+        grad_x = torch.empty_like(full, memory_format=torch.contiguous_format) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if needs_weight else None
         grad = grad * (targets != ctx.ignored)
-        by_token = (as_rows(x), targets.flatten(), normaliser, grad.flatten())
+        by_token = (as_rows(full), targets.flatten(), normaliser, grad.flatten())
         results = repeat(None) if grad_x is None else as_rows(grad_x).split(ctx.chunk)
         for tokens, ids, own_sum, upstream, result in zip(*(tensor.split(ctx.chunk) for tensor in by_token), results):
-            z = F.linear(tokens, weight).to(normaliser.dtype)
+            z = F.linear(tokens, cast).to(normaliser.dtype)
             z.sub_(own_sum.unsqueeze(-1)).exp_().mul_(upstream.unsqueeze(-1))
             rows, mine = own_rows(ids, z.shape[-1], ctx.tp)
             z.scatter_add_(-1, rows.unsqueeze(-1), -(upstream * mine).unsqueeze(-1))
             z = z.to(x.dtype)
             if result is not None:
-                torch.mm(z, weight, out=result)
+                torch.mm(z, cast, out=result)
             if grad_weight is not None:
                 grad_weight += z.t() @ tokens
             del z  # before the next chunk's
-        grad_x = None if grad_x is None else all_reduce(grad_x, ctx.tp, in_place=True)
+        if grad_x is not None:
+            grad_x = (
+                reduce_scatter(grad_x, ctx.tp)
+                if ctx.tp.sequence_parallel
+                else all_reduce(grad_x, ctx.tp, in_place=True)
+            )
         return grad_x, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None

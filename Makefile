@@ -73,7 +73,7 @@ matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads giga
 mutants: $(TESTS) ## break the library in 80 ways and list those that no test notices (half an hour on two idle cores)
 	@$(RUN) .ci/mutants.py $(ARGS)
 
-report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write the README's table
+report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write FINDINGS.md's table
 	@$(RUN) .ci/report.py $(ARGS)
 
 tapes: $(TESTS) ## record again what the stages of the planner's models make and free: an hour

@@ -2,7 +2,7 @@
 
 Each version gets a virtual environment of its own in build/matrix, some gigabytes where pip brings a
 CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json and
-into README.md.  ``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
+into FINDINGS.md.  ``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actmem.torch_private import CHECKED_ON
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "matrix"
 RESULTS = ROOT / ".ci" / "torch_versions.json"
-README = ROOT / "README.md"
+FINDINGS = ROOT / "FINDINGS.md"
 START, END = "<!-- make matrix writes from here -->", "<!-- make matrix writes to here -->"
 #: What runs on each version: a part passes if some of its tests pass and none fails.
 PARTS = {
@@ -154,13 +154,13 @@ def read_results() -> list[dict]:
 
 
 def write_results(entries: list[dict]) -> None:
-    """Store the results, and their table in the README."""
+    """Store the results, and their table in FINDINGS.md."""
     RESULTS.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    README.write_text(with_table(README.read_text(encoding="utf-8"), entries), encoding="utf-8")
+    FINDINGS.write_text(with_table(FINDINGS.read_text(encoding="utf-8"), entries), encoding="utf-8")
 
 
-def with_table(readme: str, entries: list[dict]) -> str:
-    before, rest = readme.split(START)
+def with_table(findings: str, entries: list[dict]) -> str:
+    before, rest = findings.split(START)
     _, after = rest.split(END)
     return f"{before}{START}\n{table(entries)}\n{END}{after}"
 

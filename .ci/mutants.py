@@ -37,7 +37,17 @@ RESULTS = ROOT / ".ci" / "mutants.json"
 LATEST = ROOT / "build" / "mutants.json"
 SEED = 2205
 #: What the copy needs to run tests.
-COPIED = ("src", "tests", "labs", "notebooks/source", "pyproject.toml", "constraints.txt", "README.md", "Makefile")
+COPIED = (
+    "src",
+    "tests",
+    "labs",
+    "notebooks/source",
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "FINDINGS.md",
+    "Makefile",
+)
 #: Folders of tests that may be near.  Not those that start labs, notebooks or browsers: too slow for 80 runs.
 NEARBY = ("", "formulas", "measure", "layers", "parallel", "plan", "verify", "tape", "others", "bench", "show", "bench/peers", "bench/reproduce")  # fmt: skip
 #: Tests of the repository, not of the library.

@@ -1,4 +1,4 @@
-"""What this code was put through, in a table of the README: ``make report``.
+"""What this code was put through, in a table of FINDINGS.md: ``make report``.
 
 Faults and bad inputs are counted from a run of the tests marked ``fault`` and ``bad_input``; mutants and torch
 versions from the results that ``make mutants`` and ``make matrix`` stored.  No number is typed.
@@ -79,7 +79,7 @@ def run_marked() -> str:
 
 
 def summary(results: dict, versions: list[dict], mutated: dict) -> str:
-    """The table of the README, from stored results alone."""
+    """The table of FINDINGS.md, from stored results alone."""
     lines = ["| what | result | date | command |", "|---|---|---|---|"]
     if versions:
         working = sum(matrix.works(entry) == "yes" for entry in versions)
@@ -96,8 +96,8 @@ def summary(results: dict, versions: list[dict], mutated: dict) -> str:
     return "\n".join(lines)
 
 
-def with_summary(readme: str, text: str) -> str:
-    before, rest = readme.split(START)
+def with_summary(findings: str, text: str) -> str:
+    before, rest = findings.split(START)
     return f"{before}{START}\n{text}\n{END}{rest.split(END)[1]}"
 
 
@@ -122,8 +122,8 @@ def main(arguments: list[str]) -> int:
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     table = summary(*stored())
-    readme = matrix.README.read_text(encoding="utf-8")
-    matrix.README.write_text(with_summary(readme, table), encoding="utf-8")
+    findings = matrix.FINDINGS.read_text(encoding="utf-8")
+    matrix.FINDINGS.write_text(with_summary(findings, table), encoding="utf-8")
     print(table)
     return int(any(counts["failed"] for counts in results["counts"].values()))
 

@@ -1,9 +1,9 @@
-"""The programs in .ci: what they count, break and write, and that the README shows what is stored."""
+"""The programs in .ci: what they count, break and write, and that FINDINGS.md shows what is stored."""
 
 import matrix
 import mutants
 import pytest
-from matrix import PARTS, README, ROOT, counts, read_results, table, with_table, works
+from matrix import FINDINGS, PARTS, ROOT, counts, read_results, table, with_table, works
 from mutation_rules import ALWAYS, RULES, chosen, package_sites, sites_of
 from report import counts_of, durations, stored, summary, with_summary
 
@@ -98,9 +98,9 @@ def test_seconds_are_kept_by_file_and_by_a_case_of_what_takes_long():
     }  # fmt: skip
 
 
-def test_the_readme_shows_the_stored_results_and_nothing_was_too_much():
-    readme = README.read_text(encoding="utf-8")
-    assert with_table(with_summary(readme, summary(*stored())), read_results()) == readme
+def test_the_findings_show_the_stored_results_and_nothing_was_too_much():
+    findings = FINDINGS.read_text(encoding="utf-8")
+    assert with_table(with_summary(findings, summary(*stored())), read_results()) == findings
     assert [entry["torch"] for entry in read_results() if works(entry) != "yes"] == []
     assert [kind for kind, ends in stored()[0]["counts"].items() if ends["failed"]] == []
     tried = mutants.stored()["tried"]

@@ -391,9 +391,9 @@ def test_the_citation_and_the_changes_name_todays_version():
     assert versions[:2] == ["Unreleased", actmem.__version__]
 
 
-def test_what_contributing_and_the_readme_name_is_there():
+def test_what_contributing_the_readme_and_the_findings_name_is_there():
     """Modules behind ``python -m`` are programs; files exist."""
-    contributing, readme = read("CONTRIBUTING.md"), read("README.md")
+    contributing, readme = read("CONTRIBUTING.md"), read("README.md") + read("FINDINGS.md")
     named = re.findall(r"`((?:src|tests|labs|notebooks)/[\w/.]+)`", contributing)
     named += re.findall(r"\b(?:labs|tests|notebooks)/[\w/]+\.(?:py|ipynb|sbatch)\b", readme)
     assert len(named) > 40

@@ -1,4 +1,4 @@
-"""The course as pages: the stored notebooks, the labs and the README, by jupyter-book.
+"""The course as pages: the stored notebooks, the labs, the README and FINDINGS.md, by jupyter-book.
 
 Nothing is run.  Figures move (``live``), and links to labs lead to pages that show them.
 """
@@ -104,12 +104,13 @@ def write_sources(folder: Path) -> None:
     front, manual = front_page()
     (folder / "index.md").write_text(front, encoding="utf-8")
     (folder / "manual.md").write_text(manual, encoding="utf-8")
+    shutil.copy(ROOT / "FINDINGS.md", folder)
     contents = {
         "format": "jb-book",
         "root": "index",
         "parts": [
             {"caption": "Chapters", "chapters": [{"file": f"notebooks/{path.stem}"} for path in chapters()]},
-            {"caption": "Reference", "chapters": [{"file": "manual"}]},
+            {"caption": "Reference", "chapters": [{"file": "manual"}, {"file": "FINDINGS"}]},
             {"caption": "Labs", "chapters": [{"file": f"labs/{name}"} for name in lab_names()]},
             {"caption": "Measurements", "chapters": [{"file": f"labs/{Path(name).stem}"} for name in labs() if Path(name).stem not in lab_names()]},
         ],
@@ -189,7 +190,7 @@ def front_page() -> tuple[str, str]:
     lines += [f"- [{title(nbformat.read(path, as_version=4))}](notebooks/{path.name}){said.get(path.name, '')}" for path in chapters()]
     lines += ["", "## The labs", ""]
     lines += [f"- [{lab_title(source)}](labs/{Path(name).stem}.md)" for name, source in labs().items()]
-    lines += ["", "## About", "", "\n\n".join(about), "", "[The manual](manual.md) has commands, findings and how everything is checked."]
+    lines += ["", "## About", "", "\n\n".join(about), "", "[The manual](manual.md) has commands; [the findings](FINDINGS.md) say how everything is checked."]
     return "\n".join(lines) + "\n", f"# Manual\n{section}{rest}"
 
 

@@ -3,7 +3,7 @@
 Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
 mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
 
-Read notebooks/03_tensor_parallelism.ipynb first; each exercise names its section.
+Read notebooks/07_time.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 6.1.
@@ -37,7 +37,7 @@ LEARNING_RATE = 3e-3
 MAX_NORM = 1.0
 
 
-# 6.1: read “Real processes: the same numbers as one GPU”
+# 6.1: read “Gradients of a whole step”
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
     """Training data of one step: inputs and next-token targets.
 
@@ -48,7 +48,7 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
     raise NotImplementedError
 
 
-# 6.2: read “Real processes: the same numbers as one GPU”
+# 6.2: read “Table 2: six ways to train a layer”
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
     """A GPT in this mode, shared among the ranks of group where the mode says so.
 
@@ -59,7 +59,7 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
     raise NotImplementedError
 
 
-# 6.3: read “What divides and what does not”
+# 6.3: read “Gradients of a whole step”
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
@@ -69,7 +69,7 @@ def gradient_norm(model: GPT) -> float:
     raise NotImplementedError
 
 
-# 6.4: read “Real processes: the same numbers as one GPU”
+# 6.4: read “Gradients of a whole step”
 def training_step(
     model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float
 ) -> float:
@@ -83,7 +83,7 @@ def training_step(
     raise NotImplementedError
 
 
-# 6.5: read “Real processes: the same numbers as one GPU”
+# 6.5: read “Gradients of a whole step”
 def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
     """The losses of num_steps training steps in one mode: the same numbers in every mode.
 

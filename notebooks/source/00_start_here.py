@@ -36,6 +36,9 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # In this course you redo that count. First you predict each number with a formula. Then PyTorch runs the layer, and you
 # **measure** the bytes that it keeps. The two agree to the byte.
 #
+# *Measured* means: what autograd holds. A GPU reports more: the allocator's blocks, workspaces, CUDA's context, NCCL's buffers
+# ([chapter 13](13_long_sequences.ipynb)). What nobody here ran on a GPU is marked °.
+#
 # **What you will be able to do:**
 #
 # - say which tensors the backward pass of any operation needs, and why;
@@ -89,18 +92,18 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # |---|---|---|
 # | $s$ | `seq_length` | tokens in one sequence |
 # | $b$ | `micro_batch_size` | sequences in a microbatch, which go through the layer together |
-# | $h$ | `hidden_size` | width of a token's vector between layers |
-# | $a$ | `num_attention_heads` | attention heads; each has $h/a$ of the width |
-# | $L$ | `num_layers` | transformer layers |
-# | $v$ | `vocab_size` | tokens in the vocabulary |
-# | $t$ | `tensor_parallel_size` | devices that share each layer (tensor and sequence parallelism) |
+# | $h$ | `hidden_size` | hidden size: the width of a token's vector between layers |
+# | $a$ | `num_attention_heads` | heads of attention; each has $h/a$ of the width |
+# | $L$ | `num_layers` | layers |
+# | $v$ | `vocab_size` | size of the vocabulary |
+# | $t$ | `tensor_parallel_size` | ranks that share a layer (tensor and sequence parallelism) |
 # | $p$ | `pipeline_parallel_size` | pipeline stages that the layers are divided among |
-# | $m$ | `num_model_chunks` | chunks of the model on each stage, if stages are interleaved |
+# | $m$ | `num_model_chunks` | chunks of the model on a stage, if stages are interleaved |
 #
-# A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
+# A **rank** is one process with one device.
 #
-# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here these letters keep the paper's
-# meaning. Later chapters need a few more, and each lists its own. A letter means the same in all of them.
+# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Later chapters list the letters that they
+# add. If a letter changes meaning, the chapter says so.
 #
 # Formulas count **bytes**. Between two layers a microbatch is a tensor of shape $[s, b, h]$: in 16 bits, $2sbh$ bytes. A
 # dropout mask with as many elements takes $sbh$, one byte for each. A GiB is $2^{30}$ bytes; an "80 GB" card has nearly 80 of
@@ -171,7 +174,7 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # <details><summary>Answer</summary>
 #
-# More: $34sbh$ doubles and $5as^2b$ grows fourfold. [Chapter 2](02_counting_bytes.ipynb) begins with this.
+# More: $34sbh$ doubles and $5as^2b$ grows fourfold. [Chapter 1](01_memory_wall.ipynb) draws both.
 # </details>
 #
 # **Source.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), equation 1.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# A cluster is sized so that the parameters fit on its cards. Yet none of the paper's four models (22B to 1T) fits. Would more
-# cards help?
+# A cluster is sized so that the parameters fit on its cards. Yet with tensor parallelism alone, and nothing recomputed, none of
+# the paper's four models (22B to 1T) fits. Would more cards help?
 
 # %%
 from dataclasses import replace
@@ -31,17 +31,16 @@ agree = Agreement()
 largest = PAPER_MODELS["1T"]
 layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
 deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
-parts, parts_deeper = gpu_bytes(largest), gpu_bytes(deeper)
-states_deeper, more_masks = sum(parts_deeper.values()) - parts_deeper["activations"], parts_deeper["activations"] - parts["activations"]
+parts = gpu_bytes(largest)
+for_parameters = [sum(each.values()) - each["activations"] for each in (parts, gpu_bytes(deeper))]
 TWICE = f"and the 1T on {deeper.num_devices:,} cards"
 question = Prediction(
-    f"The 1T model runs on {largest.num_devices} cards, {layers // stages} of its {layers} layers on each. The first needs {size_text(sum(parts.values()))}: "
-    f"{size_text(parts['activations'])} of activations, and {size_text(sum(parts.values()) - parts['activations'])} for everything else. You take twice as many cards "
-    "for a pipeline twice as long, so each has half the layers. How much does the first need now?",
-    sum(parts_deeper.values()) / 2**30,
+    f"The 1T model runs on {largest.num_devices} cards: each group of {largest.parallel.tensor_parallel_size} shares {layers // stages} of its {layers} layers. A card of the first holds {size_text(for_parameters[0])} of "
+    f"parameters, gradients and optimizer states, and {size_text(parts['activations'])} of activations. You take twice as many cards "
+    "for a pipeline twice as long, so each group has half the layers. How much do parameters, gradients and optimizer states take on that card now?",
+    for_parameters[1] / 2**30,
     "GiB",
-    f"Parameters, gradients and optimizer fall to {size_text(states_deeper)}: those of the layers are halved, those of the embedding stay. "
-    f"The layers' activations stay, and this chapter says why. {stages} more microbatches are under way, and their embedding masks add {size_text(more_masks)}.",
+    "What belongs to the layers is halved; what belongs to the embedding stays. The activations don't fall at all: this chapter says why.",
     GuessLine(per=2**30),
 )
 Reveal(
@@ -58,9 +57,8 @@ Reveal(
 # inputs of their formulas, and run real layers to check them. About 25 minutes. You need to know nothing about parallel
 # training: chapters 3, 4 and 6 introduce it.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer, $p$ pipeline
-# stages. (A **rank** is a process with its GPU. Tensor parallelism lets ranks share each layer; pipeline stages are groups
-# of ranks that hold different layers. The $b$ sequences of a microbatch go through a layer together.)
+# [Chapter 0](00_start_here.ipynb) lists the letters. Tensor parallelism lets $t$ ranks share each layer; pipeline stages are
+# groups of ranks that hold different layers.
 #
 # An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a
 # dropout mask is one. Sizes are in bytes, for 16-bit training: two bytes per number, one per element of a mask.
@@ -83,10 +81,9 @@ print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr")
 # All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
 # optimizer states fit on each card with room to spare. If you size a cluster by its parameters, you stop here.
 #
-# A parameter's *states* are the parameter itself in 16 bits, its gradient, and what mixed-precision Adam adds. Gradients of
-# many microbatches are added up in float32. Adam's updates are too small for 16 bits, so it updates a float32 copy of the
-# parameters, and keeps two moments for each. The paper does not say how many bytes it counts. Several recipes are in use; the
-# course takes the first:
+# How many bytes is that for each parameter? Parameters have 16 bits. Gradients of many microbatches are added up in float32.
+# Adam's updates are too small for 16 bits, so it updates a float32 copy of the parameters, and keeps two moments for each. The
+# paper does not say how many bytes it counts. Several recipes are in use; the course takes the first:
 
 # %% jupyter={"source_hidden": true}
 recipes = {name: {state.term: state.bytes_per_parameter for state in states} for name, states in ADAM.items()}
@@ -196,7 +193,7 @@ for stages in (1, 2, 4, 8, 16, 32):
 LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activations", held, "GPT-3's first stage, one GPU", fills=[PART_FILLS["activations"], PART_FILLS["parameters"]]))
 
 # %% [markdown]
-# With enough stages GPT-3 fits all the same, because its states shrink. The price is more GPUs, and a longer wait at both ends
+# With enough stages GPT-3 fits all the same, because the other part shrinks. The price is more GPUs, and a longer wait at both ends
 # of each step. (The bar 175B at the top has more activations than these: each of its GPUs holds several separate groups of
 # layers, chapter 6.)
 #
@@ -207,7 +204,7 @@ LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activatio
 #
 # Two methods, each a few dozen lines of code. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not.
 # **Selective recomputation** (chapter 5) drops the attention core and computes it again. Choose a method; what it frees is
-# left white.
+# dotted.
 
 # %%
 Panel(
@@ -221,7 +218,7 @@ Panel(
 # <details><summary>Answer</summary>
 #
 # With sequence parallelism alone no model fits; with selective recomputation alone only the smallest does. With both, all four
-# fit. Full recomputation frees even more, but runs nearly the whole forward pass twice; chapters 5 and 7 show what that
+# fit. Full recomputation frees even more, but runs most of the forward pass twice; chapters 5 and 7 show what that
 # costs.
 # </details>
 #

@@ -62,8 +62,8 @@ Reveal(
 # *45 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
 # that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape
-# $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it: same shape as $X$.
+# Elements have 16 bits, so a tensor of shape $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of
+# the loss with respect to it: same shape as $X$.
 
 # %% [markdown]
 # ## One rule
@@ -110,8 +110,9 @@ Panel(
 #
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
 #
-# $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$. So a linear that is
-# trained keeps its input, and never its output.
+# A **product** in this course is a matrix product (matmul, GEMM). $Y = XW$ has the gradients $dX = dY\,W^\top$ and
+# $dW = X^\top dY$. The first reads a weight, the second reads $X$. So a linear that is trained keeps its input, and never
+# its output.
 #
 # - Row 2: Q, K and V come from three products with the **same** $X$. It is kept once: $2sbh$.
 # - Row 9: the projection at the end of attention: $2sbh$.
@@ -374,10 +375,10 @@ worked(
 #
 # ## The same layer on NVIDIA's GPUs
 #
-# Megatron-LM is the code of the paper's authors, and its repository holds the memory that its tests logged on A100s. Most of
-# them train this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two tests differ only in how
-# many layers the last pipeline stage has, three or two. Two others recompute nothing or everything. Subtract their logs, and all
-# else cancels:
+# Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and half of
+# these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two tests differ only in
+# how many layers the last pipeline stage has, three or two. Two others recompute nothing or everything. Subtract their logs, and
+# all else cancels:
 
 # %%
 nvidia = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
@@ -389,13 +390,10 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
     agree.add(f"logged on A100s: {what}", [(formula, logged)])
 
 # %% [markdown]
-# Both differences are equal to the formula, to the byte. Most other pairs are not, because the allocator's blocks, a router or
-# a second stream change what is logged. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 such runs
-# whole; it says how far off each one is.
+# Both differences equal the formula, to the byte. Most other pairs of tests don't, because the allocator's blocks, for
+# instance, change what is logged. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 whole runs.
 #
-# Now without subtracting: the same models, 12 layers or the last stage of a pipeline, run here as one emulated rank, loss and
-# backward included, and what is alive at the peak is counted. (`--megatron --here` prints every row, and what megatron-core's
-# own layers keep on this machine if it is installed.)
+# Now without subtracting. Run such models here as one emulated rank, with loss and backward, and count what is alive at the peak:
 
 # %%
 here_fold(distinct(count_here([predict(row) for row in read_golden() if row.gpu == "a100"])))

@@ -46,13 +46,10 @@ Reveal(
 )
 
 # %% [markdown]
-# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel. You see which exchanges they need,
-# check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
+# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel. You see which exchanges (collectives)
+# they need, check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
 #
 # **What you need:** chapter 2 (the 15 tensors that a layer keeps), and that a matrix product can be computed in blocks.
-#
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer,
-# $v$ size of the vocabulary.
 #
 # A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
 # each holds a part, and **partial** if each holds one term, of full size, of a sum that is still to be taken.
@@ -191,8 +188,9 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 # So doubling $t$ halves the divided part only, and helps less and less. And $t$ has a limit of its own: with more ranks than
 # one machine has GPUs, every all-reduce leaves the machine's fast links.
 #
-# The output layer is cut by columns too, so each rank has the scores of $v/t$ of the vocabulary's $v$ tokens. The loss then
+# The output layer is cut by columns too, so each rank has the scores $z$ of $v/t$ of the vocabulary's $v$ tokens. The loss then
 # needs three numbers per token from all ranks: the largest score, the sum of exponentials, and the score of the right token.
+# Backward needs no more: $dz$ is the softmax, less 1 at the right token, and each rank computes its own columns.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.

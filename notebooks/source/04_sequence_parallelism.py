@@ -38,13 +38,13 @@ question = Prediction(
     eq4(GPT3, t) / 2**20,
     "MiB",
     "All 15 tensors are divided now, so it is the whole layer over t.",
-    GuessLine(2**20, figure=1),
+    GuessLine(figure=1),
 )
-by_mode = lambda t, mode: {TENSOR: eq2(GPT3, t)} | ({SEQUENCE: eq4(GPT3, t)} if mode == SEQUENCE else {})
+by_mode = lambda t, mode: {name: size / 2**20 for name, size in ((TENSOR, eq2(GPT3, t)), (SEQUENCE, eq4(GPT3, t))) if name in (TENSOR, mode)}
 Reveal(
     question,
     Panel(
-        lambda t, mode: (rank_parts(GPT3, t, mode), bar_chart(f"The same in bars, {t} ranks", {"": by_mode(t, mode)}, "one layer on one rank")),
+        lambda t, mode: (rank_parts(GPT3, t, mode), bar_chart(f"The same in bars, {t} ranks", {"": by_mode(t, mode)}, "one layer on one rank", "MiB")),
         t=steps("t", "ranks", (2, 4, 8), 8),
         mode=choice("mode", MODES, TENSOR),
     ),
@@ -57,8 +57,6 @@ Reveal(
 # obvious code keeps by accident, and check to the byte what "no extra communication" means. About 50 minutes.
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
-#
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer. Here they share its tokens too.
 #
 # In other papers "sequence parallelism" means that attention itself is cut along $s$ (ring attention, context parallelism,
 # Ulysses; [chapter 14](14_experts.ipynb) measures two of them). Here attention is cut by heads as before, and only what lies
@@ -115,12 +113,22 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 #
 # $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
 #
+# In Megatron-LM you find all this under other names:
+#
+# | here | Megatron-LM |
+# |---|---|
+# | $f$, $\bar f$ | `copy_to_tensor_model_parallel_region`, `reduce_from_tensor_model_parallel_region` |
+# | $g$, $\bar g$ | `gather_from_sequence_parallel_region`, `reduce_scatter_to_sequence_parallel_region` |
+# | the cut along $s$ | `--sequence-parallel` |
+# | the sums at this chapter's end | `finalize_model_grads`, for parameters with the attribute `sequence_parallel` |
+# | recomputing the core (chapter 5) | `--recompute-granularity selective --recompute-modules core_attn` |
+#
 # ## An all-reduce, taken apart
 #
 # A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
 # ranks adds up a tensor. The tensor is cut into $t$ chunks. In each step every rank sends one chunk to its neighbour. A box
 # shows how many of the $t$ terms its sum has; an arrow shows who has just sent to whom. Play it, or move `step` with the arrow
-# keys. It begins with $\bar f$, whose forward is an all-reduce. Then choose another operator. Its backward follows its forward:
+# keys. It begins with $\bar f$, whose forward is an all-reduce. Choose another operator; after its forward comes its backward:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -143,8 +151,8 @@ agree.add("exchanges on a ring, sent step by step and by the closed form", [(siz
 agree.add("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])])
 
 # %% [markdown]
-# **Now write it:** [exercises 3.1, 3.2, 3.4 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar`, `layer` and
-# `dropout_generators`: `python my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.4,3.7`.
+# **Now write it:** [exercises 3.1, 3.2 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `dropout_generators`:
+# `python my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.7`.
 
 # %% [markdown]
 # ## What plain autograd keeps
@@ -197,19 +205,21 @@ sizes, pairs = {"sent": {}, "kept": {}}, []
 for name, rows, seen, exchanges in forms:
     pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
     bar = f"{name}: {sum(seen.counts.values())} exchanges"
-    sizes["sent"][bar], sizes["kept"][bar] = wire_bytes(exchanges), total(rows)
+    sizes["sent"][bar], sizes["kept"][bar] = wire_bytes(exchanges) / 2**20, total(rows) / 2**20
 agree.add("exchanges of a layer in three forms, by kind", pairs, "exchanges")
-LiveFigure(bar_chart("The cure keeps least, and needs two more gathers", sizes, "one rank of eight, one GPT-3 layer", beside=True))
+LiveFigure(bar_chart("Keeping the shard: least memory, two more all-gathers", sizes, "one rank of eight, one GPT-3 layer", "MiB", beside=True))
 
 # %% [markdown]
 # The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
 #
 # * **Same bytes** holds for the $4 + 4$ exchanges, which is how the paper counts. Keeping only the shard adds two gathers in
 #   backward, so the layer sends a quarter more. They run while a matrix product runs, so they cost time only where the link is
-#   slower than the product.
+#   slower than the product. On a GPU they also take some of its SMs, and must be launched before the product: before
+#   Blackwell, Megatron wants `CUDA_DEVICE_MAX_CONNECTIONS=1` for that.
 # * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring the number of
-#   steps is the same: $2(t-1) = (t-1) + (t-1)$. But libraries add up *small* tensors along a tree, in about $2\log_2 t$ steps,
-#   and often have only rings for the halves. In return, layer norm and dropout now run on $s/t$ tokens.
+#   steps is the same: $2(t-1) = (t-1) + (t-1)$. But NCCL has more than rings: between machines it adds up *small* tensors
+#   along a tree, in about $2\log_2 t$ steps, and within one machine the NVSwitch can add them (NVLS). In return, layer norm
+#   and dropout now run on $s/t$ tokens.
 #
 # A model with three parameters shows it. They are assumptions; put in your own:
 
@@ -236,15 +246,14 @@ for length in (128, 8192):
 LiveFigure(bar_chart("Halves cost large tensors almost nothing; two more gathers cost time if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
 
 # %% [markdown]
-# **Now write it:** [exercises 3.3 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear` and
-# `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.5`.
+# **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
+# `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.4,3.5`.
 
 # %% [markdown]
 # ## The same bytes, on the wire
 #
-# So far the bytes sent were computed: counted exchanges times the ring's formula. You can also observe them: processes on
-# CPUs communicate over TCP, and Linux counts what each connection has sent. The bars predict it for two ranks. Then two real
-# processes run, and their sockets are asked after single exchanges and after a layer's forward and backward.
+# So far the bytes sent were computed. You can also observe them: processes on CPUs communicate over TCP, and Linux counts what
+# each connection has sent. The bars predict it for two ranks. Then two real processes run, and their counts are compared.
 
 # %% jupyter={"source_hidden": true}
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
@@ -269,9 +278,9 @@ if not on_sockets:
 # %% [markdown]
 # <details><summary>What is on the wire, and why not on GPUs</summary>
 #
-# torch's backend for CPUs is gloo. It puts a header of 48 bytes on each of its messages, and the prediction counts these. It has
-# no reduce-scatter, so torch runs an all-reduce and throws most of it away: the two halves would send *half as much again*. The
-# course's own reduce-scatter (`actmem/parallel/collectives.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
+# torch's backend for CPUs is gloo. It puts a header of 48 bytes on each of its messages, and the prediction counts these. For
+# a reduce-scatter it runs an all-reduce and throws most of it away: the two halves would send *half as much again*. The course's
+# own reduce-scatter (`actmem/parallel/collectives.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
 # But NCCL doesn't say what it sends, so these two processes run on the CPU even where there are GPUs.
 # </details>
 #
@@ -355,9 +364,10 @@ worked(
 #
 # ## What people get wrong here
 #
-# * **"Sequence parallelism costs no communication."** No more *bytes* for $4 + 4$ exchanges; two more gathers, and more starts.
-# * **"With SP everything but the attention core is divided."** The core is divided, too: by heads. A widely used calculator
-#   drops the $t$ under $5as^2b$ as soon as SP is ticked, and gets the largest term wrong.
+# * **"Sequence parallelism costs no communication."** The $4 + 4$ exchanges send the same bytes but start more often, and
+#   keeping shards adds two gathers.
+# * **"With SP everything but the attention core is divided."** The core is divided, too: by heads. The Ultra-Scale Playbook's
+#   memory widget drops the $t$ under $5as^2b$ as soon as SP is ticked, and gets the largest term wrong.
 # * **"An all-gather in front of the linear is all it takes."** For the output, yes. But autograd then keeps the gathered input.
 # * **"The layer norm's weights are replicated, so their gradients are too."** They are partial until they are summed.
 #   Without the sum every rank trains a layer norm of its own.

@@ -42,8 +42,7 @@ Reveal(
 # %% [markdown]
 # **What you need:** chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer, $v$ size of
-# the vocabulary, $B$ sequences in an iteration: all microbatches together, the global batch.
+# **New letter:** $B$ sequences in an iteration: all microbatches together, the global batch.
 #
 # A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
 # what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
@@ -52,9 +51,9 @@ Reveal(
 # %% [markdown]
 # ## FLOPs of an iteration
 #
-# The product of an $x \times y$ and a $y \times z$ matrix takes $2xyz$ FLOPs. In the forward pass the linears take nearly all of them. Backward needs
-# two products for each one in forward: one for the input's gradient, one for the weight's (or the other operand's). So the
-# whole is three times the forward pass, equation 7:
+# Chapter 5 counted a layer's forward pass: $24sbh^2$ FLOPs in the linears and $4s^2bh$ in the attention products. The logits add
+# $2sbhv$ once. Backward needs two products for each one in forward: one for the input's gradient, one for the weight's (or the
+# other operand's). So the whole is three times the forward pass, equation 7:
 #
 # $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right)$$
 #
@@ -137,8 +136,8 @@ LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B l
 # ## On this machine
 #
 # Run the next cell to see times of your machine; they differ, so this notebook does not store them. Two processes run the five
-# layers of table 4 in turn, so that a slow moment slows all of them. Then they run the paper's own forms (*literal*), which
-# recompute more than backward needs. Each column is its own median, so forward + backward need not equal their combined time.
+# layers of table 4 in turn, so that a slow moment slows all of them. Then they run the paper's own forms (*literal*), whose
+# second run goes to its end. Each column is its own median, so forward + backward need not equal their combined time.
 # Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
 
 # %% jupyter={"source_hidden": true}
@@ -250,11 +249,26 @@ LiveFigure(bar_chart(
 agree
 
 # %% [markdown]
-# You have now met nearly every number of the paper. Most are right. The fold lists those that disagree with the paper's own
-# formulas, and what you get instead. None of them changes its conclusions.
+# You have now met nearly every number of the paper. Most are right. Two of those that aren't matter: equation 8 counts the core
+# three times where once is enough ([chapter 5](05_recomputation.ipynb)), and interleaved stages keep twice as many embedding masks
+# as it says ([chapter 6](06_pipeline.ipynb)). The fold has all. None changes the paper's conclusions.
 
 # %% jupyter={"source_hidden": true}
 in_the_paper()
+
+# %% [markdown]
+# ## Gradients of a whole step
+#
+# Now put the chapters together: in lab 6 you train a small GPT. Four things make a step on many ranks equal to one on a single
+# device:
+#
+# - **The batch.** Ranks that share a layer read the same tokens. So draw them from the step's number, never from the rank's.
+# - **Microbatches.** Gradients of several backwards add up. Divide each loss by the number of microbatches, and the sum is the
+#   gradient of the mean loss.
+# - **Partial gradients** ([chapter 4](04_sequence_parallelism.ipynb)). Add them up over the ranks once, after the last backward.
+# - **The norm.** Clipping needs the norm of the whole model's gradient. Sum the squares of the cut gradients over the ranks,
+#   and count those of the replicated ones once: the ranks exchange a single number. If each rank clipped by its own norm, the
+#   replicas would drift apart.
 
 # %% [markdown]
 # ## Work it out

@@ -32,7 +32,7 @@ question = Prediction(
     "What percentage of the layer's bytes goes if you recompute everything that needs no matrix product?",
     100 - share_left("elementwise"),
     "%",
-    "The outputs of both norms and of the gated product: 4sbh + 2sbf. No product runs again.",
+    "The outputs of both norms and silu(gate) · up: 4sbh + 2sbf. No matrix product runs again.",
     GuessLine(-all_kept / 100, all_kept),
 )
 ALL = "each way"
@@ -51,8 +51,8 @@ Reveal(
 # %% [markdown]
 # **What you need:** chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 30 minutes.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $k$ key and value heads,
-# $d$ elements of a head, $f$ width of the MLP. Here $d = h/a$. (Chapter 3's operator $f$ is another thing.)
+# **New letters:** $k$ key and value heads, $d$ elements of a head, $f$ width of the MLP. Here $d = h/a$. (Chapter 3's operator $f$
+# is another thing.)
 
 # %% [markdown]
 # ## The layer changed
@@ -191,7 +191,7 @@ LiveFigure(others_bars(LLAMA))
 # ## What needs no product
 #
 # A norm's output is cheap to compute from its input, and so is `silu(gate) · up` from gate and up. The mode `elementwise` drops
-# both, and reruns no matrix product:
+# both, and reruns no matrix product. (FLOPs of attention count the full square; a causal kernel does half.)
 
 # %% jupyter={"source_hidden": true}
 forward = sum(llama_products(LLAMA).values())
@@ -228,10 +228,10 @@ for name, model in PAPER_MODELS.items():
 # - **offload** it to the host's memory, which costs no time as long as the copy is hidden behind the layer's own work;
 # - **compress** it to eight bits, which costs accuracy: the gradients change a little.
 #
-# The figure tries them all for one layer of GPT-3 on an A100. Each line is a Pareto front: no other choice keeps less for
-# the same time. The axis counts the time of products and of copies that nothing hides, and no other operation. (By chapter 7's
-# roofline norms, GeLU and masks take some time too, and the core more than its product.) Make the link faster or slower:
-# 25 GB/s is PCIe 4.0.
+# The figure tries them all for one layer of GPT-3 on an A100. A circle is one set of products to rerun. Each line is a Pareto
+# front: no other choice keeps less for the same time. The axis counts the time of products and of copies that nothing hides, and
+# no other operation. (By chapter 7's roofline, norms, GeLU and masks take some time too, and the core more than its product.) Make
+# the link faster or slower: 25 GB/s is PCIe 4.0.
 
 # %%
 Panel(
@@ -242,7 +242,7 @@ Panel(
 
 # %% [markdown]
 # You can run every point. Give a layer a set of terms to recompute, or an action for each term (`src/actmem/drop.py`,
-# `src/actmem/store.py`). An offloaded tensor comes back while backward still works on the operation before it:
+# `src/actmem/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
 
 # %%
 from actmem.layers.transformer import TransformerLayer
@@ -275,7 +275,7 @@ for label, recompute in ways.items():
     furthest = max(((x - y).norm() / y.norm()).item() for x, y in zip(gradients, wanted))
     bar = f"{label}; gradients {'equal' if furthest == 0 else f'up to {furthest:.1%} off'}"
     places["on the device"][bar], places["on the host"][bar] = 100 * size / whole, 100 * host / whole
-LiveFigure(bar_chart("Dropped and offloaded: equal bit for bit; compressed: nearly", places, "of what the layer keeps", "%"))
+LiveFigure(bar_chart(f"Dropped and offloaded: equal bit for bit; compressed: {furthest:.1%} off", places, "of what the layer keeps", "%"))
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -293,7 +293,7 @@ scores = 2 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch
 worked(
     f"A layer keeps {size_text(all_kept)}; {layers} of them {size_text(layers * all_kept)}.",
     f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, {size_text(layers * fewer)} in all, and no product runs again.",
-    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.0f} times all the rest, {size_text(layers * scores)} in all. That is why nobody stores them any more.",
+    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.0f} times all the rest, {size_text(layers * scores)} in all. That is why long sequences are trained with fused kernels.",
 )
 
 # %% [markdown]

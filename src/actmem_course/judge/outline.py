@@ -128,12 +128,12 @@ ALL_LABS = (
         Exercise("5.4", "how_many_fit", "Appendix C: recompute only what does not fit"),
         Exercise("5.5", "microbatches_to_keep", "Appendix C: recompute only what does not fit"),
     ), one_process=True),
-    Lab("lab6_train", "Lab 6: train under every mode", "03_tensor_parallelism", (
-        Exercise("6.1", "batch", "Real processes: the same numbers as one GPU", all_ranks=True),
-        Exercise("6.2", "make_model", "Real processes: the same numbers as one GPU", takes_group=True),
-        Exercise("6.3", "gradient_norm", "What divides and what does not", takes_group=True),
-        Exercise("6.4", "training_step", "Real processes: the same numbers as one GPU", takes_group=True),
-        Exercise("6.5", "train", "Real processes: the same numbers as one GPU", all_ranks=True),
+    Lab("lab6_train", "Lab 6: train under every mode", "07_time", (
+        Exercise("6.1", "batch", "Gradients of a whole step", all_ranks=True),
+        Exercise("6.2", "make_model", "Table 2: six ways to train a layer", takes_group=True, chapter="05_recomputation"),
+        Exercise("6.3", "gradient_norm", "Gradients of a whole step", takes_group=True),
+        Exercise("6.4", "training_step", "Gradients of a whole step", takes_group=True),
+        Exercise("6.5", "train", "Gradients of a whole step", all_ranks=True),
     )),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
         Exercise("7.1", "llama_layer_bytes", "The layer changed"),

@@ -296,7 +296,7 @@ WHY_APART = {
     "logits, 16 bits": "the loss reads them",
     "logits, float32": "the softmax",
     "norm statistics": "float32 there, 16 bits in torch's CPU kernel",
-    "batch": "theirs has a causal mask, s²b, positions, 8sb, and a loss mask, 4sb; ours 32-bit ids for the lookup, 4sb",
+    "batch": "their causal mask s²b, positions 8sb and loss mask 4sb, less 4sb of 32-bit ids that ours looks up",
     "loss": "other small tensors within the cross entropy",
     "generator states": "recomputation keeps them; CUDA's are on the host",
     "transient": "a gradient or a copy inside one operation",

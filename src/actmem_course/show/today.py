@@ -188,14 +188,14 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     lines = {
         "recompute": line("recompute", VERMILION, "circle"),
         "or offload": line("or offload", GREEN, "square", "offload"),
-        "or compress": line("or compress", PURPLE, "triangle-up", "offload", "compress"),
+        "or 8 bits": line("or 8 bits", PURPLE, "triangle-up", "offload", "compress"),
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
-        f"Without another product a layer keeps {free['recompute']:.0f} sbh; {free['or offload']:.0f} with a host<br>"
-        f"at {gigabytes} GB/s, {free['or compress']:.0f} if the rest is rounded to 8 bits",
+        f"At no cost in products or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
+        f"{free['or offload']:.0f} with offload at {gigabytes} GB/s, {free['or 8 bits']:.0f} with 8 bits too",
         [
-            of("every set of products", recompute, BLUE, marker={"color": BLUE, "size": 6, "symbol": "circle-open"}),
+            of("one set of products", recompute, BLUE, marker={"color": BLUE, "size": 6, "symbol": "circle-open"}),
             *lines.values(),
             points(
                 "the named modes", added.values(), kept.values(), INK, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),

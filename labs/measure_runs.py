@@ -26,18 +26,6 @@ from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, experiment
 from actmem_course.process import lab
 from actmem_course.results import plain
 from actmem_course.show import tables
-from actmem_course.show.golden_table import (
-    experiments_table,
-    golden_summary,
-    golden_table,
-    here_lines_table,
-    here_summary,
-    here_table,
-    leaderboard_table,
-    megatron_bill_table,
-    reasons_table,
-    slopes_table,
-)
 from actmem_course.show.measured import runs_figure
 
 ROWS = "predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib"
@@ -94,12 +82,12 @@ def main() -> int:
 def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:
     """NVIDIA's rows or the file's, predicted; the bill of one run and the pairs that differ in one thing."""
     found = experiments(results)
-    run.show(golden_table(results))
+    run.show(tables.golden_table(results))
     if played := sorted((r for r in results if r.played), key=lambda r: list(LIMITS).index(r.row.kind)):
-        run.show(megatron_bill_table(played[0]))
+        run.show(tables.megatron_bill_table(played[0]))
     if found:
-        run.show(experiments_table(found))
-    run.show(reasons_table(results), *golden_summary(results, found))
+        run.show(tables.experiments_table(found))
+    run.show(tables.reasons_table(results), *tables.golden_summary(results, found))
     names = ("case", "gpu", "peak_bytes", "held_bytes")
     lines = [r.played.memory.peak_lines if r.played else {} for r in results]
     pairs = [[pair for pair in found if pair.more is r] for r in results]
@@ -116,9 +104,9 @@ def show_here(run: Measurement, results: list[GoldenResult]) -> int:
         counted = count_here(results)
     if counted:
         run.show(
-            here_table(counted),
-            here_lines_table(min(counted, key=lambda one: one.golden.row.gpu)),
-            *here_summary(counted),
+            tables.here_table(counted),
+            tables.here_lines_table(min(counted, key=lambda one: one.golden.row.gpu)),
+            *tables.here_summary(counted),
         )
     else:
         run.show("no row has the paper's own layer, a peak and held bytes")
@@ -138,7 +126,7 @@ def show_calculators(run: Measurement) -> int:
     for result in sequences:
         run.show(f"{result.calculator}: {result.difference_percent:+.2f}%; {result.why}")
     lines, slopes = leaderboard(), kernel_slopes()
-    run.show(leaderboard_table(lines), slopes_table(slopes))
+    run.show(tables.leaderboard_table(lines), tables.slopes_table(slopes))
     run.write([*rows, *sequences, *lines, *slopes])
     return 0
 

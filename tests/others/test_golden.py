@@ -25,7 +25,7 @@ from actmem_course.others.golden import (
     read_golden,
 )
 from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES, MegatronRun, Trace
-from actmem_course.show.golden_table import golden_summary
+from actmem_course.show.tables import golden_summary
 
 RESULTS = [predict(row) for row in read_golden()]
 UNFUSED = list(LIMITS)[:1]

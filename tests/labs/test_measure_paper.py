@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from actmem.rows import Row
+from actmem_course.bench import reproduce as sections
 from actmem_course.bench.measure_paper import SECTIONS
-from actmem_course.bench.reproduce import sections
 from actmem_course.others.disagreements import disagreements
 from tests.labs.in_process import lab_module, shown_in_80_columns
 

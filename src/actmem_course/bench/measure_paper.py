@@ -10,8 +10,7 @@ from multiprocessing import get_context
 from rich.console import Group, RenderableType
 
 from actmem.models import PAPER_MODELS
-from actmem_course.bench.reproduce import sections as paper_sections
-from actmem_course.bench.reproduce.paper_stage import num_microbatches
+from actmem_course.bench import reproduce as paper_sections
 from actmem_course.others import paper
 from actmem_course.others.disagreements import disagreements
 from actmem_course.results import PaperEntry
@@ -35,7 +34,7 @@ _SECONDS = {
     for name, time in paper.TABLE5.items()
 }
 _BATCHES = {
-    name: f"{name}  B={model.global_batch_size}, {num_microbatches(model)} × the counted microbatch"
+    name: f"{name}  B={model.global_batch_size}, {paper_sections.num_microbatches(model)} × the counted microbatch"
     for name, model in PAPER_MODELS.items()
 }
 

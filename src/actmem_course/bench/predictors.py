@@ -16,7 +16,7 @@ from actmem.measure.whole_step import watch_step
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.measure_runs import MIB, measure_runs, predict_nanotron
-from actmem_course.bench.reproduce.sections import measure_layer_of
+from actmem_course.bench.reproduce import measure_layer_of
 from actmem_course.others import table_rows
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.golden import LIMITS, predict, read_golden

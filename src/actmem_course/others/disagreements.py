@@ -11,7 +11,7 @@ from fractions import Fraction
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.first_stage import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.flops import layer_overhead, text_selective
-from actmem.models import PAPER_MODELS
+from actmem.models import PAPER_MODELS, PaperModel
 from actmem_course.others import paper
 
 
@@ -70,13 +70,15 @@ def disagreements() -> list[Disagreement]:
         Disagreement(
             "§6.1, figure 7",
             f"both methods together need under {paper.FIGURE7_BOTH_PERCENT_BELOW}% of the tensor-parallel baseline",
-            _of_baseline("tensor+sequence+selective"),
+            tuple(
+                Value(m.name, 100 * baseline_share("tensor+sequence+selective", m), "%") for m in PAPER_MODELS.values()
+            ),
             "Table 2's own formulas; the two largest models are just above.",
         ),
         Disagreement(
             "§6.1, figure 7",
             f"full recomputation needs {paper.FIGURE7_FULL_PERCENT}% of the tensor-parallel baseline",
-            _of_baseline("full"),
+            tuple(Value(m.name, 100 * baseline_share("full", m), "%") for m in PAPER_MODELS.values()),
             "Table 2's own formulas, 2sbh a layer.",
         ),
         Disagreement(
@@ -138,12 +140,7 @@ def disagreements() -> list[Disagreement]:
     ]
 
 
-def _of_baseline(name: str) -> tuple[Value, ...]:
-    """A row of table 2 relative to the tensor-parallel baseline, for each model."""
-    rows = {configuration.name: configuration for configuration in TABLE2}
-    values = []
-    for model in PAPER_MODELS.values():
-        place = model.shape, model.parallel.tensor_parallel_size
-        share = Fraction(closed_form(rows[name], *place), closed_form(rows["tensor"], *place))
-        values.append(Value(model.name, 100 * share, "%"))
-    return tuple(values)
+def baseline_share(row: str, model: PaperModel) -> Fraction:
+    """A row of table 2 relative to tensor parallelism alone, for one layer of a model."""
+    rows, place = {one.name: one for one in TABLE2}, (model.shape, model.parallel.tensor_parallel_size)
+    return Fraction(closed_form(rows[row], *place), closed_form(rows["tensor"], *place))

@@ -14,7 +14,7 @@ from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, compare, extra_rows, total
-from actmem_course.bench.reproduce.paper_stage import (
+from actmem_course.bench.reproduce import (
     STAGE_CONFIGURATIONS,
     PaperStage,
     count_flops,

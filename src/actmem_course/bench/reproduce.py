@@ -1,32 +1,184 @@
-"""What the paper says, model by model, with ours: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8."""
+"""What the paper says, model by model, with ours: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8.
+
+Bytes of a model are counted on one pipeline rank, emulated, with everything in flight: it runs the real GPT part on
+torch's fake backend, through the schedule's own actions, up to the moment at which it holds most.
+
+FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers; ``torch.utils.flop_counter``
+counts matrix products from the shapes that reach them, so logits and attention count, and
+looking up embeddings, softmax, layer norm, GeLU, dropout, biases and the loss do not.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.formulas.activations import TABLE2, closed_form
-from actmem.formulas.first_stage import bytes_by_rank, eq5, eq6, interleave_factor, section43_extras, stage_output_rows
-from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
-from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
-from actmem.measure.emulate import emulated_rank
-from actmem.models import PAPER_MODELS
-from actmem.rows import compare, total
-from actmem_course.bench.layer_table import LayerTable
-from actmem_course.bench.reproduce.paper_stage import (
-    STAGE_CONFIGURATIONS,
-    PaperStage,
-    count_iteration,
-    count_parameters,
-    measure_paper_stage,
+from actmem.config import ModelShape, Parallel, check_divides
+from actmem.formulas.activations import TABLE2, Configuration, closed_form, layer_bytes
+from actmem.formulas.first_stage import (
+    HEAD_TERMS,
+    bytes_by_rank,
+    eq5,
+    eq6,
+    interleave_factor,
+    layers_per_chunk,
+    section43_extras,
+    stage_output_rows,
+    stage_rows,
 )
+from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
+from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
+from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
+from actmem.layers.gpt import GPT
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.parts import measure_stage
+from actmem.models import PAPER_MODELS, PaperModel
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import Row, compare, extra_rows, paper_rows, total
+from actmem_course.bench.layer_table import LayerTable
 from actmem_course.others import paper
-from actmem_course.others.disagreements import disagreements
+from actmem_course.others.disagreements import baseline_share, disagreements
 from actmem_course.ranks import Ranks
 from actmem_course.results import PaperEntry, Table2Result
+
+_CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
+
+#: The rows of table 2 that t ranks share: what figure 7 compares.
+STAGE_CONFIGURATIONS = tuple(_CONFIGURATIONS)
+
+
+@dataclass(frozen=True)
+class PaperStage:
+    """One pipeline rank of a model of table 3, in one configuration of table 2."""
+
+    model_name: str
+    configuration_name: str
+    pipeline_rank: int = 0
+
+    @property
+    def model(self) -> PaperModel:
+        return PAPER_MODELS[self.model_name]
+
+    @property
+    def configuration(self) -> Configuration:
+        return _CONFIGURATIONS[self.configuration_name]
+
+    @property
+    def parallel(self) -> Parallel:
+        """Table 3's cut of the model, with or without sequence parallelism."""
+        return replace(self.model.parallel, sequence_parallel=self.configuration.sequence_parallel)
+
+    @property
+    def num_microbatches(self) -> int:
+        return num_microbatches(self.model)
+
+    @property
+    def _sizes(self) -> tuple:
+        return self.model.shape, self.parallel, self.pipeline_rank, self.configuration.recompute, self.num_microbatches
+
+    def rows(self) -> list[Row]:
+        """Predicted: the paper's terms."""
+        return paper_rows(stage_rows(*self._sizes))
+
+    def extra_rows(self) -> list[Row]:
+        """Predicted: what the paper leaves out."""
+        return extra_rows(stage_rows(*self._sizes))
+
+    def chunks(self) -> list[range]:
+        """The layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
+        per_chunk, p = layers_per_chunk(self.model.shape, self.parallel), self.parallel.pipeline_parallel_size
+        stages = [chunk * p + self.pipeline_rank for chunk in range(self.parallel.num_model_chunks)]
+        return [range(stage * per_chunk, (stage + 1) * per_chunk) for stage in stages]
+
+    def actions(self) -> list[Action]:
+        """This rank's part of the schedule, up to the first moment at which it holds most."""
+        actions = schedule(self.model_name)[self.pipeline_rank]
+        forward_bytes = {chunk: self._forward_bytes(layers) for chunk, layers in enumerate(self.chunks())}
+        curve = held(actions, lambda action: forward_bytes[action.chunk])
+        return actions[: curve.index(max(curve)) + 1]
+
+    def _forward_bytes(self, layers: range) -> int:
+        """What one chunk's forward adds by formula: its layers, and an end of the model if it has one."""
+        shape, parallel = self.model.shape, self.parallel
+        size = len(layers) * layer_bytes(shape, parallel, self.configuration.recompute)
+        if layers.start == 0:
+            _, b, h, s = shape.letters()
+            size += s * b * h // parallel.sequence_parts
+        if layers.stop == shape.num_layers:
+            size += sum(row.bytes for row in self.rows() if row.term in HEAD_TERMS)
+        return size
+
+
+def num_microbatches(model: PaperModel) -> int:
+    """Microbatches of one iteration, without data parallelism."""
+    return model.global_batch_size // model.shape.micro_batch_size
+
+
+@cache
+def schedule(model_name: str) -> Schedule:
+    """The model's schedule: interleaved where table 3 has more than one chunk, else 1F1B."""
+    model = PAPER_MODELS[model_name]
+    p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
+    n = num_microbatches(model)
+    return one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
+
+
+@cache
+def measure_paper_stage(stage: PaperStage) -> list[Row]:
+    """Rows of what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
+    actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
+    with emulated_rank(stage.parallel.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
+        return measure_stage(stage.model.shape, tp, stage.chunks(), actions, recompute=stage.configuration.recompute)
+
+
+def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
+    """The whole model on one device, without storage."""
+    with torch.device("meta"):
+        # Built without naming the device: its random-number generators need a real one.
+        model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
+    return model.to("meta")
+
+
+def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
+    """FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
+    model = meta_model(shape, recompute)
+    tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model.loss(model(tokens), tokens).backward()
+    return {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
+
+
+@cache
+def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
+    """The same for a whole iteration of a paper model: all of its equal microbatches."""
+    model = PAPER_MODELS[model_name]
+    b = model.shape.micro_batch_size
+    times = check_divides("global_batch_size", model.global_batch_size, "micro_batch_size", b)
+    return {operator: times * count for operator, count in count_flops(model.shape, recompute).items()}
+
+
+@cache
+def count_parameters(model_name: str) -> tuple[int, int]:
+    """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
+    model = PAPER_MODELS[model_name]
+    whole = sum(parameter.numel() for parameter in meta_model(model.shape).parameters())
+    return whole, _first_rank(model)
+
+
+def _first_rank(model: PaperModel) -> int:
+    chunks = PaperStage(model.name, "tensor+sequence").chunks()
+    with emulated_rank(model.parallel.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=True)
+        parts = [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
+        return sum(parameter.numel() for part in parts for parameter in part.parameters())
+
+
+# Entries of one model, section by section.
 
 _BASELINE, _BOTH = "tensor", "tensor+sequence+selective"
 
@@ -115,9 +267,7 @@ def _first_stage(stage: PaperStage) -> PaperEntry:
 
 def _shares(name: str, configuration: str) -> list[PaperEntry]:
     printed = _FIGURE7_PRINTED.get(configuration)
-    rows = {row.name: row for row in TABLE2}
-    shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
-    layer = Fraction(closed_form(rows[configuration], shape, t), closed_form(rows[_BASELINE], shape, t))
+    layer = baseline_share(configuration, PAPER_MODELS[name])
     this, base = PaperStage(name, configuration), PaperStage(name, _BASELINE)
     stage = Fraction(total(this.rows()), total(base.rows()))
     counted = Fraction(_paper_bytes(this), _paper_bytes(base))

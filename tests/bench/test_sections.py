@@ -9,9 +9,9 @@ from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row
+from actmem_course.bench import reproduce as paper_sections
 from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of
-from actmem_course.bench.reproduce import sections as paper_sections
-from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS
+from actmem_course.bench.reproduce import STAGE_CONFIGURATIONS
 from actmem_course.others import paper
 from actmem_course.results import PaperEntry, Table2Result, plain
 

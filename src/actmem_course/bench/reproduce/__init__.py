@@ -1,1 +1,0 @@
-"""What labs/measure_paper.py does: the paper's numbers and ours, by formula and measured."""

@@ -22,8 +22,7 @@ from actmem_course.bench import measure_peers as peers
 from actmem_course.bench.hold import Runner
 from actmem_course.bench.measure_peers import OURS, PEER_MODES, PEERS, measure_peers
 from actmem_course.bench.peers import PeerUnavailable
-from actmem_course.bench.peers.plain import PlainLayer
-from actmem_course.bench.peers.same_exchange import our_reduce_scatter
+from actmem_course.bench.peers.plain import PlainLayer, our_reduce_scatter
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import shown_in_80_columns

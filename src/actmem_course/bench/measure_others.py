@@ -17,7 +17,7 @@ from actmem.measure.ledger import record
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.megatron import megatron_layer
-from actmem_course.bench.peers.titan_peer import TitanLayer, memory_budget, titan_layer
+from actmem_course.bench.peers.plain import TitanLayer, memory_budget, titan_layer
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, OtherLayer, bytes_of_other
 from actmem_course.results import OtherLine
 

@@ -20,8 +20,7 @@ from actmem_course.bench.hold import Held, Runner, hold
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.megatron import megatron_layer
-from actmem_course.bench.peers.plain import dtensor_layer, fsdp_layer
-from actmem_course.bench.peers.same_exchange import our_reduce_scatter
+from actmem_course.bench.peers.plain import dtensor_layer, fsdp_layer, our_reduce_scatter
 from actmem_course.bench.race import Race, Work, race
 from actmem_course.ranks import Ranks
 from actmem_course.results import PeerLine

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actmem_course.start import served_store
+from actmem_course.ranks import served_store
 from tests.forked_python import LOADED
 from tests.patience import SECONDS
 

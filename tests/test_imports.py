@@ -41,7 +41,7 @@ SCREEN = {"actmem_course.others", "actmem_course.results", "actmem_course.show"}
 COURSE = rooms(
     "actmem_course",
     "arguments console copies cut files guard keep_pictures launch make_copies pieces process rank_store "
-    "ranks standard_library start bench judge",
+    "ranks standard_library bench judge",
 )
 
 RECORDING = {f"actmem.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command")}

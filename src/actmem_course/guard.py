@@ -29,7 +29,7 @@ from actmem_course.rank_store import RanksLost, RankStore
 BEAT_SECONDS = 0.5
 #: A rank that has not answered for so long, while others were still answering, is taken for dead.
 ANSWER_SECONDS, LONGEST_SECONDS = 1.5, 5
-#: Names the file descriptor by which ``start`` and a rank know of each other: it ends with either.
+#: Names the file descriptor by which ``start_ranks`` and a rank know of each other: it ends with either.
 LINE = "ACTMEM_LINE"
 
 _exit = os._exit  # a learner's code may meet another one
@@ -186,7 +186,7 @@ def leave(code: int) -> NoReturn:
 
 
 def done() -> None:
-    """Tell ``start`` that this rank has come to its end, and has not been cut off."""
+    """Tell ``start_ranks`` that this rank has come to its end, and has not been cut off."""
     if LINE in os.environ:
         with suppress(OSError):
             os.write(int(os.environ[LINE]), b".")

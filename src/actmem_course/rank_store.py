@@ -2,7 +2,7 @@
 
 A learner's collectives may be mismatched, and then nothing that runs over the same process group
 can be trusted.  A store is only keys and values, and stays usable whatever the ranks did.  It is
-served by what started the ranks (torchrun, or ``start``), so it outlives each of them.
+served by what started the ranks (torchrun, or ``start_ranks``), so it outlives each of them.
 
 A message is values, never code.  A pickle runs what its writer likes, and whoever can reach a store could write one; so
 what comes out of it is read by ``torch.load(weights_only=True)``, which makes nothing but values, tensors and

@@ -15,12 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import actmem_course.ranks
 from actmem.config import ConfigError
-from actmem_course import start
 from actmem_course.rank_store import BadMessage, RankStore, decoded, encoded
-from actmem_course.ranks import add_rank_arguments, check_ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks, served_store
 from actmem_course.results import MemorySample, ParityResult, Sample
-from actmem_course.start import served_store
 
 
 def parse(*arguments):
@@ -120,7 +119,7 @@ def test_a_rank_that_fails_while_the_others_are_looked_at_is_the_cause():
     failing = SimpleNamespace(number=0, process=process, state=lambda: next(states, "failed"))
     peer = SimpleNamespace(number=1, state=lambda: "ended without a word")
     ranks: list = [peer, failing]
-    assert start._end(ranks) == [failing, peer]
+    assert actmem_course.ranks._end(ranks) == [failing, peer]
 
 
 VALUES = [

@@ -21,9 +21,12 @@ from actmem_course.others.published import (
     NANOTRON_RUNS,
     NANOTRON_SEQ_LENGTH,
     TITAN_RUNS,
+    Choice,
     NanotronRun,
+    llama3_sizes,
+    paper_sizes,
+    published_choices,
 )
-from actmem_course.others.published_choices import Choice, llama3_sizes, paper_sizes, published_choices
 from actmem_course.results import RunResult, StepTimeResult
 
 MIB = 2**20

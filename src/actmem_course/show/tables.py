@@ -42,7 +42,7 @@ from actmem_course.show.style import milliseconds, size_text
 from actmem_course.show.text import overhead_text
 
 if TYPE_CHECKING:  # the planner is not loaded to show a table
-    from actmem_course.others.published_choices import Choice
+    from actmem_course.others.published import Choice
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 _WRONG = "bold red"

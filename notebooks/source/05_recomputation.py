@@ -523,7 +523,7 @@ worked(
 #
 # **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
 # cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
-# `src/actmem/formulas/flops.py`, `src/actmem_course/others/larger_batches.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/show/recomputation.py`.
 #
 # ## Now fit your model
 #

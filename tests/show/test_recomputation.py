@@ -9,8 +9,8 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
-from actmem_course.others.larger_batches import fullest_bytes, throughput
 from actmem_course.show import recomputation
+from actmem_course.show.recomputation import fullest_bytes, throughput
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)

@@ -27,10 +27,10 @@ from actmem.torch_private import fake_tensors
 from actmem_course.bench.predictors import b200_reserved
 from actmem_course.show.controls import choice, play, steps
 from actmem_course.show.folded import Agreement, worked
+from actmem_course.show.long_sequences import BATCH_ORDERS, EVENTS_PLAYED, SEGMENTS, memory_map, reserved_lines
 from actmem_course.show.long_sequences import TILE, eight_bit_bars, eight_bit_rows
 from actmem_course.show.long_sequences import long_bars, long_steps, mlp_peak_bytes
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.memory_map import EVENTS_PLAYED, BATCH_ORDERS, SEGMENTS, memory_map, reserved_lines
 from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 

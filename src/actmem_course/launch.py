@@ -88,10 +88,7 @@ def loopback_listener() -> socket.socket:
 
 
 def run(
-    script: str,
-    *arguments: object,
-    processes: int | None = None,
-    environment: dict[str, str] | None = None,
+    script: str, *arguments: object, processes: int | None = None, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
     """Run a lab to its end and return the finished process with its text output.
 

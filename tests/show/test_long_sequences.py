@@ -8,21 +8,19 @@ from actmem.llama_shape import llama_shape
 from actmem.rows import total
 from actmem_course.others.allocator import CachingAllocator
 from actmem_course.show.long_sequences import (
+    BATCH_ORDERS,
+    EVENTS_PLAYED,
+    SEGMENTS,
     TILE,
     break_even_tokens,
     eight_bit_bars,
     eight_bit_rows,
     everything_kept,
+    llama_layer_events,
     long_bars,
     long_steps,
-    mlp_peak_bytes,
-)
-from actmem_course.show.memory_map import (
-    BATCH_ORDERS,
-    EVENTS_PLAYED,
-    SEGMENTS,
-    llama_layer_events,
     memory_map,
+    mlp_peak_bytes,
     play_layers,
     reserved_after,
 )

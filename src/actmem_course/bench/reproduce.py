@@ -304,10 +304,7 @@ def figure9(name: str) -> list[PaperEntry]:
         )
     printed = paper.FIGURE9_SAVED_GB if name == "530B" else None
     saved = Fraction(outputs[0], 2**30)
-    return [
-        *entries,
-        PaperEntry("figure9", name, "outputs freed on rank 0", "GiB", printed, saved, pipeline_rank=0),
-    ]
+    return [*entries, PaperEntry("figure9", name, "outputs freed on rank 0", "GiB", printed, saved, pipeline_rank=0)]
 
 
 #: Table 3 names its models by their parameters.

@@ -24,12 +24,7 @@ PLACES = {"q and v": ("q", "v"), "attention": ("q", "k", "v", "o"), "all linears
 #: How an adapter computes: in the layer's 16 bits; in float32, as peft makes it; the same under autocast, as trainers run it.
 IN_16_BITS, IN_FLOAT32, UNDER_AUTOCAST = ADAPTERS = ("16 bits", "float32", "float32, autocast")
 _REST, _INPUTS, _LOW, _COPIES = "norms, attention, SwiGLU", "inputs of linears", "XA", "copies and masks"
-_FILLS = {
-    _REST: PAINT["green"],
-    _INPUTS: PAINT["blue"],
-    _LOW: PAINT["orange"],
-    _COPIES: PAINT["red"],
-}
+_FILLS = {_REST: PAINT["green"], _INPUTS: PAINT["blue"], _LOW: PAINT["orange"], _COPIES: PAINT["red"]}
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:

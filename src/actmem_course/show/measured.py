@@ -17,11 +17,7 @@ from actmem_course.show.marks import Drawing, chart, line, log_scale, points, sc
 from actmem_course.show.style import BLUE, GREEN, INK, ORANGE, PAINT, VERMILION, milliseconds
 from actmem_course.show.text import overhead_text, text_table
 
-_PARTS = {
-    "forward": PAINT["blue"],
-    "forward again, in backward": PAINT["red"],
-    "backward": PAINT["orange"],
-}
+_PARTS = {"forward": PAINT["blue"], "forward again, in backward": PAINT["red"], "backward": PAINT["orange"]}
 _MIB_IN_GIB = 1024
 
 

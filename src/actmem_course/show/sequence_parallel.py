@@ -102,12 +102,7 @@ def _frame(row: Row, axis: str, rank: int, t: int, x: float, y: float, width: fl
     return [frame, Box(x + rank * width / t, y, width / t, _HIGH, fill, "", hover)]
 
 
-COMPLETE, _PARTIAL, JUST_ADDED, OWN = (
-    PAINT["green"],
-    Fill("#FBE5B5", ""),
-    PAINT["orange"],
-    PAINT["white"],
-)
+COMPLETE, _PARTIAL, JUST_ADDED, OWN = (PAINT["green"], Fill("#FBE5B5", ""), PAINT["orange"], PAINT["white"])
 #: The sizes of ring that are drawn.
 RANKS = (2, 4, 8)
 

@@ -95,8 +95,9 @@ def test_no_two_rows_have_one_edit(number):
 
 
 def test_syntax_names_what_nobody_states():
-    words = {edit.words for edit in made_edits(EXERCISES["3.4"])}
-    assert len(words) > 150
+    edits = list(made_edits(EXERCISES["3.4"]))
+    words = {edit.words for edit in edits}
+    assert len(words) > 150 and all(edit.names("") for edit in edits)
     for said in ("merge_heads comes before the product with qkv_weight", "qkv_weight and up_weight are swapped"):
         assert any(said in one for one in words), said
 

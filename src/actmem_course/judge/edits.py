@@ -12,7 +12,9 @@ import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, permutations, product
+from types import CodeType
 from typing import Any
 
 import torch
@@ -35,10 +37,17 @@ class Edit:
         """What the edited module defines; None if it can't be run."""
         names = {"__name__": "edited", "__file__": file, "_instead": _instead}
         try:
-            exec(compile(self.source, "<an edit of ours>", "exec"), names)
+            for definition in self.source.split("\n\n\n"):
+                exec(_compiled(definition), names)
         except Exception:
             return None
         return names
+
+
+@lru_cache(maxsize=5000)
+def _compiled(definition: str) -> CodeType:
+    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a case."""
+    return compile(definition, "<an edit of ours>", "exec")
 
 
 def stated(text: str, source: str) -> list[Edit]:
@@ -487,7 +496,8 @@ class _Put(ast.NodeTransformer):
         self.given = given
 
     def visit_Name(self, node):
-        return copy.deepcopy(self.given[node.id]) if node.id in self.given else node
+        read = isinstance(node.ctx, ast.Load) and node.id in self.given
+        return copy.deepcopy(self.given[node.id]) if read else node
 
 
 def _body(function: ast.FunctionDef) -> list[ast.stmt]:

@@ -11,7 +11,9 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Noted, Unlike, alike, described, differences
+from torch import Tensor
+
+from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Unlike, alike, described, differences
 from actmem_course.judge.edits import Edit, Families, pairs_of, stated
 from actmem_course.judge.outline import Exercise, cases_of, solution_module
 from actmem_course.judge.verdict import PeerStopped, Wrong
@@ -91,7 +93,10 @@ class Naming:
         of_costs = chain(rows, made_edits(self.exercise) if told else ())
         if not wrong:
             ours = [vars(self.module)] * self.ranks.size
-            if group >= 0 or not any(found.errors) or not any(found.seen) and _same(self.run(ours, group), found):
+            if group >= 0 or not any(found.errors):
+                return ""
+            ruled = all(error is None or isinstance(error, (Wrong, PeerStopped)) for error in found.errors)
+            if not ruled and not any(found.seen) and _same(self.run(ours, group), found):
                 return ""  # where our own answer raises the same, this machine is to blame, say its memory
             return self.edit_like(found, (), group, of_costs)[0]
         said, explained = described(found, right, wrong)
@@ -123,12 +128,15 @@ class Naming:
         for edit in edits:
             if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
                 break
-            names = None if self._begins_otherwise(edit, found, group) else edit.names(self.module.__file__ or "")
-            if names is None:
-                continue
-            outcome = self.run([names] * self.ranks.size, group, found)
-            self._remember(edit, outcome, group)
-            self.progress()
+            key = self.exercise.number, self.ranks.size, self.ranks.device, group, edit
+            outcome = _KNOWN.get(key, found, "" if costs or partly else "".join(wrong))
+            if outcome is None:
+                names = edit.names(self.module.__file__ or "")
+                if names is None:
+                    continue
+                outcome = self.run([names] * self.ranks.size, group, found)
+                _KNOWN.put(key, outcome)
+                self.progress()
             there = [
                 all(name in a and alike(a[name], b.get(name)) for a, b in zip(outcome.seen, found.seen))
                 for name in wrong
@@ -148,25 +156,54 @@ class Naming:
             partly = partly or words * enough
         return "", partly
 
-    def _begins_otherwise(self, edit: Edit, found: Happened, group: int) -> bool:
-        """Whether an earlier run of the edit saw another first number."""
-        key = self.exercise.number, self.ranks.size, group, edit
-        return key in _BEGINS and any(not alike(a, _first_number(b)) for a, b in zip(_BEGINS[key], found.seen))
 
-    def _remember(self, edit: Edit, outcome: Happened, group: int) -> None:
-        begins = [_first_number(own) for own in outcome.seen]
-        if None not in begins or not any(begins):
-            _BEGINS[self.exercise.number, self.ranks.size, group, edit] = begins
+class _Known:
+    """What edits of ours do, which no learner changes: the latest ones, up to so many bytes."""
+
+    def __init__(self, most: int):
+        self.most, self.bytes = most, 0
+        self.outcomes: dict[tuple, tuple[Happened, int]] = {}
+
+    def put(self, key: tuple, outcome: Happened) -> None:
+        """Keep an outcome, without what nobody asks of an edit, and without the frames that its errors keep alive."""
+        for error in filter(None, outcome.errors):
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        size = 1000
+        for seen in (seen for own in outcome.seen for seen in own.values()):
+            seen.parts = None
+            size += 200 + (seen.value.nbytes if isinstance(seen.value, Tensor) else 0)
+        self.bytes += size - self.outcomes.pop(key, (outcome, 0))[1]
+        self.outcomes[key] = outcome, size
+        while self.bytes > self.most:
+            self.bytes -= self.outcomes.pop(next(iter(self.outcomes)))[1]
+
+    def get(self, key: tuple, found: Happened, first: str) -> Happened | None:
+        """What a run that is compared with ``found`` would see, as far as it matters; None if nobody knows.
+
+        first: what matters though the run does something else later; "" if nothing does.
+        """
+        outcome, _ = self.outcomes.get(key, (None, 0))
+        if outcome is None:
+            return None
+        began = Happened([{} for _ in found.seen], list(outcome.errors))
+        for own, now, like, rank in zip(outcome.seen, began.seen, found.seen, range(len(found.seen))):
+            for name, seen in own.items():
+                now[name] = seen
+                if seen.how in NUMBERS and seen.how != "pattern" and not alike(like.get(name), seen):
+                    began.errors[rank] = Unlike(name)
+                    if name == first or first not in now:
+                        return began
+                    break
+        ends = any(isinstance(error, Unlike) for error in outcome.errors)
+        if began.errors == outcome.errors:
+            return None if ends else outcome
+        return None if ends and any(first not in now for now in began.seen) else began
 
 
 #: What our own answers do, by exercise, number of ranks, device and group.
 _OURS: dict[tuple, Happened] = {}
-#: The first number that each edit gives, by exercise, number of ranks, group and edit: no learner changes it.
-_BEGINS: dict[tuple, list[Noted | None]] = {}
-
-
-def _first_number(own: dict[str, Noted]) -> Noted | None:
-    return next((seen for seen in own.values() if seen.how in NUMBERS and seen.how != "pattern"), None)
+#: What edits of them do, by exercise, number of ranks, device, group and edit.
+_KNOWN = _Known(most=64 * 2**20)
 
 
 def _same(one: Happened, other: Happened, hows: Sequence[str] = NUMBERS) -> bool:

@@ -168,7 +168,7 @@ ALWAYS = (
     ("formulas/schedule.py", "interleaved", "off by one"),
     ("formulas/schedule.py", "one_forward_one_backward", "off by one"),
     ("formulas/activations.py", "layer_rows", "divisor dropped"),
-    ("parallel/vocab.py", "_Lookup.backward", "factor dropped"),
+    ("parallel/vocab.py", "_Lookup.backward", "step skipped"),
 )
 
 

@@ -50,6 +50,24 @@ def with_a_masked_word(word):
     return True
 
 
+def gradient_with_infinity():
+    """The embedding's gradient where one token's is infinite, as of float16 with scaled losses; this rank's part, and all."""
+    tp = tensor_parallel()
+    embedding = VocabParallelEmbedding(VOCABULARY, 4, tp, seed=1)
+    upstream = torch.ones(VOCABULARY - 2, 1, 4)  # words 5 and 6, beside the cut, are in no text
+    upstream[0] = torch.inf
+    ids = torch.tensor([[word] for word in range(VOCABULARY) if word not in (5, 6)])
+    embedding(ids).backward(upstream)
+    expected = torch.ones(VOCABULARY, 4)
+    expected[0], expected[5:7] = torch.inf, 0
+    assert torch.equal(embedding.weight.grad, expected.chunk(tp.size)[tp.rank])
+    return True
+
+
+def test_an_infinite_gradient_stays_with_its_own_word(pools):
+    assert all(pools[2].run(gradient_with_infinity))
+
+
 @pytest.mark.parametrize("word", [0, VOCABULARY // 2, VOCABULARY - 1])
 def test_what_is_no_number_stays_with_its_own_word(pools, word):
     assert all(pools[2].run(with_a_masked_word, word))

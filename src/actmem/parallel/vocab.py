@@ -54,7 +54,7 @@ class _Lookup(Function):
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
-        grad = grad * mine.unsqueeze(-1)
+        rows.masked_fill_(~mine, -1)  # torch's number of a row to pass over: 0 times an infinite gradient is no number
         return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
 
 
@@ -100,6 +100,8 @@ def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
 
 class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a sharded vocabulary.
+
+    Where microbatches ignore unequal numbers of targets, the mean of their means isn't that of their positions: weight each by its number.
 
     In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
     ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is

@@ -50,8 +50,8 @@ Reveal(
 # **What you need:** chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
 # About 60 minutes.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer. The product
-# of an $x \times y$ and a $y \times z$ matrix takes $2xyz$ FLOPs: one multiplication and one addition for each of $xyz$ terms.
+# The product of an $x \times y$ and a $y \times z$ matrix takes $2xyz$ FLOPs: one multiplication and one addition for each of
+# $xyz$ terms.
 
 # %% [markdown]
 # ## One step, block by block
@@ -71,8 +71,8 @@ Panel(
 # ## The lopsided trade
 #
 # A layer keeps $34sbh + 5as^2b$ bytes. The second term belongs to the attention core alone, and at GPT-3's size it is the
-# larger. In FLOPs it is the other way round: forward and backward of a layer take $72sbh^2$ FLOPs in the linears, and only
-# $12s^2bh$ in the two attention products.
+# larger. In FLOPs it is the other way round. Forward takes $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ in the linears, and only $4s^2bh$
+# in the two attention products. Backward takes twice that: together $72sbh^2$ and $12s^2bh$.
 #
 # Drag $s$ in the figure at the top. In the upper bars the striped part is what recomputing the core frees; in the lower bars
 # the dotted part is what it adds. Longer sequences raise both: the price with $s/h$, the saving with $5as/h$. (Full
@@ -124,7 +124,8 @@ def plainly(core, *inputs):
 # %% [markdown]
 # **Step 1: keep the inputs, run without a graph, run again.** The forward of this autograd function saves the inputs and
 # computes under `no_grad`, so nothing inside is kept. Its backward runs the region again, this time with a graph, and lets
-# autograd differentiate it.
+# autograd differentiate it. (The core has no weights. A region with weights needs `torch.autograd.backward` in place of `grad`,
+# or they get no gradient.)
 
 # %%
 class RunAgain(torch.autograd.Function):
@@ -160,7 +161,7 @@ print("elements of the gradients that differ:", ", ".join(f"{name} {share:.0%}" 
 # %% [markdown]
 # **Step 2: draw the same dropout.** They aren't. The second run drew other masks, so it computed the gradient of another
 # function. No error says so; the model just learns from wrong gradients. So save the state of the random-number generator, and
-# restore it for the second run.
+# restore it for the second run (the recomputation).
 
 # %%
 class RunAgainSameDraws(RunAgain):
@@ -191,7 +192,8 @@ in_words(kept(RunAgainSameDraws.apply))
 # **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The core's last
 # operation is a product with V, and nothing inside the core keeps its output. So the second run can stop just before it.
 # The course's own `checkpoint` gives every tensor that autograd wants to save a numbered slot, and stops the second run when
-# the last slot is filled (`src/actmem/recompute.py`, five rules at the top).
+# the last slot is filled (`src/actmem/recompute.py`, five rules at the top). So does `torch.utils.checkpoint` with
+# `use_reentrant=False`. Its reentrant form and Megatron's run to the end.
 #
 # **Step 4: count.** torch's FLOP counter sees every matrix product that runs. Compare the bytes kept with the products run:
 
@@ -215,8 +217,8 @@ LiveFigure(bar_chart("Stop early: the same bytes freed, with one fewer product",
 # %% [markdown]
 # Two products in forward and four in backward make six; a second run adds two, or one if it stops early.
 #
-# **Now write it:** [exercises 4.1, 4.2, 4.3 and 4.4](../labs/lab4_recompute.py), `checkpoint`, `selective_layer` and
-# `full_layer`: `python my/labs/lab4_recompute.py --only 4.1,4.2,4.3,4.4`.
+# **Now write it:** [exercises 4.1 to 4.4](../labs/lab4_recompute.py), `checkpoint` (4.1, and 4.2 with dropout),
+# `selective_layer` (4.3) and `full_layer` (4.4): `python my/labs/lab4_recompute.py --only 4.1,4.2,4.3,4.4`.
 #
 # ## What to drop, and why not the MLP
 #
@@ -235,12 +237,13 @@ Panel(
 #
 # $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \text{and that of a linear with } x \text{ times } h \text{ outputs}\quad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
-# So per FLOP the core frees $5a/2$ times as many bytes, whatever $s$ is: hundreds of times as many in GPT-3. That is why the
-# MLP's linears stay.
+# So per FLOP the core frees $5a/2$ times as many bytes, whatever $s$ is. In GPT-3 that is 240 times, so rerunning the MLP's
+# linears isn't worth it.
 #
-# Three groups need no product at all: the outputs of the norms and of GeLU, and the dropout masks. (They are not drawn, because
-# their FLOPs are 0.) The paper keeps them. Later versions of Megatron can drop some (`--recompute-modules layernorm`, for
-# example). They are smaller than the core, and cost about as little time per byte (chapter 7).
+# Three groups need no product at all: the outputs of the norms and of GeLU, and the dropout masks. (No bars: they cost no product
+# FLOPs.) The paper keeps them. They are smaller than the core, and cost about as little time per byte (chapter 7). Today's
+# Megatron can drop the norms' outputs (`--recompute-modules layernorm`), but not in its default layers: there a norm is
+# part of the linear that follows.
 
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
@@ -283,7 +286,8 @@ added = {"as printed, and by equation 8": dict(paper.SECTION5_ADDED_FLOPS_PERCEN
 for name in added["as printed, and by equation 8"]:
     for words, mode in list(modes.items())[:2]:
         added.setdefault(words, {})[name] = 100 * (by_torch[name, mode] / without[name] - 1)
-LiveFigure(bar_chart("Selective recomputation costs a third of what is printed, or a sixth", added, "FLOPs added to a layer", "%", beside=True))
+printed, once, stopped = (each["175B"] for each in added.values())
+LiveFigure(bar_chart(f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, not the paper's {printed}%", added, "FLOPs added to a layer", "%", beside=True))
 
 # %% [markdown]
 # Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where only one runs again. So the paper's method is
@@ -295,8 +299,8 @@ LiveFigure(bar_chart("Selective recomputation costs a third of what is printed, 
 # ## Recomputing less
 #
 # Full recomputation can stop early, too. The layer's last product is `4h→h`. The only stored tensor after it is the
-# dropout mask, which our layer draws before the product. So the second run leaves out $8sbh^2$ FLOPs, a third of a layer's
-# linears, and costs about two thirds of what the paper says. The last bar of the figure at the top is this price.
+# dropout mask, which our layer draws before the product. A second run that stops there leaves out $8sbh^2$ FLOPs, a third of a
+# layer's linears, and costs about two thirds of what the paper says. The last bar of the figure at the top is this price.
 #
 # ### What the second run sends
 #
@@ -386,9 +390,8 @@ Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), ten
 # Set what each keeps equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. Below that length a rank's part of the
 # attention core, $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
 #
-# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps. And
-# on GPUs? Two of NVIDIA's tests (chapter 2) train the same 12 layers, and recompute nothing or everything. The difference of
-# their logs is compared here, too:
+# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps. The
+# A100s' logs of [chapter 2](02_counting_bytes.ipynb), with nothing and with everything recomputed, are compared too:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.ranks import Ranks
@@ -408,9 +411,9 @@ agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
 # The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger batch runs
 # faster. When is that true? Let one pass over a microbatch cost a fixed part, plus a part for each sequence.
 #
-# - $\varphi$: the fixed part, over the work of the sequences that fit *without* recomputation;
+# - $\varphi$: the fixed part (starting a pass), over the pass's useful work with nothing recomputed;
 # - $\varepsilon$: the overhead, what recomputation adds to a sequence's work;
-# - $\rho$: how many times as many sequences fit in the same bytes.
+# - $\rho$: how many times as many sequences fit in the same bytes, with room for the layer that is being rebuilt.
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}, \qquad \text{so it pays above } \varphi = \frac{\varepsilon}{1 - 1/\rho}.$$
 

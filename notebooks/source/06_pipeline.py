@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# However many devices share the layers, the first one holds all layers' worth of activations (chapter 1). Why? And what
-# does it cost to keep them busier?
+# However many stages the pipeline has, its first one holds all layers' worth of activations (chapter 1). Why? And what does it
+# cost to keep the stages busier?
 
 # %%
 from fractions import Fraction
@@ -57,10 +57,8 @@ Reveal(
 # %% [markdown]
 # **What you need:** chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 50 minutes.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $L$ layers, $t$ ranks that share a layer, $p$ pipeline
-# stages, $m$ chunks of the model on a stage, $n$ microbatches. In this chapter *rank* $i$ is the one that runs stage $i$. ($m$ is
-# the paper's number of interleaved stages. 2104.04473, where the schedules come from, writes $m$ for microbatches and $v$ for
-# chunks.)
+# **New letter:** $n$ microbatches. In this chapter *rank* $i$ is the one that runs stage $i$. (2104.04473, where the schedules
+# come from, writes $m$ for microbatches and $v$ for our $m$ chunks.)
 
 # %% [markdown]
 # ## One forward, one backward
@@ -69,8 +67,8 @@ Reveal(
 # this microbatch needs for backward: the microbatch is **in flight**. Rank 0 could wait, but then it would be idle. So it starts
 # the next microbatches, until $p$ are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
 #
-# Rank $i$ gets its first microbatch $i$ forward passes after rank 0, and gets it back $i$ backward passes before rank 0 does.
-# So it holds $p - i$ microbatches. Press play and watch the curves climb, each to its own height:
+# Until rank $i$'s first microbatch is back, it has started one for itself and one for each of the $p - 1 - i$ ranks behind it.
+# So it holds $p - i$. Press play and watch the curves climb, each to its own height:
 
 # %%
 Panel(
@@ -112,7 +110,7 @@ Panel(
 )
 
 # %% [markdown]
-# If $n > p$, two chunks hold most; each further chunk brings rank 0's bytes down again.
+# If $n > p$, $m = 2$ costs most memory; larger $m$ costs less again.
 #
 # Count the chunk passes that rank 0 has in flight: $(m - 1)p$ forwards for the earlier chunks, $2(p - 1)$ more that the schedule
 # runs ahead, and the current one. If $n > p$, these are $pm + p - 1$ passes of $L/(pm)$ layers:
@@ -160,22 +158,19 @@ shares = [core[name] / everything[name] for name in core]
 LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation leaves {min(shares):.0%} to {max(shares):.0%}", first, "activations of rank 0's layers", beside=True))
 
 # %% [markdown]
-# And on GPUs? Two of NVIDIA's tests (chapter 2) run 12 layers on four ranks and log the last one: with one chunk of three
-# layers, and with three chunks of one. Before its first backward the last rank has run $(m - 1)p + 1$ chunk passes:
+# And on A100s ([chapter 2](02_counting_bytes.ipynb)'s logs)? Two tests run 12 layers on four ranks and log the last one: with
+# one chunk of three layers, and with three chunks of one. Before its first backward this rank has run $(m - 1)p + 1$ chunk passes:
 
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
 what, by_formula, logged = equalities()[2]
 Fold(
-    f"{chunks} passes of one layer in flight instead of one of three: {size_text(by_formula)} more by formula, {logged - by_formula:,} B less than A100s logged",
-    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged",
+    f"Interleaving holds {chunks - 3} more layers: {size_text(by_formula)}, and A100s logged the same to {logged - by_formula:,} B",
+    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged; six numbers differ, each in a block of 512 B",
     prose=True,
 )
 
 # %% [markdown]
-# The difference is six blocks of 512 B, the smallest that the allocator gives. Eight outputs were sent and freed (figure 9
-# below), and each leaves one number in a block; two such blocks of the loss are not there yet.
-#
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
 # 5.2`.
 

@@ -42,7 +42,7 @@ Reveal(
 # %% [markdown]
 # **What you need:** chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
 #
-# **New letter:** $B$ sequences in an iteration: all microbatches together, the global batch.
+# **New letter:** $B$ sequences in an iteration: all microbatches together, the global batch. (In chapter 3 $B$ was a matrix.)
 #
 # A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
 # what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation

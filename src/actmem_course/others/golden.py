@@ -280,7 +280,7 @@ def equalities() -> list[tuple[str, int, int]]:
             "pp1_dist_optimizer_no_mmap_bin_files", "pp1_uniform_full_recompute",
         ),
         (
-            f"{more} more layers in flight, less the inputs of {len(thin.chunks)} that are held at rest",
+            f"{more} more layers in flight; {len(thin.chunks)} of their inputs are held between iterations too, and cancel",
             more * layer - len(thin.chunks) * run.whole_bytes, "pp4_vp1", "pp4_untie_embeddings_and_outputs",
         ),
     )  # fmt: skip

@@ -80,7 +80,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
             "the layer, forward and backward": dict.fromkeys(work, 100),
             "run again": {name: work[name] for name in again},
         },
-        "one layer, of the same without recomputation",
+        "of the layer without recomputation",
         "%",
         fills=[PAINT["blue"], PAINT["red"], PAINT["grey"], PAINT["yellow"]],
         notes={**sizes, first: "72sbh² + 12s²bh", **percents},
@@ -239,7 +239,7 @@ def rebuild_price(shape: ModelShape) -> Drawing:
         f"A FLOP in the attention core gives back {float(core_over_gelu(groups)):,.0f} times<br>"
         f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
         {r.name: {r.name: 1000 * r.bytes / r.flops} for r in priced},
-        "given back for 1,000 FLOPs",
+        "freed per 1,000 FLOPs",
         "bytes",
         fills=[FILLS[_KIND[r.name]] for r in priced],
         about={

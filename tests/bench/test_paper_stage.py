@@ -23,7 +23,7 @@ from actmem_course.bench.reproduce import (
     measure_paper_stage,
     schedule,
 )
-from tests.tiers import covering
+from tests.tiers import at_night, covering
 
 BOTH = "tensor+sequence+selective"
 
@@ -78,7 +78,10 @@ def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
 
 @pytest.mark.parametrize(
     "stage",
-    [PaperStage("22B", "full"), PaperStage("1T", "tensor", 63), PaperStage("175B", "tensor+selective", 7)],
+    [
+        PaperStage("22B", "full"),
+        *map(at_night, [PaperStage("1T", "tensor", 63), PaperStage("175B", "tensor+selective", 7)]),
+    ],
     ids=str,
 )
 def test_other_ranks_and_configurations(stage):

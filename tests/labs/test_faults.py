@@ -173,27 +173,27 @@ def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
     assert run.nothing_is_left()
 
 
-def test_an_answer_that_ends_the_only_process_has_not_passed(tmp_path):
+# What follows leaves no process behind, so that the labs may be forked.
+
+
+def test_an_answer_that_ends_the_only_process_has_not_passed(forked_python, tmp_path):
     file = learner_file(tmp_path, "lab1_count_bytes", layer_bytes="import os\n    os._exit(0)")
-    run = Started([sys.executable, str(file), "--only", "1.1"], tmp_path)
-    code, output, errors = run.end()
+    code, output, errors = Started([forked_python, str(file), "--only", "1.1"], tmp_path).end()
     assert code == 1 and "os._exit(0)" in output and "0 of 1 passed" in output
 
 
-EMULATED = [sys.executable, str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
-
-
+EMULATED = [str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
 TRACED = [str(launch.LABS / "measure_speed.py"), "--emulate", "2", "--rounds", "1", "--trace", "/dev/full"]
 SMALL = ["--seq-length", "16", "--micro-batch-size", "1", "--hidden-size", "32", "--num-attention-heads", "4"]
 
 
-def test_a_trace_on_a_full_disk(tmp_path):
-    code, output, errors = Started([sys.executable, *TRACED, *SMALL], tmp_path).end()
+def test_a_trace_on_a_full_disk(forked_python, tmp_path):
+    code, output, errors = Started([forked_python, *TRACED, *SMALL], tmp_path).end()
     assert (code, errors[-1]) == (1, "measure_speed.py: cannot write /dev/full: No space left on device")
 
 
-def shell(command, redirection, folder, **environment):
-    return Started(["sh", "-c", f'"$@" {redirection}', "sh", *command], folder, **environment).end()
+def shell(python, redirection, folder, **environment):
+    return Started(["sh", "-c", f'"$@" {redirection}', "sh", python, *EMULATED], folder, **environment).end()
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def shell(command, redirection, folder, **environment):
         (">&-", 2, "measure_table2.py: standard output is closed"),
     ],
 )
-def test_nowhere_to_print(redirection, code, line, tmp_path):
-    assert shell(EMULATED, redirection, tmp_path) == (code, "", [line])
+def test_nowhere_to_print(redirection, code, line, forked_python, tmp_path):
+    assert shell(forked_python, redirection, tmp_path) == (code, "", [line])
 
 
-def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
-    code, output, errors = shell(EMULATED, "", tmp_path, COLUMNS="40", PYTHONIOENCODING="ascii")
-    _, wide, _ = shell(EMULATED, "", tmp_path, COLUMNS="200", PYTHONIOENCODING="utf-8")
+def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(forked_python, tmp_path):
+    code, output, errors = shell(sys.executable, "", tmp_path, COLUMNS="40", PYTHONIOENCODING="ascii")
+    _, wide, _ = shell(forked_python, "", tmp_path, COLUMNS="200")
     assert (code, errors) == (0, []) and output.isascii()
     numbers = re.findall(r"\d[\d,]{5,}", wide)
     assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers

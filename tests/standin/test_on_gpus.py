@@ -24,25 +24,32 @@ pytestmark = pytest.mark.slow
 NUMBERS = (1, 2, 4)
 
 
-PYTHONS = {}
+STARTED: dict[int, ForkedPython] = {}
+FOLDERS: list = []
 
 
 @pytest.fixture(scope="session", autouse=True)
 def built(tmp_path_factory):
-    """The stand-in, and a Python for each number of GPUs that has loaded it with torch."""
+    """The stand-in; ``python`` starts what has loaded it with torch."""
     if reason := why_not():
         pytest.skip(reason)
     build()
-    for gpus in NUMBERS:
-        PYTHONS[gpus] = ForkedPython(tmp_path_factory.mktemp("python"), environment(gpus))
+    FOLDERS.append(tmp_path_factory)
     yield
-    for python in PYTHONS.values():
-        python.stop()
+    for started in STARTED.values():
+        started.stop()
+
+
+def python(gpus):
+    """The path of a Python where there are so many GPUs."""
+    if gpus not in STARTED:
+        STARTED[gpus] = ForkedPython(FOLDERS[0].mktemp("python"), environment(gpus))
+    return STARTED[gpus].path
 
 
 def run(gpus, script, *arguments, **settings):
     """A lab's exit code, output and errors where there are so many GPUs."""
-    command = [PYTHONS[gpus].path, str(LABS / script), *map(str, arguments)]
+    command = [python(gpus), str(LABS / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment(gpus, **settings), capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout, done.stderr
 
@@ -137,7 +144,7 @@ print("exact")
 
 
 def test_terms_on_the_host_leave_the_gpu():
-    command = [PYTHONS[1].path, "-c", OFFLOADS]
+    command = [python(1), "-c", OFFLOADS]
     done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "exact\n", "")
 

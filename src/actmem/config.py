@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 #: Larger sizes than this are typing errors, not models.
 LARGEST_SIZE = 2**31 - 1
@@ -179,12 +179,14 @@ class Parallel:
     @cached_property
     def stage_axes(self) -> Parallel:
         """What a stage's activations depend on: all of this without data-parallel ranks."""
-        return replace(self, data_parallel_size=1, zero_stage=1)
+        t, p, m = self.tensor_parallel_size, self.pipeline_parallel_size, self.num_model_chunks
+        return _axes(t, self.sequence_parallel, p, m, self.micro_batch_size, self.context_parallel_size)
 
     @cached_property
     def layer_axes(self) -> Parallel:
         """What a layer's tensors depend on: t, c, b and whether the sequence is cut."""
-        return replace(self.stage_axes, pipeline_parallel_size=1, num_model_chunks=1)
+        c = self.context_parallel_size
+        return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c)
 
     @property
     def num_devices(self) -> int:
@@ -208,6 +210,12 @@ class Parallel:
             sizes = f"data_parallel_size · micro_batch_size = {self.data_parallel_size} · {self.micro_batch_size}"
             raise ConfigError("global_batch_size", f"{global_batch_size} must be divisible by {sizes}")
         return global_batch_size // per_pass
+
+
+@lru_cache(maxsize=2**12)
+def _axes(t: int, sequence_parallel: bool, p: int, m: int, b: int, c: int) -> Parallel:
+    """One object for all layouts that share these: what is remembered for it is found at once."""
+    return Parallel(t, sequence_parallel, p, m, b, 1, c)
 
 
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:

@@ -240,6 +240,7 @@ class PlannedGPT(PlannedModel):
         extras = layer_extra_rows(*sizes, what, device_type=self.device_type)
         return layer_rows(*sizes, what) + [row for row in extras if row.term != "causal mask"]
 
+    @lru_cache(maxsize=2**12)  # noqa: B019
     def part(self, layout: Parallel, what: str) -> StagePart:
         a, _, h, s = self.shape.letters()
         t = layout.tensor_parallel_size
@@ -315,6 +316,7 @@ class PlannedLlama(PlannedModel):
         terms = llama_layer_terms(self.shape)
         return on_host(self.rows(layout, "none"), terms, terms.input_on_host()) if what == OFFLOAD else []
 
+    @lru_cache(maxsize=2**12)  # noqa: B019
     def part(self, layout: Parallel, what: str) -> StagePart:
         d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
         if what == "whole" and d.tied_embeddings:

@@ -83,9 +83,19 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 @lru_cache(maxsize=2**12)
 def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
     """Why ranks can't share the model as the layout says; empty if they can."""
+    if reason := _layer_refusal(model, stage_axes.layer_axes):
+        return reason
     try:
-        model.check(stage_axes.layer_axes)
         stage_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(maxsize=2**12)
+def _layer_refusal(model: PlannedModel, layer_axes: Parallel) -> str:
+    try:
+        model.check(layer_axes)
     except ConfigError as error:
         return str(error)
     return ""
@@ -106,32 +116,36 @@ def share(elements: int, layout: Parallel, divided: bool) -> int:
     return -(-elements // layout.replicas) if divided else elements
 
 
+def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterator[tuple[str, str, int, str | State]]:
+    """What doesn't depend on recomputation: part, term, bytes, and where they come from; a search needs no more."""
+    elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
+    states, zero, replicas = model.states, layout.zero_stage, layout.replicas
+    for part, some, from_stage in (
+        ("weights", states[:1], 3), ("gradients", states[1:2], 2), ("optimizer states", states[2:], 1),
+    ):  # fmt: skip
+        own = share(elements, layout, zero >= from_stage)
+        for state in some:
+            yield part, state.term, state.bytes_of(own), state
+    part = "communication buffers"
+    if layout.pipeline_parallel_size > 1:
+        yield part, "pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"
+    if replicas > 1 and zero >= 2:
+        if zero == 3:
+            size = 2 * (_GATHERED_LAYERS * of_layer + ends)
+            yield part, "gathered weights", size, "16-bit, two layers and the model's ends"
+        yield part, "gradients before they are divided", 2 * of_layer, "16-bit, one layer"
+
+
 def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
     """Weights, gradients, optimizer states and communication buffers, by part: what doesn't depend on recomputation."""
-    elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
-
-    def rows(states: Sequence[State], from_stage: int) -> list[Row]:
-        own = share(elements, layout, layout.zero_stage >= from_stage)
-        return [
-            Row(state.term, state.bytes_of(own), source=f"{state.bytes_per_parameter} B each: {state.reason}")
-            for state in states
-        ]
-
-    buffers = []
-    if layout.pipeline_parallel_size > 1:
-        size = 2 * model.output_bytes(layout)
-        buffers.append(Row("pipeline receive buffers", size, source="one output and one gradient"))
-    if layout.replicas > 1 and layout.zero_stage >= 2:
-        if layout.zero_stage == 3:
-            size = 2 * (_GATHERED_LAYERS * of_layer + ends)
-            buffers.append(Row("gathered weights", size, source="16-bit, two layers and the model's ends"))
-        buffers.append(Row("gradients before they are divided", 2 * of_layer, source="16-bit, one layer"))
-    return {
-        "weights": rows(model.states[:1], 3),
-        "gradients": rows(model.states[1:2], 2),
-        "optimizer states": rows(model.states[2:], 1),
-        "communication buffers": buffers,
+    parts: dict[str, list[Row]] = {
+        part: [] for part in ("weights", "gradients", "optimizer states", "communication buffers")
     }
+    for part, term, size, source in _static(model, layout, pipeline_rank):
+        if isinstance(source, State):
+            source = f"{source.bytes_per_parameter} B each: {source.reason}"
+        parts[part].append(Row(term, size, source=source))
+    return parts
 
 
 def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
@@ -164,7 +178,12 @@ def held_bytes(
 ) -> int:
     """The bytes of ``rank_bill`` without ``static_rows``: a search needs no more."""
     kept, backward = _at_its_fullest(model, stage_axes, recompute, num_microbatches, pipeline_rank)
-    return backward.bytes + sum(count * total(model.rows(stage_axes.layer_axes, what)) for what, count in kept)
+    return backward.bytes + sum(count * _kept_bytes(model, stage_axes.layer_axes, what) for what, count in kept)
+
+
+@lru_cache(maxsize=2**12)
+def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
+    return total(model.rows(layer_axes, what))
 
 
 def rank_bill(
@@ -218,25 +237,30 @@ def layouts(
 
     fixed: sizes by their names in Parallel; only layouts that have them.
     """
+
+    def allowed(name: str, sizes: Iterable[int]) -> list[int]:
+        return [size for size in sizes if fixed.get(name, size) == size]
+
     contexts = [1]
     while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
         contexts.append(2 * contexts[-1])
-    for t, cp in product(divisors(cluster.per_node, cluster.per_node), contexts):
+    tensors = allowed("tensor_parallel_size", divisors(cluster.per_node, cluster.per_node))
+    for t, cp in product(tensors, allowed("context_parallel_size", contexts)):
         if cluster.gpus % (t * cp):
             continue
-        for p in divisors(cluster.gpus // (t * cp), model.num_layers):
+        for p in allowed("pipeline_parallel_size", divisors(cluster.gpus // (t * cp), model.num_layers)):
             dp = cluster.gpus // (t * cp * p)
-            if global_batch_size % dp:
+            if global_batch_size % dp or not allowed("data_parallel_size", [dp]):
                 continue
-            sequential = (False, True) if t > 1 else (False,)
-            stages = ZERO_STAGES if dp * cp > 1 else (0,)
+            sequential = allowed("sequence_parallel", (False, True) if t > 1 else (False,))
+            stages = allowed("zero_stage", ZERO_STAGES if dp * cp > 1 else (0,))
             chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
-            for m, sp, b in product(chunks, sequential, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)):
+            batches = allowed("micro_batch_size", divisors(global_batch_size // dp, LARGEST_MICRO_BATCH))
+            for m, sp, b in product(allowed("num_model_chunks", chunks), sequential, batches):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                for layout in (Parallel(t, sp, p, m, b, dp, cp, zero) for zero in stages):
-                    if all(getattr(layout, name) == size for name, size in fixed.items()):
-                        yield layout
+                for zero in stages:
+                    yield Parallel(t, bool(sp), p, m, b, dp, cp, zero)
 
 
 @dataclass(frozen=True)
@@ -358,7 +382,7 @@ class _Search:
         p = layout.pipeline_parallel_size
         # Ranks between hold as much as rank 1 or less; rank 1 may have a layer more than the ends.
         ranks = sorted({0, min(1, p - 1), p - 1})
-        static = {rank: sum(map(total, static_rows(self.model, layout, rank).values())) for rank in ranks}
+        static = {rank: sum(size for _, _, size, _ in _static(self.model, layout, rank)) for rank in ranks}
         room = self.cluster.usable_bytes
         sizes: dict[int, int] = {}
         # Where not even the states fit, only the smallest sizes are of interest.
@@ -384,7 +408,7 @@ class _Search:
         recomputes at least one: a plan without any is that of "none".  Adds what they keep to ``sizes``.
         """
         whole = dict.fromkeys(sizes, 0)
-        everything, least = (total(self.model.rows(layout.layer_axes, mode)) for mode in ("none", recompute))
+        everything, least = (_kept_bytes(self.model, layout.layer_axes, mode) for mode in ("none", recompute))
         if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or everything <= least:
             return whole, float(recompute != "none")
         flight, more = {}, {}

@@ -81,17 +81,15 @@ class Mark:
 
 Event = Make | Resize | Free | Run | Transfer | Mark
 EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Transfer, Mark)
-#: Fields that are sizes.  On a tape they are numbers of formulas, in a run bytes or FLOPs.
-SIZES = {Make: ("bytes",), Resize: ("bytes",), Run: ("flops", "read", "written"), Transfer: ("ranks", "bytes")}
 
 
 def sizes_of(event: Event) -> list[int]:
-    """The fields of an event that are sizes, one after the other."""
-    found: list[int] = []
-    for name in SIZES.get(type(event), ()):
-        value = getattr(event, name)
-        found.extend(value if isinstance(value, tuple) else (value,))
-    return found
+    """The fields of an event that are sizes, one after the other: on a tape numbers of formulas, in a run bytes or FLOPs."""
+    if isinstance(event, (Make, Resize)):
+        return [event.bytes]
+    if isinstance(event, Run):
+        return [event.flops, *event.read, *event.written]
+    return [event.ranks, event.bytes] if isinstance(event, Transfer) else []
 
 
 def value(formula: Formula, sizes: Sequence[int]) -> int:
@@ -269,11 +267,15 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
 
 def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
     """The event with other sizes."""
-    left, named = iter(sizes), {}
-    for name in SIZES.get(type(event), ()):
-        old = getattr(event, name)
-        named[name] = tuple(next(left) for _ in old) if isinstance(old, tuple) else next(left)
-    return type(event)(**{**vars(event), **named}) if named else event
+    new = tuple(sizes)
+    if isinstance(event, Make):
+        return Make(event.number, new[0], event.name)
+    if isinstance(event, Resize):
+        return Resize(event.number, new[0])
+    if isinstance(event, Run):
+        written = 1 + len(event.read)
+        return Run(event.op, event.where, new[0], new[1:written], new[written:])
+    return Transfer(event.kind, new[0], new[1], event.where) if isinstance(event, Transfer) else event
 
 
 def moments(

@@ -192,8 +192,8 @@ def test_a_trace_on_a_full_disk(forked_python, tmp_path):
     assert (code, errors[-1]) == (1, "measure_speed.py: cannot write /dev/full: No space left on device")
 
 
-def shell(python, redirection, folder, **environment):
-    return Started(["sh", "-c", f'"$@" {redirection}', "sh", python, *EMULATED], folder, **environment).end()
+#: With the stream that PYTHONIOENCODING=ascii gives to a Python that starts.
+ASCII = "import runpy, sys; sys.stdout.reconfigure(encoding='ascii'); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,13 @@ def shell(python, redirection, folder, **environment):
     ],
 )
 def test_nowhere_to_print(redirection, code, line, forked_python, tmp_path):
-    assert shell(forked_python, redirection, tmp_path) == (code, "", [line])
+    command = ["sh", "-c", f'"$@" {redirection}', "sh", forked_python, *EMULATED]
+    assert Started(command, tmp_path).end() == (code, "", [line])
 
 
 def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(forked_python, tmp_path):
-    code, output, errors = shell(sys.executable, "", tmp_path, COLUMNS="40", PYTHONIOENCODING="ascii")
-    _, wide, _ = shell(forked_python, "", tmp_path, COLUMNS="200")
+    code, output, errors = Started([forked_python, "-c", ASCII, *EMULATED], tmp_path, COLUMNS="40").end()
+    _, wide, _ = Started([forked_python, *EMULATED], tmp_path, COLUMNS="200").end()
     assert (code, errors) == (0, []) and output.isascii()
     numbers = re.findall(r"\d[\d,]{5,}", wide)
     assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers

@@ -7,11 +7,10 @@ its tensors one by one and says how each is made, so that each is made again by 
    the name, the function, and the names of the sources.
 2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor, a weight too, goes
    to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
-3. The first slot of a name that backward opens is rebuilt: the recipe runs on its sources, which are kept, or rebuilt
-   before, or rebuilt now through as many recipes as it takes.
-4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as autograd holds the
-   slot.  So a product runs once, however many tensors it serves.  If the graph is retained, every slot is empty again
-   after it is read, as in ``recompute``.
+3. When backward opens an empty slot, the recipe runs again on its sources, which are kept, or rebuilt before, or rebuilt
+   now through as many recipes as it takes.
+4. What it makes fills all slots that wait for it, as in rule 4 of ``recompute``: each holds it for as long as the graph
+   holds the slot.  So a product runs once, however many tensors it serves.
 5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then reads
    it back.
 6. A mask's recipe knows how to draw it again: its seed on a CPU, the generator's state on a GPU.
@@ -31,10 +30,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.keep import Kept, keep, released_by_reader
-from actmem.recompute import autocast_state, second_run
+from actmem.keep import Kept, keep
+from actmem.recompute import autocast_state, opened, second_run
 from actmem.store import Store
-from actmem.torch_private import graph_is_retained
 
 #: Each is called with the names and the tensors of all that layers name, and the name of what autograd saved since the
 #: call before and has no other ("" for none).  A ledger adds itself while it records.
@@ -56,7 +54,6 @@ class Terms:
         self.autocast: list[dict] = []  # as in the forward pass
         self.recipes: dict[str, RepeatableCall] = {}
         self.slots: dict[str, list[weakref.ref[Slot]]] = {}
-        self._rebuilt: dict[str, list[Tensor]] = {}  # one tensor a name; of by-products, several
         # By storage, then by offset: Q, K and V are views of one tensor.
         self._names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
         self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
@@ -139,14 +136,10 @@ class Terms:
         return slot
 
     def _decide_rest(self, also: str) -> None:
-        by_products = 0
         # Deciding can end a second run around this one (rule 3 of ``recompute``), which must leave nothing undecided.
         undecided, self._undecided = self._undecided, []
         for slot, tensor in undecided:
-            name = self._name_of(tensor)
-            if not name and also and not slot.is_weight:
-                name, slot.index, by_products = also, by_products, by_products + 1
-            self._decide(slot, tensor, name)
+            self._decide(slot, tensor, self._name_of(tensor) or ("" if slot.is_weight else also))
 
     def _decide(self, slot: Slot, tensor: Tensor, name: str) -> None:
         """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
@@ -209,69 +202,42 @@ class Terms:
         """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and 4)."""
         if slot.kept:
             return slot.kept.tensors()[0]
-        if slot.tensor is not None:
-            return slot.tensor
-        empties = released_by_reader() or graph_is_retained()
-        tensor = self._made(slot.name, slot.view, slot.index)
-        slot.was_read = True
-        self._forget(self.recipes[slot.name])
-        if graph_is_retained() and all(other.was_read for other in self.alive(slot.name)):
-            for other in self.alive(slot.name):
-                other.was_read = False  # for the next backward pass
-        if not empties:
-            slot.tensor = tensor
-        return tensor
+        return opened(slot, lambda: self._rebuild(self.recipes[slot.name]))
 
-    def _made(self, name: str, view: TensorView, index: int | None = None) -> Tensor:
-        """What the recipe of that name makes, made now unless it is there: under this view, or the by-product ``index``."""
-        recipe = self.recipes[name]
-        if name not in self._rebuilt:
-            self._rebuild(recipe)
-        made = self._rebuilt[name]
-        if index is None:
-            return view.on(made[0], recipe.views[recipe.names.index(name)])
-        if index >= len(made):
-            raise RuntimeError(f"{name}: the second run saved {len(made)} tensors, the first more")
-        return view.checked(name, made[index])
-
-    def _rebuild(self, recipe: RepeatableCall) -> None:
-        sources = [self._value(source) if isinstance(source, RecipeSource) else source for source in recipe.sources]
+    def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
+        """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by name."""
+        again = recipe.also in self.dropped  # autograd must save again what it saved then
+        sources = [self._value(one, again) if isinstance(one, RecipeSource) else one for one in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
 
         def save(tensor: Tensor) -> None:
             if not (tensor.is_leaf and tensor.requires_grad):  # else a weight, or a source
                 saved.append(tensor.detach())
 
-        again = recipe.also in self.dropped  # autograd must save again what it saved then
-        if again:
-            for i, source in enumerate(recipe.sources):
-                if isinstance(source, RecipeSource):
-                    sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
         with second_run(self.autocast, save if again else None):
             values = as_tuple(recipe.function(*sources))
+        made = {}
         for name, view, value in zip(recipe.names, recipe.views, values):
-            self._rebuilt[name] = [view.checked(name, value).detach()]
+            made[name] = view.checked(name, value).detach(), view
+            for slot in self.alive(name):
+                if not slot.kept:
+                    slot.tensor = slot.view.on(*made[name])
         if again:
             known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
-            self._rebuilt[recipe.also] = [tensor for tensor in saved if id(tensor.untyped_storage()) not in known]
+            saved = [tensor for tensor in saved if id(tensor.untyped_storage()) not in known]
+            slots = self.slots.get(recipe.also, [])
+            if len(saved) < len(slots):
+                raise RuntimeError(f"{recipe.also}: the second run saved {len(saved)} tensors, the first more")
+            for reference, tensor in zip(slots, saved):
+                if (left := reference()) is not None:
+                    left.tensor = left.view.checked(recipe.also, tensor)
+        return made
 
-    def _value(self, source: RecipeSource) -> Tensor:
-        """A recipe's source: rebuilt before and still needed, or kept, or rebuilt now."""
-        # The node that reads now may have read the source first: a kernel that keeps Q and its own result.
-        for read in self.alive(source.name):
-            if read.tensor is not None:
-                return source.view.on(read.tensor, read.view)
-        if source.name not in self._rebuilt and (found := self.kept(source.name)) and found.kept:
-            return source.view.on(found.kept.tensors()[0], found.view)
-        tensor = self._made(source.name, source.view)
-        self._forget(self.recipes[source.name])
-        return tensor
-
-    def _forget(self, recipe: RepeatableCall) -> None:
-        """Free what the recipe made and no empty slot waits for (rule 4)."""
-        for name in (*recipe.names, recipe.also):
-            if all(slot.was_read or slot.kept for slot in self.alive(name)):
-                self._rebuilt.pop(name, None)
+    def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
+        """A recipe's source: in a slot, kept or made again, or made now; a leaf, which autograd follows if ``with_grad``."""
+        held = ((tensor, slot.view) for slot in self.alive(source.name) if (tensor := slot.held()) is not None)
+        tensor, view = next(held, None) or self._rebuild(self.recipes[source.name])[source.name]
+        return source.view.on(tensor, view).detach().requires_grad_(with_grad and source.requires_grad)
 
 
 #: Drops nothing.
@@ -282,17 +248,19 @@ KEEP_ALL = Terms()
 class Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
-    index: which of a call's by-products; None for a tensor with its own name.  holds: slots of what its recipe reads.
+    holds: slots of what its recipe reads.
     """
 
     view: TensorView
     is_weight: bool = False
     name: str = ""
-    index: int | None = None
     kept: Kept | None = None
     tensor: Tensor | None = None
-    was_read: bool = False
     holds: list[Slot] = field(default_factory=list)
+
+    def held(self) -> Tensor | None:
+        """The tensor, if it is here."""
+        return self.kept.tensors()[0] if self.kept else self.tensor
 
 
 class TensorView(NamedTuple):

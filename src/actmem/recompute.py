@@ -23,6 +23,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,9 +81,14 @@ class _Slot:
 
 @stays_eager
 def _open(slot: _Slot) -> Tensor:
+    return opened(slot, slot.region.run_again)
+
+
+def opened(slot: Any, fill: Callable[[], object]) -> Tensor:
+    """The tensor of a slot that backward reads (rule 4).  fill: the second run, which fills the slot's ``tensor``."""
     empties = released_by_reader() or graph_is_retained()  # before the second run, which reads tensors too
     if slot.tensor is None:
-        slot.region.run_again()
+        fill()
     tensor = slot.tensor
     assert tensor is not None
     if empties:

@@ -192,7 +192,7 @@ def test_no_number_where_ranks_cannot_share_the_vocabulary():
 LINES = [
     (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),
     (lambda: LlamaLayer(LLAMA.with_sizes(num_experts=4, experts_per_token=2), routing=JUNK[1]), "routing: must be one of learned, even, one-sided, got 'yes'"),
-    (lambda: LlamaStage(LLAMA, 4, 64, range(2, 6), TensorParallel()), "layers: range(2, 6) must be a part of range(0, 4)"),
+    (lambda: LlamaStage(LLAMA.with_sizes(num_layers=4), layers=range(2, 6)), "layers: range(2, 6) must be a part of range(0, 4)"),
     (lambda: ContextParallel(TensorParallel(None, 2)).own_tokens(torch.arange(10)), "sequence length: 10 must be divisible by the number of chunks = 4"),
     (lambda: attend_part((q := torch.zeros(1, 2, 5, 4)), q, q, ContextParallel(TensorParallel(None, 2, 0), "gather-plain")), "sequence length: 5 must be divisible by the chunks of a rank = 2"),
     (lambda: Parallel(num_model_chunks=2), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),

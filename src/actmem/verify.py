@@ -80,10 +80,10 @@ def _part(
     shape, dtype = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size), torch.bfloat16
     if isinstance(shape, ModelShape):
         return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
-    vocab_size = padded_vocab_size(shape.vocab_size, tp.size, multiple=1)
+    shape = shape.with_sizes(vocab_size=padded_vocab_size(shape.vocab_size, tp.size, multiple=1))
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
     mode = llama_layer_terms(shape).input_on_host() if recompute == OFFLOAD else recompute
-    return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, mode, routing, context, dtype=dtype)
+    return LlamaStage(shape, tp, layers=layers, recompute=mode, routing=routing, context=context, dtype=dtype)
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:

@@ -292,14 +292,15 @@ def test_the_two_floors():
 
 def test_a_tied_output_layer_reads_the_embedding():
     """Its gradient is what two weights of the same values get together; each end of a pipeline holds a copy."""
-    shape = SHAPE.with_sizes(tied_embeddings=True)
+    plain = SHAPE.with_sizes(vocab_size=16)
+    shape = plain.with_sizes(tied_embeddings=True)
     ids = torch.randint(0, 16, (3, 12), generator=torch.Generator().manual_seed(1))
-    tied, two = (LlamaStage(one, 1, 16, range(1), TensorParallel(), dtype=torch.float64) for one in (shape, SHAPE))
+    tied, two = (LlamaStage(one, dtype=torch.float64) for one in (shape, plain))
     two.load_state_dict({**tied.state_dict(), "head.weight": tied.words.weight})
     for model in (tied, two):
         model.loss(model(ids), ids).backward()
     torch.testing.assert_close(tied.words.weight.grad, two.words.weight.grad + two.head.weight.grad, rtol=1e-12, atol=0)
-    ends = [LlamaStage(shape, 2, 16, range(i, i + 1), TensorParallel(), dtype=torch.float64) for i in (0, 1)]
+    ends = [LlamaStage(shape.with_sizes(num_layers=2), layers=range(i, i + 1), dtype=torch.float64) for i in (0, 1)]
     assert all(torch.equal(end.words.weight, tied.words.weight) and not hasattr(end, "head") for end in ends)
 
 

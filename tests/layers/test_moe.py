@@ -72,7 +72,7 @@ def test_the_ranks_shares_add_up():
 
 
 def test_a_stage_routes_by_its_scores_unless_told_otherwise():
-    layers: Any = LlamaStage(SHAPE, 1, 16, range(1), TensorParallel()).layers
+    layers: Any = LlamaStage(SHAPE.with_sizes(vocab_size=16)).layers
     assert layers[0].mlp.routing == "learned"
 
 

@@ -180,7 +180,7 @@ def test_a_model_made_empty_computes_as_one_that_was_never(device):
     latents: dict[str, Any] = {"latent": LatentHeads(6, 5, 4, 2, 3)}
     shapes = [LlamaShape(8, 2, 24, 4, k, 20, vocab_size=8, **more) for k, more in ((2, {}), (4, latents))]
     models: list[Any] = [lambda: GPT(SHAPE, p=0.0)]
-    models += [partial(LlamaStage, shape, 1, 8, range(1), TensorParallel()) for shape in shapes]
+    models += [partial(LlamaStage, shape) for shape in shapes]
     for make in models:
         model, tokens = make(), torch.arange(16).remainder(8).view(2, 8)
         with torch.device(device):

@@ -82,7 +82,8 @@ def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
     model = PlannedLlama("experts", EXPERTS)
     with emulated_rank(4):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        part = LlamaStage(EXPERTS, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, "even", dtype=torch.bfloat16)
+        options = {"layers": range(1, 2), "recompute": recompute, "routing": "even", "dtype": torch.bfloat16}
+        part = LlamaStage(EXPERTS.with_sizes(num_layers=4), tp, **options)
         with count_collectives() as seen:
             y = run_part(part)
             y.backward(torch.empty_like(y))

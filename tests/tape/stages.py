@@ -209,7 +209,9 @@ def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
         tp, context = layer_groups(c, sequence_parallel=SHARED[shared])
         mode = more[0] if what == "layer" else "none"
         layers = range(1, 2) if what == "layer" else range(1) if first else range(1, 2)
-        stage = LlamaStage(shape, 3 if what == "layer" else 1 + (first != last), v * t, layers, tp, mode, routing, context, dtype=torch.bfloat16)  # fmt: skip
+        options: dict = {"recompute": mode, "routing": routing, "context": context, "dtype": torch.bfloat16}
+        whole = shape.with_sizes(num_layers=3 if what == "layer" else 1 + (first != last), vocab_size=v * t)
+        stage = LlamaStage(whole, tp, layers=layers, **options)
         if what == "layer":
             return layer_events(stage, OneLayer(stage.layers[0]))
         stage.layers = nn.ModuleList([Hole((own, b, h) if last else None)])

@@ -183,9 +183,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class LlamaStage(ParallelModule):
-    """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
+    """The layers of ``layers``, default all; the part with layer 0 has the embedding, the part with the last layer the end.
 
-    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its
+    shape: of the whole model and sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its
     own, or with ``tied_embeddings`` the embedding's, of which each end of a pipeline holds a copy.  routing: of experts;
     an emulated rank needs a forced one.  ``forward`` and ``loss`` are as those of ``GPT``.
     """
@@ -193,30 +193,29 @@ class LlamaStage(ParallelModule):
     def __init__(
         self,
         shape: LlamaShape,
-        num_layers: int,
-        vocab_size: int,
-        layers: range,
-        tp: TensorParallel,
+        tp: TensorParallel = TensorParallel(),
+        *,
+        layers: range | None = None,
         recompute: Mode = "none",
+        host: HostMemory | None = None,
         routing: Routing = "learned",
         context: ContextParallel = ContextParallel(),
-        host: HostMemory | None = None,
         **factory,
     ):
         super().__init__()
-        self.is_first, self.is_last = ends_of(layers, num_layers)
+        layers = range(shape.num_layers) if layers is None else layers
+        self.is_first, self.is_last = ends_of(layers, shape.num_layers)
         self.tp = tp
         parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
-        own = own_context_shape(shape, parallel, context.kind)
-        self.shape = own.with_sizes(vocab_size=vocab_size)
+        self.shape = own_context_shape(shape, parallel, context.kind)
         if self.is_first or (self.is_last and shape.tied_embeddings):
-            self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
+            self.words = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, tp, seed=1, **factory)
         options = dict(recompute=recompute, host=host or HostMemory(), routing=routing, context=context, **factory)
         self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
             if not shape.tied_embeddings:
-                self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
+                self.head = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, tp, seed=2, **factory)
             self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -163,8 +163,7 @@ def job_model(job: TrainingJob, **factory) -> GPT | LlamaStage:
     if isinstance(shape, ModelShape):
         return make_model(shape, mode, None, dropout=job.dropout, **factory)
     tp = tensor_parallel(sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
-    layers = range(shape.num_layers)
-    return LlamaStage(shape, len(layers), shape.vocab_size, layers, tp, mode.recompute, **factory)
+    return LlamaStage(shape, tp, recompute=mode.recompute, **factory)
 
 
 #: Whole saves that stay; older ones are deleted.

@@ -12,9 +12,19 @@ from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
-from actmem.plan.plan_report import Request, nearest_that_fits
+from actmem.plan.plan_report import nearest_that_fits
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
-from actmem.plan.search import Plan, bill_of, find_plans, flights, layouts, rank_bill, stage_layers, static_rows
+from actmem.plan.search import (
+    Plan,
+    Request,
+    bill_of,
+    find_plans,
+    flights,
+    layouts,
+    rank_bill,
+    stage_layers,
+    static_rows,
+)
 from actmem.plan.step_time import (
     DEVICES,
     GIBIBYTE,

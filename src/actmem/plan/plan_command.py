@@ -12,9 +12,9 @@ from actmem.command_line import Parser, screen, write
 from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
 from actmem.formulas.states import OTHER_MOMENTS, states_with
 from actmem.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
-from actmem.plan.plan_report import Request, as_object, nearest_that_fits, print_plans, what_ifs
+from actmem.plan.plan_report import as_object, nearest_that_fits, print_plans, what_ifs
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.search import Plan
+from actmem.plan.search import Plan, Request
 from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
 from actmem.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.command_line import empty_table
 from actmem.config import ConfigError, Parallel
 from actmem.plan.planned_models import PlannedModel
-from actmem.plan.search import Found, Plan, Refused, bill_of, find_plans
+from actmem.plan.search import Found, Plan, Refused, Request, bill_of
 from actmem.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
 from actmem.plan.step_time import CONTEXT_BYTES, GIBIBYTE, GROUP_BYTES, MODEL_ERROR, PRODUCT_SHARE, Cluster, gib_or_mib
 from actmem.rows import Row, total
@@ -32,20 +32,6 @@ SECONDS_SOURCES = {
 }
 #: Characters of a line's name that leave room for its bytes.
 _LONGEST_LINE = 50
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for: the model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have."""
-
-    model: PlannedModel
-    cluster: Cluster
-    global_batch_size: int
-    fixed: Mapping[str, int] = field(default_factory=dict)
-
-    def search(self, keep: int = 1) -> Found:
-        """The layouts of this request (``find_plans``)."""
-        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed)
 
 
 def as_object(request: Request, found: Found, what_if: Sequence[str]) -> dict:

@@ -337,6 +337,20 @@ def find_plans(
     return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: the model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have."""
+
+    model: PlannedModel
+    cluster: Cluster
+    global_batch_size: int
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    def search(self, keep: int = 1) -> Found:
+        """The layouts of this request (``find_plans``)."""
+        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed)
+
+
 class _Search:
     def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool):
         self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows

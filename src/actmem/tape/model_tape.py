@@ -31,7 +31,7 @@ from actmem.tape.blocks import (
     place_of,
     recompute_code,
 )
-from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Make, Mark, Run, Tape, added, moments
+from actmem.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Tape, added, moments, read_events
 from actmem.tape.record import Recorder, record_step
 from actmem.tape.solver import NO_RULES, NoFormula, Rules, check_larger, draw_sizes, parsed_letters, solve, solve_rows
 
@@ -257,7 +257,8 @@ def solved_blocks(
         solved = BlockModel(dict(tapes), path, elements, element_size, frozen)
         again, whole = 2, 3
         more = {**sizes, _BLOCKS: again + whole}
-        real = _peak_of_all(run_factory(factory, more, dtype, prepare=partial(prepare, again)))
+        events = run_factory(factory, more, dtype, prepare=partial(prepare, again))
+        real = read_events(events).kept_bytes, max(live for event, live, _ in moments(events) if isinstance(event, Run))
         need = solved.need(sizes, again, whole)
         if (need.kept_bytes, need.peak.bytes) != real:
             rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
@@ -347,16 +348,6 @@ def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
     mask, labels = torch.ones_like(inputs["input_ids"]), inputs["labels"].clone()
     mask[:, -2:], labels[:, -2:], labels[:, 1] = 0, -100, -100
     return loss_of(factories.run_forward(model, {**inputs, "labels": labels, "attention_mask": mask}))
-
-
-def _peak_of_all(events: list[Event]) -> tuple[int, int]:
-    kept = peak = 0
-    for event, live, _ in moments(events):
-        if isinstance(event, Mark) and event.name == BACKWARD:
-            kept = live
-        elif isinstance(event, Run):
-            peak = max(peak, live)
-    return kept, peak
 
 
 def _blocks_of(

@@ -10,8 +10,7 @@ import os
 import sys
 import time
 
-from actmem.config import check_size
-from actmem.models import PAPER_MODELS
+from actmem.config import PAPER_MODELS, check_size
 from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab

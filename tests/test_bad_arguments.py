@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import (
+    PAPER_MODELS,
+    TINY,
     ConfigError,
     ModelShape,
     Parallel,
     check_layer,
     check_vocab_size,
+    model_shape,
     padded_vocab_size,
     shown,
 )
@@ -31,7 +34,6 @@ from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import MLP, TransformerLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure.emulate import emulated_rank
-from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -55,7 +57,7 @@ STAGE: dict[str, Any] = {**LAYER, "num_microbatches": 4}
 ENTER: list[tuple[str, dict[str, Any], str]] = [
     ("config.padded_vocab_size", {"vocab_size": 32, "tensor_parallel_size": 2, "multiple": 8}, "vocab_size tensor_parallel_size multiple"),
     ("config.check_vocab_size", {"vocab_size": 32, "tensor_parallel_size": 2}, "vocab_size tensor_parallel_size"),
-    ("models.model_shape", {"model": "tiny"}, "model"),
+    ("config.model_shape", {"model": "tiny"}, "model"),
     ("rows.on_device", {"rows": [Row("Q", 8)], "terms": PAPER_LAYER, "recompute": "none", "element_size": 2}, "recompute"),
     ("formulas.activations.eq1", {"shape": S}, "element_size"),
     ("formulas.activations.eq2", {"shape": S, "tensor_parallel_size": 2}, "tensor_parallel_size"),

@@ -24,7 +24,7 @@ def rooms(package, names):
     return {f"{package}.{name}" for name in names.split()}
 
 
-PREDICTION = rooms("actmem", "attention_kernels command_line config rows recipes llama_shape models formulas plan")
+PREDICTION = rooms("actmem", "attention_kernels command_line config rows recipes llama_shape formulas plan")
 MEASUREMENT = rooms("actmem", "keep main_grad parallel layers measure recompute drop store torch_private")
 #: Records, and solves what it has seen; prediction reads the result, and nothing of it but that.
 TAPE = {"actmem.tape"}

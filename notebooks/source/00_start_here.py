@@ -5,7 +5,7 @@
 
 # %%
 from actmem.formulas.activations import eq1, layer_extra_rows
-from actmem.models import PAPER_MODELS, TINY
+from actmem.config import PAPER_MODELS, TINY
 from actmem.rows import total
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.memory_wall import front_door, front_door_controls, gpu_bytes

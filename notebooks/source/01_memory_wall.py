@@ -7,13 +7,12 @@
 # %%
 from dataclasses import replace
 
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.measure import emulated_rank, measure_layer
 from actmem.layers.gpt import GPT
-from actmem.models import PAPER_MODELS
 from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total

@@ -9,12 +9,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from actmem.config import ModelShape
+from actmem.config import PAPER_MODELS, TINY, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_extra_rows, layer_rows
 from actmem.measure import census, record
 from actmem.measure.parts import rows_by_term
 from actmem.layers.transformer import TransformerLayer
-from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
 from actmem_course.bench.golden_here import count_here, distinct
 from actmem_course.others.golden import equalities, predict, read_golden

@@ -7,7 +7,7 @@
 import torch
 import torch.nn.functional as F
 
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, Parallel
 from actmem.formulas.activations import eq1, eq2, layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem_course import launch
@@ -15,7 +15,6 @@ from actmem.measure import count_collectives, emulated_rank
 from actmem.measure.parts import layer_input, rows_by_term, term_name
 from actmem.measure.ledger import record
 from actmem.layers.transformer import TransformerLayer
-from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.show.controls import choice, steps

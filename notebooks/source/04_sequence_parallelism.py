@@ -7,7 +7,7 @@
 import torch
 import torch.nn.functional as F
 
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, TINY, Parallel
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, step_exchanges, wire_bytes
 from actmem_course.others.ring import gloo_header_bytes, ring, ring_steps
@@ -15,7 +15,6 @@ from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
 from actmem.measure.parts import layer_input
 from actmem.layers.transformer import TransformerLayer
-from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart

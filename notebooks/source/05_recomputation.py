@@ -10,12 +10,11 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.others import paper
-from actmem.config import ModelShape, Parallel
+from actmem.config import PAPER_MODELS, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_bytes, layer_rows
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.golden import equalities
 from actmem.formulas.flops import layer_overhead, layer_products
-from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, slider, steps

@@ -8,14 +8,13 @@
 from fractions import Fraction
 
 from actmem_course.others import paper
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, TINY, Parallel, model_shape
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
 from actmem.formulas.first_stage import (
     capacity, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
     stage_output_rows, stage_rows,
 )  # fmt: skip
 from actmem.formulas.activations import layer_bytes
-from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import paper_rows, total
 from actmem_course.others.golden import equalities
 from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share

@@ -7,10 +7,9 @@
 import torch
 
 from actmem_course.others import paper
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
-from actmem.models import PAPER_MODELS
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider, steps
 from actmem_course.show.folded import Agreement, in_the_paper, worked

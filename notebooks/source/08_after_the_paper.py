@@ -7,11 +7,10 @@
 import torch
 from torch import nn
 
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, Parallel, model_shape
 from actmem.formulas.activations import layer_bytes
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
-from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, steps

@@ -7,7 +7,7 @@
 from textwrap import fill
 
 from actmem.formulas.states import ADAM
-from actmem.models import TINY
+from actmem.config import TINY
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.plan.planned_models import PlannedGPT, planned_model_of
 from actmem.plan.search import bill_of, find_plans

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from actmem.config import ConfigError, ModelShape
-from actmem.models import PAPER_MODELS, model_shape
+from actmem.config import PAPER_MODELS, ConfigError, ModelShape, model_shape
 
 #: Bytes of one activation element by the name on the command line.
 ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}

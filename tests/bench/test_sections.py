@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.models import PAPER_MODELS
 from actmem.rows import Row
 from actmem_course.bench import reproduce as paper_sections
 from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
     RNG_STATE_BYTES,
@@ -18,7 +18,6 @@ from actmem.formulas.activations import (
     layer_extra_rows,
     layer_rows,
 )
-from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import LAYER_TERMS, by_term, extra_rows, total
 from tests.shapes import layer_cuts

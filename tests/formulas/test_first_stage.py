@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
 from actmem.formulas import schedule
 from actmem.formulas.activations import layer_bytes, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import (
@@ -29,7 +29,6 @@ from actmem.formulas.first_stage import (
     stage_rows,
 )
 from actmem.formulas.states import state_rows
-from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import extra_rows, paper_rows, total
 from actmem_course.others import paper

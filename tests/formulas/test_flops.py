@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import Parallel
+from actmem.config import PAPER_MODELS, TINY, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.flops import (
     Operation,
@@ -22,7 +22,6 @@ from actmem.formulas.flops import (
     text_selective,
     utilisation,
 )
-from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem_course.others import paper
 from tests.shapes import model_cuts, shapes

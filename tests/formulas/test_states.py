@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
 from actmem.layers.gpt import GPT
-from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import total
 from tests.shapes import model_cuts

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import TABLE2
-from actmem.models import PAPER_MODELS
 from actmem_course.bench.predictors import b200_errors, b200_reserved, kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS

@@ -12,11 +12,11 @@ import time
 
 import torch
 
+from actmem.config import TINY
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import llama_shape
 from actmem.measure import record
-from actmem.models import TINY
 
 ROUNDS = 40
 LAYERS = 20

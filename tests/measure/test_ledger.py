@@ -11,11 +11,11 @@ from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from actmem import recompute
+from actmem.config import TINY
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure import tools
 from actmem.measure.ledger import record
 from actmem.measure.ledger_tables import UNSAVED, readable_size
-from actmem.models import TINY
 from tests.measure.corner_cases import STATE, B, Run, ledger_of, x
 
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import PAPER_MODELS, TINY, ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form, eq1
 from actmem.formulas.flops import layer_overhead
-from actmem.models import PAPER_MODELS, TINY
 from actmem_course.bench.predictors import measure_calculators, runs_of_two_sizes, sequence_results
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.disagreements import disagreements

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import TINY, ConfigError, Parallel
 from actmem.formulas.communication import Exchange, layer_exchanges
-from actmem.models import TINY
 from actmem_course.others.ring import PHASES, ring, ring_steps
 
 ranks = st.integers(1, 9)

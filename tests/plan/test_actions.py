@@ -15,14 +15,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.config import TINY, ConfigError, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure import layer_rows_of, record
-from actmem.models import TINY, model_shape
 from actmem.plan.actions import PricedLayer, Rates, cheapest, choices, frontier, recompute_choices
 from actmem.recipes import PAPER_LAYER, LayerTerms, Recipe
 from actmem.rows import LAYER_TERMS, Row, compare, on_device, on_host, total

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from actmem.__main__ import main
-from actmem.config import ConfigError, Parallel
+from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import state_rows
-from actmem.models import PAPER_MODELS, TINY
 from actmem.plan.plan_report import nearest_that_fits
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
 from actmem.plan.search import (

@@ -2,13 +2,12 @@
 
 import pytest
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
 from actmem.formulas.llama_terms import llama_products, llama_rows
 from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
 from actmem.llama_shape import LLAMA_MODELS
-from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.plan.actions import PricedLayer, frontier, recompute_choices
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import bill_of, find_plans

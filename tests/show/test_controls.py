@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.models import model_shape
+from actmem.config import ConfigError, ModelShape, Parallel, model_shape
 from actmem_course.show import schedules
 from actmem_course.show.controls import Moves, after, fitted, in_letters, slider, steps
 from actmem_course.show.in_page import Page

@@ -11,11 +11,10 @@ from unicodedata import combining
 import plotly.graph_objects as go
 import pytest
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
-from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import predict, read_golden

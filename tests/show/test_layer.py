@@ -4,9 +4,8 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import TINY, ConfigError, ModelShape, model_shape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_extra_rows, layer_rows
-from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.show import layer
 from actmem_course.show.style import axis_unit, size_text

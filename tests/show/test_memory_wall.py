@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from actmem.config import PAPER_MODELS, model_shape
 from actmem.formulas.activations import TABLE2, crossover_seq_length
 from actmem.formulas.first_stage import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
-from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.others.paper import A100_BYTES
 from actmem_course.show import memory_wall
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import eq2, eq4, layer_rows
 from actmem.formulas.communication import Exchange
-from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.others.ring import ring
 from actmem_course.show.marks import EMPTY, Box, boxes

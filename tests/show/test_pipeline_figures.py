@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
 from actmem.formulas.first_stage import bytes_by_rank, capacity, eq5, first_stage_bytes, in_flight
 from actmem.formulas.schedule import one_forward_one_backward, recomputed_share
-from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.others.timeline import memory_curve, timeline
 from actmem_course.show import schedules
 

@@ -4,10 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from actmem.config import ModelShape
+from actmem.config import TINY, ModelShape, model_shape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
 from actmem.formulas.flops import layer_products
-from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.show import recomputation
 from actmem_course.show.recomputation import fullest_bytes, throughput

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from actmem.config import Parallel
+from actmem.config import TINY, Parallel
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
-from actmem.models import TINY
 from actmem.rows import LAYER_TERMS, Row
 from actmem_course.others.disagreements import disagreements
 from actmem_course.results import PaperEntry

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from actmem.models import TINY
+from actmem.config import TINY
 from actmem_course.judge.outline import LAB_NAMES
 from actmem_course.launch import LABS
 from tests.forked_python import ForkedPython

@@ -6,8 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from actmem.config import ZERO_STAGES, ConfigError, ModelShape, Parallel
-from actmem.models import PAPER_MODELS
+from actmem.config import PAPER_MODELS, ZERO_STAGES, ConfigError, ModelShape, Parallel
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
 from actmem.plan.search import Plan, bill_of, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from actmem.config import (
+    PAPER_MODELS,
     ConfigError,
     ModelShape,
     Parallel,
@@ -29,7 +30,6 @@ from actmem.formulas.flops import forward_operations
 from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
 from actmem.formulas.states import State, parameter_counts, states_with
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_layer_terms, own_context_shape
-from actmem.models import PAPER_MODELS
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row, on_host
 from actmem.tape.blocks import OFFLOAD

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 from rich.console import Group, RenderableType
 
-from actmem.models import PAPER_MODELS
+from actmem.config import PAPER_MODELS
 from actmem_course.bench import reproduce as paper_sections
 from actmem_course.others import paper
 from actmem_course.others.disagreements import disagreements

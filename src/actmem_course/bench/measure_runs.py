@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from actmem.config import ConfigError, Parallel, check_size, shown
-from actmem.models import PAPER_MODELS
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, check_size, shown
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.search import Bill, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster

@@ -11,10 +11,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import ELEMENT_SIZES, given_sizes, shape_from

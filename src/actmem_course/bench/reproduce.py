@@ -17,7 +17,7 @@ from functools import cache, partial
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import ModelShape, Parallel, check_divides
+from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel, check_divides
 from actmem.formulas.activations import TABLE2, Configuration, closed_form, layer_bytes
 from actmem.formulas.first_stage import (
     HEAD_TERMS,
@@ -36,7 +36,6 @@ from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_stage
-from actmem.models import PAPER_MODELS, PaperModel
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import Row, compare, extra_rows, paper_rows, total
 from actmem_course.bench.layer_table import LayerTable

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import PAPER_MODELS, ModelShape, Parallel
 from actmem.formulas import schedule
 from actmem.formulas.activations import (
     RNG_STATE_BYTES,
@@ -24,7 +24,6 @@ from actmem.formulas.activations import (
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import stage_output_rows, stage_rows
 from actmem.measure.ledger import record
-from actmem.models import PAPER_MODELS
 from actmem.plan.search import bill_of
 from actmem.recipes import Recompute
 from actmem.rows import total

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from actmem.config import PAPER_MODELS, PaperModel
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.first_stage import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.flops import layer_overhead, text_selective
-from actmem.models import PAPER_MODELS, PaperModel
 from actmem_course.others import paper
 
 

@@ -1,6 +1,6 @@
 """What 2205.05198 printed, only to compare with: nothing here goes into a prediction.  And what its times make of its FLOPs.
 
-Table 3 (sizes) is in ``actmem.models``, because the models are built from it; table 2 is a set of
+Table 3 (sizes) is in ``actmem.config``, because the models are built from it; table 2 is a set of
 formulas, in ``actmem.formulas.activations``.  Numbers are as printed, rounded as printed.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actmem.config import PAPER_MODELS
 from actmem.formulas.flops import A100_FLOPS_PER_SECOND, eq7, utilisation
-from actmem.models import PAPER_MODELS
 
 #: Table 3, number of GPUs, without data parallelism.
 TABLE3_DEVICES = {"22B": 8, "175B": 64, "530B": 280, "1T": 512}

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from actmem.config import ZERO_STAGES, check_choice
+from actmem.config import PAPER_MODELS, ZERO_STAGES, PaperModel, check_choice
 from actmem.llama_shape import LlamaShape
-from actmem.models import PAPER_MODELS, PaperModel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
 from actmem.plan.search import Plan, find_plans

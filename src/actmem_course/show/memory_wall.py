@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from actmem.config import ModelShape
+from actmem.config import PAPER_MODELS, ModelShape, PaperModel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, crossover_seq_length, layer_rows
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
-from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import by_term, paper_rows, total
 from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.bar_chart import bar_chart

@@ -8,11 +8,10 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import PAPER_MODELS, ConfigError, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
 from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import layer_overhead, layer_products
-from actmem.models import PAPER_MODELS
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 from actmem_course.show.bar_chart import bar_chart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import PAPER_MODELS, ModelShape, Parallel
 from actmem.formulas.flops import (
     A100_BYTES_PER_SECOND,
     A100_FLOPS_PER_SECOND,
@@ -12,7 +12,6 @@ from actmem.formulas.flops import (
     forward_operations,
     least_seconds,
 )
-from actmem.models import PAPER_MODELS
 from actmem_course.others import paper
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, chart, line, points, scale

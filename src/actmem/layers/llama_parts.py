@@ -13,7 +13,7 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import differentiates_once
 from actmem.parallel.conjugates import f_bar_or_g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import as_rows, autocast_dtype, column_parallel
+from actmem.parallel.linear import as_rows, column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gradient, own_weight
 
 
@@ -142,23 +142,8 @@ def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ.  Keeps ``x`` as given, where a linear keeps a copy of a view; nothing if the weight is frozen."""
-    return _Product.apply(x.to(autocast_dtype(x)), weight)
-
-
-class _Product(Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        needs_x, needs_weight = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        return F.linear(x, weight)
-
-    @staticmethod
-    @differentiates_once
-    def backward(ctx, grad: Tensor):
-        x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
-        grad_x = None if weight is None else grad @ weight
-        return grad_x, None if x is None else as_rows(grad).t() @ as_rows(x)
+    """x · weightᵀ on this rank alone.  Keeps ``x`` as given, where a linear keeps a copy of a view; nothing if the weight is frozen."""
+    return column_parallel(x, TensorParallel(), weight)[0]
 
 
 class ReplicatedLinear(ParallelModule):

@@ -1,7 +1,9 @@
 """Drop any set of a layer's tensors and rebuild each in backward by its own recipe.
 
 ``recompute.checkpoint`` takes any code, forgets all that it saves, and runs all of it again in order.  Here a layer names
-its tensors one by one and says how each is made, so that each is made again by itself.  How it works, in six rules:
+its tensors one by one and says how each is made, so that each is made again by itself.  (A checkpoint as one recipe
+of these would hold all that its region saves until the region ends and names its results: twice the peak of a layer's
+forward pass.)  How it works, in six rules:
 
 1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function and notes the recipe:
    the name, the function, and the names of the sources.

@@ -2,7 +2,7 @@
 
 Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
 
-Read notebooks/12_adapters.ipynb and notebooks/13_long_sequences.ipynb first; each exercise names its section.
+Read notebooks/12_adapters.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 10.1.
@@ -63,20 +63,19 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
     raise NotImplementedError
 
 
-# 10.3: read “Step 3: the MLP in tiles”
+# 10.3: read “Step 4: the MLP in tiles” in notebooks/13_long_sequences.ipynb
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
 
     x: [s, b, h]; up: [f, h]; down: [h, f]; tile need not divide s.  Returns [s, b, h]; gradients as mlp gives them,
     those of up and down added up in the dtype of wide(up).  Keeps x, 2sbh bytes in 16 bits, where mlp keeps
     2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of
-    x, up and down.  At most 8 products of s·b·h·f run, where mlp runs 6.  2205.05198 section 5 does this to
-    the core attention.
+    x, up and down.  At most 8 products of s·b·h·f run, where mlp runs 6.  2205.05198 section 4.1 counts a whole MLP.
     """
     raise NotImplementedError
 
 
-# 10.4: read “Step 4: the layers' inputs on the host”
+# 10.4: read “Step 3: the layers' inputs on the host” in notebooks/13_long_sequences.ipynb
 def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     """function(x), run again in backward from an x that was on the host in between.
 

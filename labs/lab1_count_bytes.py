@@ -2,7 +2,7 @@
 
 Lab 1: count the bytes that one transformer layer keeps for backward (2205.05198 section 4.1).
 
-Read notebooks/02_counting_bytes.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
+Read notebooks/02_counting_bytes.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them: what you predict is compared with what a real layer keeps.  For a hint,
@@ -32,7 +32,7 @@ def layer_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, num_at
     raise NotImplementedError
 
 
-# 1.2: read “Table 2: six ways to train a layer”
+# 1.2: read “Table 2: six ways to train a layer” in notebooks/05_recomputation.ipynb
 def rank_bytes(
     seq_length: int,
     micro_batch_size: int,

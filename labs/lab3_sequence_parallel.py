@@ -26,7 +26,7 @@ from torch.autograd import Function
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
 
 
-# 3.1: read “An all-reduce, taken apart”
+# 3.1: read “The ranks, before and after”
 def g(x: Tensor, group) -> Tensor:
     """Enter a tensor-parallel block: gather the tokens of all ranks.
 
@@ -37,7 +37,7 @@ def g(x: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 3.2: read “An all-reduce, taken apart”
+# 3.2: read “The ranks, before and after”
 def g_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
 

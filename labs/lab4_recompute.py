@@ -39,7 +39,7 @@ def checkpoint(function, *inputs: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-# 4.3: read “The lopsided trade”
+# 4.3: read “How a checkpoint function works, in four steps”
 def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """layer(x, w, dropouts), recomputing the core attention, and nothing else, in backward.
 
@@ -49,7 +49,7 @@ def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     raise NotImplementedError
 
 
-# 4.4: read “The lopsided trade”
+# 4.4: read “How a checkpoint function works, in four steps”
 def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """layer(x, w, dropouts), keeping only x for backward.
 
@@ -58,7 +58,7 @@ def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     raise NotImplementedError
 
 
-# 4.5, advanced: read “Measured: three numbers for one overhead”
+# 4.5, advanced: read “How a checkpoint function works, in four steps”
 def checkpoint_stopping_early(function, *inputs: Tensor) -> Tensor:
     """Like checkpoint, but the second run stops at the last tensor that backward reads.
 

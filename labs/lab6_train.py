@@ -3,7 +3,7 @@
 Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
 mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
 
-Read notebooks/07_time.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
+Read notebooks/07_time.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 6.1.
@@ -48,7 +48,7 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
     raise NotImplementedError
 
 
-# 6.2: read “Table 2: six ways to train a layer”
+# 6.2: read “Table 2: six ways to train a layer” in notebooks/05_recomputation.ipynb
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
     """A GPT in this mode, shared among the ranks of group where the mode says so.
 

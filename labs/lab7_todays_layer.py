@@ -71,7 +71,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, where silu(x) = x · sigmoid(x).
 
     gate, up: [s, b, f].  Returns [s, b, f].  Keeps gate and up: 4sbf bytes in 16 bits, where two
-    operators of torch keep 6sbf.  2205.05198 section 4.1 counts the GeLU in the same way.
+    operators of torch keep 6sbf.  Of a GeLU 2205.05198 section 4.1 counts the input alone.
     """
     raise NotImplementedError
 

@@ -49,10 +49,11 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
     x: [s, b, h]; weight: [v, h]; targets: [s, b]; chunk need not divide s·b.  Returns [s, b] in the dtype of
     wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes per token at most.
 
-    Forward and backward make no tensor larger than the logits of a chunk, or than x or weight.  At most four tensors as
-    large as a chunk's logits are alive at once, beside three as large as x and three as large as weight.  4 products of
-    s·b·v·h run in all, where the plain form runs 3.  The gradient of weight is added up over the chunks in the dtype of
-    wide(weight), float32.  2205.05198 section 5 does this to the core attention.
+    No tensor is larger than the logits of a chunk, or than x or weight.  At once there are at most
+    - 4 tensors as large as a chunk's logits,
+    - 3 as large as x, and 3 as large as weight.
+    4 products of s·b·v·h run, where the plain form runs 3.  The gradient of weight is added up over the chunks in
+    wide(weight)'s dtype, float32.  The 4sbv bytes of logits that 2205.05198 section 4.3 counts are gone.
     """
     raise NotImplementedError
 
@@ -77,7 +78,7 @@ def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[T
     logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], in the dtype of
     wide(logits); the caller may use only one of them.  Compute in wide(logits), in backward too; the gradient of logits
     has their dtype.  Widens ``chunk`` tokens at a time, and frees them before the next.  Keeps logits, and 32 bytes per
-    token at most, where torch's operators keep 12sbv bytes and more.  2205.05198 section 4.3 counts logits of 32 bits.
+    token at most, where torch's operators keep 8sbv bytes.  2205.05198 section 4.3 counts logits of 32 bits.
     """
     raise NotImplementedError
 

@@ -73,8 +73,9 @@ Reveal(
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, apart from biases, rotary positions and the cache. (It
-# copies keys and values in eager attention, which stores the scores as well. Its `sdpa` makes no copies.)
+# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, apart from biases, rotary positions and the cache. (Its
+# eager attention copies keys and values, and stores the scores as well. Its `sdpa` does neither, unless a batch is padded: then
+# it copies them, and keeps an $s \times s$ mask.)
 
 # %%
 class Norm(nn.Module):
@@ -179,8 +180,8 @@ print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
 # Compare it with chapter 2's layer, which keeps $34sbh + 5as^2b$ with $f = 4h$, dropout and biases. Each letter says where to
-# look. The $sbf$ are all in the MLP. The term without $h$ and $f$ has a few numbers for each token: statistics, and the
-# log-sum-exp of each head.
+# look. The $sbf$ are all in the MLP. The term without $h$ and $f$ is a few numbers for each token: $8sb$ of the norms' statistics,
+# and $4asb$ of the heads' log-sum-exps.
 #
 # ## What could be dropped
 #
@@ -200,7 +201,8 @@ Fold(
 # Change three things. None of them reruns a matrix product:
 #
 # - **Norm.** Use a function that keeps `x` in 16 bits and one float32 number per token, and recomputes the rest in backward.
-# - **Attention.** `enable_gqa=True` lets the kernel read each key head for several query heads.
+# - **Attention.** `enable_gqa=True` lets a flash kernel read each key head for several query heads. In float32, or on a GPU
+#   without flash, torch before 2.14 stores the scores instead: check with `record --fake --device cuda`.
 # - **MLP.** Use a function that keeps `gate` and `up`, and recomputes `silu(gate)`.
 #
 # `actmem.layers.llama_parts` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
@@ -290,9 +292,9 @@ LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phas
 
 # %% [markdown]
 # Can you predict the peak, too? Run a layer at tiny sizes again. A *tape* lists what each operation of forward and backward
-# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak. Try it on the paper's layer
-# (chapters 2 to 5), where the tape's peak equals the real one in every mode. **Guess first:** which modes lower the peak of one
-# layer?
+# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak: `python -m actmem tape` does
+# it for your model. Try it on the paper's layer (chapters 2 to 5), where the tape's peak equals the real one in every mode.
+# **Guess first:** which modes lower the peak of one layer?
 
 # %% jupyter={"source_hidden": true}
 paper = ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
@@ -327,8 +329,8 @@ LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed"
 # a little. It helps when there are many layers. The selective modes and `elementwise` recompute the core only after the MLP's
 # tensors are gone.
 #
-# Now back to the Llama layer. At its small size weights and optimizer states outweigh activations. From which sequence length on are
-# activations the larger part?
+# Now back to the Llama layer. At its small size weights and optimizer states outweigh activations. At which sequence length are
+# they half of the peak?
 
 # %%
 parts = {"activations": {}, "the rest": {}}
@@ -341,8 +343,9 @@ for length in (64, 256, 1024):
     bar = f"s = {length:,}: in {long_bill.peak_phase}"
     parts["activations"][bar] = long_bill.by_kind().get("activation", 0)
     parts["the rest"][bar] = long_bill.peak_bytes - parts["activations"][bar]
-half = next(bar.partition(":")[0] for bar, size in parts["activations"].items() if size >= parts["the rest"][bar])
-LiveFigure(bar_chart(f"From {half} on activations are half of the peak or more", parts, "peak of one step"))
+share = {bar: size / (size + parts["the rest"][bar]) for bar, size in parts["activations"].items()}
+half = min(share, key=lambda bar: abs(share[bar] - 1 / 2))
+LiveFigure(bar_chart(f"At {half.partition(':')[0]} activations are {share[half]:.0%} of the peak", parts, "peak of one step"))
 
 # %% [markdown]
 # ## Yours

@@ -58,11 +58,20 @@ Reveal(
 #
 # **What you need:** chapters 3 to 8.
 #
-# **Data-parallel** ranks each train on their own microbatches. **ZeRO** divides among them what they would all hold: optimizer
-# states (stage 1), gradients too (2), weights too (3, which PyTorch calls FSDP). **Context-parallel** ranks share one sequence.
-
-# %% [markdown]
+# Three more ways to divide come in, beside tensor (TP) and pipeline parallelism (PP):
+#
+# | | each rank holds a part of | ranks exchange |
+# |---|---|---|
+# | data parallelism (DP) | the sequences | gradients once a step |
+# | ZeRO-1 | optimizer states too | gradients and new weights once a step |
+# | ZeRO-2 | gradients too | gradients in every microbatch, new weights once a step |
+# | ZeRO-3 (PyTorch: FSDP) | weights too | gradients and weights in every microbatch |
+# | context parallelism (CP) | each sequence | keys and values in every layer |
+#
 # ## What fits, and which is fastest
+#
+# In a plan's name TP, PP, CP and DP count ranks, and `b 1` is one sequence in a microbatch. *none* recomputes nothing. *2
+# microbatches whole* keeps everything for two of the microbatches in flight, and recomputes the others.
 
 # %%
 LiveFigure(bar_chart(
@@ -72,12 +81,9 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# The names: TP, PP, CP and DP count the tensor-, pipeline-, context- and data-parallel ranks. `b 1` is one sequence in a
-# microbatch. *none* recomputes nothing; *2 microbatches whole* keeps everything for two of the microbatches in flight, and
-# recomputes the others. The seconds come from counts (FLOPs, bytes moved, bytes sent, the
-# bubble), divided by stated rates. Two shares are assumed, the same for every plan: how much of its peak rate a matrix product
-# reaches, and a link of its own. The times of the six differ by less than the model's error (see below), so choose among the
-# first plans by memory and simplicity. `python -m actmem plan --help` lists what you can fix.
+# The seconds come from counts (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates. What share of their peak a
+# matrix product and a link reach is assumed, and the same for every plan. The times of the six differ by less than the model's
+# error (see below), so choose among the first plans by memory and simplicity. `python -m actmem plan --help` lists what you can fix.
 #
 # Change the model and the memory. From how many GPUs on are activations the largest part? (*Transient* is what backward holds
 # only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
@@ -101,15 +107,16 @@ LiveFigure(first_aid("llama3-70b", 80))
 # %% [markdown]
 # So for this plan you ask, in this order:
 #
-# 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and saves time.
+# 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and usually saves time (the
+#    paper's table 4: 3%).
 # 2. **Are the bytes activations?** Recompute the elementwise operations (`elementwise`). If your attention stores its scores, recompute
 #    the core first, or better: use a kernel that doesn't store them.
 # 3. **Is there more than one sequence in a microbatch?** Take one, unless the GPU then waits for small products.
-# 4. **Do you have replicas?** Turn half of them into pipeline stages, or put two ranks on each sequence (context parallelism).
-# 5. **Still too much?** Recompute everything, if the bytes are activations. Divide gradients (ZeRO-2) and weights (ZeRO-3), if
-#    the bytes are states. ZeRO-2 exchanges gradients in every microbatch instead of once a step, and ZeRO-3 weights too. That
-#    costs much here, because few replicas take many microbatches each. If you keep replicas, ask for ZeRO-2 first: the fastest
-#    plan at the top of this chapter has it.
+# 4. **Do you have replicas?** Here half of them become pipeline stages, then two ranks on each sequence. With more replicas each
+#    takes fewer microbatches. Then divide gradients first (ZeRO-2, which exchanges them in every microbatch), as the fastest plan
+#    at the top of this chapter does.
+# 5. **Still too much?** Recompute everything, if the bytes are activations; but as long as replicas are left, ZeRO-2 is cheaper,
+#    here too. Divide weights (ZeRO-3), if the bytes are states.
 # 6. **Nothing helps?** Run the planner: if nothing fits, its last lines say how much memory or how many GPUs would be enough.
 #
 # Prices change after every step, with every model, and with the length of the sequence. So plan again after each change.
@@ -160,6 +167,22 @@ played = [golden_result(one) for one in (predict(row) for row in read_golden()) 
 LiveFigure(runs_figure(runs + played))
 
 # %% [markdown]
+# ## What if
+#
+# What happens with half the GPUs, or with sequences twice as long? And why were the nearest layouts refused?
+
+# %%
+for gpus, length in ((32, model.seq_length), (64, 2 * model.seq_length)):
+    best = find_plans(model.with_sizes(seq_length=length), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans[0]
+    print(fill(f"{gpus} GPUs, {length:,} tokens: {best.seconds.total:.2f} s a step by {plan_text(best)}", 96))
+for refused in found.nearest[:3]:
+    print(fill("refused: " + refusal_text(model, refused, cluster), 96))
+
+# %% [markdown]
+# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't
+# fit, the judge says at which line of the bill, and by how much: `python my/labs/lab8_plan.py --only 8.3`.
+
+# %% [markdown]
 # ## What public calculators print
 #
 # Most people ask a calculator. Here are four: the ultrascale playbook's, EleutherAI's cookbook, Megatron-LM's own and
@@ -204,7 +227,7 @@ Fold(
 )
 
 # %% [markdown]
-# The paper's own runs are predicted well. Llama 3's come out too slow: they interleaved 126 layers with one fewer at either
+# The paper's own runs are predicted within 13%. Llama 3's come out too slow: they interleaved 126 layers with one fewer at either
 # end, which the planner can't, so it plans 1F1B. An eager 8B is predicted twice as fast as it ran, probably because the
 # gaps between its many small operations aren't counted. A time model that is right for one code is wrong for another.
 #
@@ -230,24 +253,8 @@ Fold(
 )
 
 # %% [markdown]
-# The fold says why each is far behind. The rest are behind by less than the largest error of the paper's runs, so nobody knows
-# the order among them. *s hidden*, in the list, are seconds of exchanges that must run while the GPU computes. If two plans take
-# as long, take the one that hides less.
-#
-# ## What if
-#
-# What happens with half the GPUs, or with sequences twice as long? And why were the nearest layouts refused?
-
-# %%
-for gpus, length in ((32, model.seq_length), (64, 2 * model.seq_length)):
-    best = find_plans(model.with_sizes(seq_length=length), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans[0]
-    print(fill(f"{gpus} GPUs, {length:,} tokens: {best.seconds.total:.2f} s a step by {plan_text(best)}", 96))
-for refused in found.nearest[:3]:
-    print(fill("refused: " + refusal_text(model, refused, cluster), 96))
-
-# %% [markdown]
-# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't
-# fit, the judge says at which line of the bill, and by how much: `python my/labs/lab8_plan.py --only 8.3`.
+# The fold says why each is far behind. The others are too close to rank: the time model's own error is larger. *s hidden* are
+# seconds of exchanges that must run while the GPU computes. If two plans take as long, take the one that hides less.
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -273,9 +280,10 @@ worked(
 #
 # <details><summary><b>1.</b> When does the planner choose full recomputation?</summary>
 #
-# When memory is short, as on 16 GPUs in the figure at the top. It costs about a quarter more FLOPs and frees nearly all of a
-# layer. Otherwise something else is cheaper: elementwise recomputation frees a third of a 70B layer for no matrix product, and
-# ZeRO or another pipeline stage frees states, which are often larger than activations.
+# When memory is short, as on 16 GPUs in the figure at the top. It frees nearly all of a layer and costs about a quarter more
+# FLOPs, or a third where the second run goes to its end, as in Megatron (chapter 5). Otherwise something else is cheaper:
+# elementwise recomputation frees a third of a 70B layer for no matrix product, and ZeRO or another pipeline stage frees states,
+# which are often larger than activations.
 # </details>
 #
 # <details><summary><b>2.</b> A plan fits with 0.2 GiB to spare beyond the allowance. Would you run it?</summary>

@@ -76,12 +76,13 @@ Reveal(
 # | $\log P$, kept by forward | $2v$ |
 # | its gradient: $-1$ at the target, $v - 1$ zeros | $2v$ |
 # | the gradient of the logits, made from both | $2v$ |
-# | the output layer's input, and its gradient if an earlier run left one | $2h + 2h$ |
+# | the output layer's input | $2h$ |
+# | its gradient, if an earlier run left one | $2h$ |
 # | the target, a 64-bit number | $8$ |
 #
-# Together **$6v + 4h + 8$ bytes per token**, and $12v$ instead of $6v$ with float32 logits. (In the figure at the top it is $2h$
-# less, because no earlier run left a gradient.) Liger's benchmark has logged this peak on an A100, at the sizes of Llama 3 8B.
-# Here the same step runs on fake tensors:
+# Together **$6v + 4h + 8$ bytes per token**, and $12v$ instead of $6v$ with float32 logits. (The figure at the top is of a first
+# run: $2h$ less.) Liger's benchmark has logged this peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake
+# tensors:
 
 # %% jupyter={"source_hidden": true}
 slope = next(one for one in kernel_slopes() if "entropy" in one.kernel)
@@ -131,7 +132,7 @@ agree.add("losses, gradients of x and of the weight in chunks, numbers that diff
 # - the weight's gradient, a float32 sum over the chunks, $4vh$;
 # - of one chunk either its logits in float32 and in 16 bits, $6uv$, or their gradient and a part of the weight's, $2uv + 2vh$.
 #
-# So $u$ needn't be small: below $h/2$ tokens the weight's part is the larger.
+# Chunks under $h/2$ tokens hardly help: the weight's gradient dominates.
 #
 # A step on fake tensors counts the four ways of the figure at the top, at the size of the model. (*In place* means that the
 # softmax, $4v$ in float32, overwrites its own input; the 16-bit logits, $2v$, stay.)
@@ -173,10 +174,10 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 # %% [markdown]
 # ## The last stage
 #
-# Tensor parallelism gives each of $t$ ranks $v/t$ tokens of the vocabulary (chapter 3, exercise 2.8). For each token a rank needs
-# three numbers from the others: the largest logit, the sum of the exponentials, the target's logit. If you work in chunks, it
-# needs only $\log\sum e^z$ over a rank's own part and the target's logit, and one exchange after the last chunk is enough.
-# Backward sums the gradient of $x$ over the ranks; that of the weight is each rank's own.
+# Tensor parallelism gives each of $t$ ranks $v/t$ tokens of the vocabulary (chapter 3, exercise 2.8). For each token the ranks
+# exchange three numbers: the largest logit, the sum of the exponentials, the target's logit. In chunks each rank first sums its own
+# part. Two numbers per token remain, $\log\sum e^z$ and the target's logit, and they are exchanged once, at the end. Backward sums
+# the gradient of $x$ over the ranks; that of the weight is each rank's own.
 #
 # A pipeline has another reason to share the vocabulary. The output layer is on the last stage, and it takes time: for Llama 3
 # 8B almost as much as two layers. All other stages wait for the slowest:

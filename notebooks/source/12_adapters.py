@@ -51,7 +51,7 @@ Reveal(
     Panel(
         lambda where, r, adapters, dropout: adapter_bars(LLAMA, where, r, adapters, dropout == "yes"),
         where=choice("adapters on", list(PLACES), "q and v"),
-        r=steps("r", "rank", (4, 8, 16, 32, 64, 128, 256), 16),
+        r=steps("r", "adapter rank", (4, 8, 16, 32, 64, 128, 256), 16),
         adapters=choice("adapters compute in", list(ADAPTERS), IN_16_BITS),
         dropout=choice("adapters' dropout", ["no", "yes"], "no"),
     ),
@@ -138,8 +138,7 @@ agree.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledge
 agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 
 # %% [markdown]
-# `Linear8bitLt` of version 0.50.2 still does it: on a CPU the ledger counted $2sbh$ for it, and nothing for `Linear4bit`. By its
-# code it holds its input on a GPU, too, but nobody ran that here.
+# `Linear8bitLt` of version 0.50.2 still does it: on a CPU the ledger counted $2sbh$ for it, and nothing for `Linear4bit`.
 #
 # ## An adapter
 #
@@ -281,8 +280,8 @@ agree.add("gradients with either cure and without checkpointing, bit-identical",
 print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
 
 # %% [markdown]
-# Prefer `use_reentrant=False`: the other cure, `model.enable_input_require_grads()`, makes backward compute the gradient of the
-# embedding's output too, which nothing uses.
+# Prefer `use_reentrant=False`, the default of transformers 5 (Megatron's own checkpoint is reentrant). The other cure,
+# `model.enable_input_require_grads()`, makes backward compute the gradient of the embedding's output, which nothing uses.
 #
 # ## Under sequence parallelism
 #
@@ -325,15 +324,15 @@ for form, expected in predicted.items():
     sent = sum(one.payload_bytes for one in seen.collectives)
     sizes["exchanged"][form], sizes["kept"][form] = sent / 2**20, ledger.total_bytes / 2**20
     agree.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (ledger.total_bytes, sent)))
-LiveFigure(bar_chart("Gather XA: it keeps the shard, and gathers X once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", "MiB", beside=True))
+LiveFigure(bar_chart("Gather XA: it keeps the shard, and gathers X once", sizes, "QKV of Llama 3 70B with one adapter, one GPU of eight", "MiB", beside=True))
 
 # %% [markdown]
-# In each form a rank computes a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
+# In each form a GPU computes a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
 #
 # ## What LoRA does save
 #
 # It saves states. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2.
-# QLoRA stores the linears in 4 bits and the scales in 8, together 0.516 bytes per weight (2305.14314; not measured here). What is
+# QLoRA stores the linears in 4 bits and the scales in 8, together 0.516 bytes per weight (2305.14314).° What is
 # left *is* activations, so recomputing them matters more now, not less. This is Llama 3 8B, without the loss:
 
 # %% jupyter={"source_hidden": true}
@@ -357,8 +356,8 @@ LiveFigure(bar_chart(title, {part: dict(zip(bars, sizes)) for part, sizes in par
 # ## Work it out
 #
 # You train the same model by QLoRA on one GPU of 80 GiB, with one sequence of 32,768 tokens, four times those of the figure. The
-# loss of 16-bit logits takes $6v + 4h + 8$ bytes per token (chapter 11; $v$ = 128,256, $h$ = 4,096). Does it fit? Does a smaller
-# rank help?
+# loss of 16-bit logits takes $6v + 4h + 8$ bytes per token (chapter 11; $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
+# adapters help?
 
 # %% jupyter={"source_hidden": true}
 loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)

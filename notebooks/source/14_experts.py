@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 14 · Experts, latents, states, long contexts
 #
-# Today's largest models send each token to a few experts, make keys and values from a narrow latent or do without them, and cut
-# the sequence. What does each of these keep?
+# Today's largest models send each token to a few experts, compress keys and values, replace them by a state, or split the
+# sequence over GPUs. What does each of these keep?
 
 # %%
 import torch
@@ -73,7 +73,8 @@ Reveal(
 # - **gate, up, and the down product's input**? Yes, as in one MLP: $6f$ bytes per pair, $6sb\kappa f$ in all.
 # - **the dispatched token**? Yes, for the weight gradients of gate and up. Plain code keeps it. The course's layer doesn't: backward
 #   dispatches it again, with one more all-to-all, as sequence parallelism gathers again.
-# - **the expert's output**? No. The down product is linear, so the router's weight may multiply before it.
+# - **the expert's output**? Not if the router's weight multiplies the down product's input: the product is linear, so the result
+#   is the same, and the weight's gradient reads what is kept anyway.
 # - **the routing indices**? Yes, a few bytes per pair.
 #
 # Qwen3 has one more change: it normalises the query and the key of each head before it rotates them. So the layer keeps Q and K
@@ -123,16 +124,15 @@ LiveFigure(bar_chart(
 # %% [markdown]
 # ## A state instead of keys
 #
-# Gated DeltaNet, Mamba and other recurrent layers have no keys to keep. They carry a state $S$, a $d \times d$ matrix for each
+# Gated DeltaNet, Mamba and other recurrent layers have no keys to cache. They carry a state $S$, a $d \times d$ matrix for each
 # head. With one row $q_i$, $k_i$, $v_i$ for token $i$, the simplest form is
 #
 # $$S_i = S_{i-1} + k_i^\top v_i, \qquad o_i = q_i S_i$$
 #
 # To generate text you need only the last $S$. But to train? $dq_i$ reads $S_i$, so autograd through a loop over tokens keeps one
 # state *per token*: $4shd$ bytes in float32, where flash attention keeps about $8sh$. With $d$ = 128 that is 64 times as much.
-# (For a loop with several such tensors, a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at
-# 4,096: [mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870).) So do as chapter 13 does with an MLP: keep one state for
-# each chunk of $u$ tokens, and recompute the others, all at once as two products:
+# So do as chapter 13 does with an MLP: keep one state for each chunk of $u$ tokens. Inside a chunk
+# $O = \mathrm{tril}(QK^\top)\,V + QS$, with $S$ the state before it. No other state is ever made:
 
 # %%
 class Chunked(Function):
@@ -191,9 +191,9 @@ apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in o
 agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/u$. With $u = d$ that is $10sh$, a quarter more than
-# attention, but its work grows with $s$, not with $s^2$. Mamba's kernel recomputes all states in backward, and keeps none of them
-# (not measured here).
+# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/u$, and its output, $2sh$, for the projection. With $u = d$
+# that is $12sh$, half as much again as attention. But its work grows with $s$, not with $s^2$. Mamba's kernel keeps one state per
+# 2,048 tokens, and recomputes the others.°
 #
 # ## Context parallelism
 #
@@ -205,11 +205,12 @@ agree.add("gradients of a loop and of chunks, numbers that differ from the quadr
 #   (*Plain*, in the figure, keeps what it gathered: K and V whole on every rank.) Rank $i$ holds chunks $i$ and $2c - 1 - i$ of
 #   $2c$, one that sees few keys and one that sees many, so that all ranks have the same work.
 # - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
-#   heads, the projection by tokens: one more copy, which *elementwise* drops. A head isn't cut, so $t \cdot c$ must divide $k$.
+#   heads, the projection by tokens: one more copy, which *elementwise* drops. The course's layer cuts no head, so $t \cdot c$ must divide $k$;
+#   others repeat key heads.
 #
 # None of this divides a weight. The bars are Llama 3 70B ($k = 8$), on 8 ranks and on 16. After each layout is what a rank sends in
-# one layer: to the others of its $t$, plus to those of its $c$. Tensor parallelism sends every token's vector, so with $c$, and
-# fewer tokens on each rank, it sends far less:
+# one layer: to the others of its $t$, plus to those of its $c$. With $c$ = 2 tensor parallelism sends the vectors of $s/2$ tokens
+# instead of $s$:
 
 # %% jupyter={"source_hidden": true}
 shape = llama_shape("llama3-70b")

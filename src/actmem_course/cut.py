@@ -45,13 +45,11 @@ def lab_source(name: str) -> str:
 
 def with_readings(lab: Lab, source: str) -> str:
     """A lab's source that says which chapter to read, and at each exercise which section of it."""
-    sections = {exercise.number: exercise.section for exercise in lab.exercises}
-    chapters = dict.fromkeys(f"notebooks/{lab.chapter_of(exercise)}.ipynb" for exercise in lab.exercises)
-    read = f"Read {' and '.join(chapters)} first; each exercise names its section.\n\n"
+    elsewhere = {one.number: f" in notebooks/{one.chapter}.ipynb" for one in lab.exercises if one.chapter}
+    at = {one.number: f"“{one.section}”{elsewhere.get(one.number, '')}" for one in lab.exercises}
+    read = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
     source = re.sub(r"^(?=Write the functions below)", read, source, count=1, flags=re.MULTILINE)
-    return re.sub(
-        r"^# (\d+\.\d+)\b.*$", lambda line: f"{line[0]}: read “{sections[line[1]]}”", source, flags=re.MULTILINE
-    )
+    return re.sub(r"^# (\d+\.\d+)\b.*$", lambda line: f"{line[0]}: read {at[line[1]]}", source, flags=re.MULTILINE)
 
 
 def cut(solution: str) -> str:

@@ -178,6 +178,30 @@ def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
     assert times[dear] > 4 * times[dear - 1]
 
 
+def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replicas_are_left():
+    """What chapter 10's list says of its plan, after one sequence a microbatch and after half the replicas are stages."""
+    model, roomy = planned_model_of("llama3-70b"), Cluster(64, 8000 * GIBIBYTE)
+    for stages, replicas in ((2, 4), (4, 2)):
+        layout = {
+            "tensor_parallel_size": 8,
+            "sequence_parallel": True,
+            "context_parallel_size": 1,
+            "num_model_chunks": 1,
+        }
+        layout |= {"micro_batch_size": 1, "pipeline_parallel_size": stages, "data_parallel_size": replicas}
+
+        def planned(mode, zero):
+            sizes = {**layout, "zero_stage": zero}
+            (plan,) = find_plans(model.with_modes([mode]), roomy, 512, 1, sizes, False).plans
+            return plan.bytes, plan.seconds.total
+
+        size, seconds = planned("elementwise", 1)
+        divided, again = (
+            (longer - seconds) / (size - less) for less, longer in (planned("elementwise", 2), planned("full", 1))
+        )
+        assert 0 < divided < again
+
+
 # What a slider leaves in place: the axis, and marks where the bars ended before.
 
 

@@ -6,7 +6,7 @@ from actmem.formulas.llama_terms import llama_rows
 from actmem.formulas.loss_peak import loss_peak_rows
 from actmem.llama_shape import llama_shape
 from actmem.rows import total
-from actmem_course.others.allocator import CachingAllocator
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
 from actmem_course.show.long_sequences import (
     BATCH_ORDERS,
     EVENTS_PLAYED,
@@ -19,6 +19,7 @@ from actmem_course.show.long_sequences import (
     llama_layer_events,
     long_bars,
     long_steps,
+    memory_after,
     memory_map,
     mlp_peak_bytes,
     play_layers,
@@ -47,17 +48,25 @@ def test_bars_are_the_steps_and_each_step_takes_less(tokens):
 
 def test_a_million_tokens_step_by_step():
     s = 2**20
-    recomputed, chunks, tiles, host, shared = long_steps(at(s))
+    recomputed, chunks, host, tiles, shared = long_steps(at(s))
     x = 2 * s * H
     assert recomputed.bytes == 33 * x + total(loss_peak_rows("16 bits", s, H, V))
     attention = (
         2 * s * (H + H + 2 * H // 4 + H + H) + 4 * s * 32 + 8 * s
     )  # norm 1's output, Q, K and V, O, norm 2's input
     assert chunks.bytes == 33 * x + attention + s * (2 * H + 10 * F)
-    assert tiles.bytes == 33 * x + attention + 3 * x
-    assert host.bytes == tiles.bytes - 30 * x
-    assert shared.bytes == host.bytes // 8  # of 131,072 tokens each; a tile is small beside them
+    assert host.bytes == chunks.bytes - 30 * x
+    assert tiles.bytes == 3 * x + attention + 3 * x
+    assert shared.bytes == tiles.bytes // 8  # of 131,072 tokens each; a tile is small beside them
     assert [step.price for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
+
+
+@pytest.mark.parametrize("tokens", [2**k for k in range(15, 21)])
+def test_each_step_removes_what_is_largest_before_it(tokens):
+    recomputed, chunks, host, tiles, _ = long_steps(at(tokens))
+    largest = [max(step.parts, key=lambda part: step.parts[part]) for step in (recomputed, chunks, host)]
+    assert largest == ["loss", "inputs of the layers", "MLP of one layer"]
+    assert tiles.parts.get("MLP of one layer", 0) < host.parts["MLP of one layer"]
 
 
 def test_an_mlp_in_tiles_of_all_tokens_is_no_cheaper():
@@ -83,7 +92,17 @@ def test_a_map_shows_every_block_of_every_segment(segments):
         allocated, reserved = int(said[-6].partition(">")[2]), int(said[-3])
         boxes = [int(text) for text in drawing.traces[-1]["text"]]
         assert sum(boxes) == reserved >= allocated
-    assert (allocated, reserved) == (0, {SEGMENTS[0]: 126, SEGMENTS[1]: 80}[segments])
+    assert (allocated, reserved) == (24, {SEGMENTS[0]: 118, SEGMENTS[1]: 100}[segments])
+
+
+def test_free_pieces_beside_states_are_what_torch_cannot_give_back():
+    """Chapter 13's words: 34 MiB are free at the fullest moment, a segment of 12 and 22 in pieces."""
+    memory, _ = memory_after(18, SEGMENTS[0])
+    segments = [list(blocks_of(first)) for first in memory.segments]
+    free = [sum(block.size for block in blocks if not block.holders) // MEBIBYTE for blocks in segments]
+    held = [any(block.holders for block in blocks) for blocks in segments]
+    assert [size for size, in_use in zip(free, held) if not in_use] == [12]
+    assert sum(size for size, in_use in zip(free, held) if in_use) == 22
 
 
 @pytest.mark.parametrize("expandable", [False, True])

@@ -106,8 +106,8 @@ ALL_LABS = (
         Exercise("2.8", "vocab_parallel_cross_entropy", "What divides and what does not", takes_group=True),
     )),
     Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
-        Exercise("3.1", "g", "An all-reduce, taken apart", takes_group=True),
-        Exercise("3.2", "g_bar", "An all-reduce, taken apart", takes_group=True),
+        Exercise("3.1", "g", "The ranks, before and after", takes_group=True),
+        Exercise("3.2", "g_bar", "The ranks, before and after", takes_group=True),
         Exercise("3.3", "gathering_linear", "What plain autograd keeps", takes_group=True),
         Exercise("3.4", "layer", "The ranks, before and after", takes_group=True),
         Exercise("3.5", "shard_keeping_linear", "What plain autograd keeps", takes_group=True),
@@ -117,9 +117,9 @@ ALL_LABS = (
     Lab("lab4_recompute", "Lab 4: recomputation", "05_recomputation", (
         Exercise("4.1", "checkpoint", "How a checkpoint function works, in four steps"),
         Exercise("4.2", "checkpoint", "How a checkpoint function works, in four steps", case="checkpoint_of_dropout"),
-        Exercise("4.3", "selective_layer", "The lopsided trade"),
-        Exercise("4.4", "full_layer", "The lopsided trade"),
-        Exercise("4.5", "checkpoint_stopping_early", "Measured: three numbers for one overhead"),
+        Exercise("4.3", "selective_layer", "How a checkpoint function works, in four steps"),
+        Exercise("4.4", "full_layer", "How a checkpoint function works, in four steps"),
+        Exercise("4.5", "checkpoint_stopping_early", "How a checkpoint function works, in four steps"),
     ), one_process=True),
     Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
         Exercise("5.1", "one_forward_one_backward", "One forward, one backward"),
@@ -158,8 +158,8 @@ ALL_LABS = (
     Lab("lab10_keep_less", "Lab 10: keep less", "12_adapters", (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
-        Exercise("10.3", "tiled_mlp", "Step 3: the MLP in tiles", chapter="13_long_sequences"),
-        Exercise("10.4", "offloading_checkpoint", "Step 4: the layers' inputs on the host", chapter="13_long_sequences"),
+        Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="13_long_sequences"),
+        Exercise("10.4", "offloading_checkpoint", "Step 3: the layers' inputs on the host", chapter="13_long_sequences"),
     ), one_process=True),
 )  # fmt: skip
 

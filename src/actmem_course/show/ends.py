@@ -22,9 +22,9 @@ _NAMES = {
 _LAYERS = "the layers"
 _FILLS = {
     _LAYERS: PAINT["green"],
-    "logits and their gradient": PAINT["red"],
-    "softmax and its gradient": PAINT["orange"],
-    "input and its gradient": PAINT["blue"],
+    "logits or their gradient": PAINT["red"],
+    "log P or P, and its gradient": PAINT["orange"],
+    "input; in chunks its gradient too": PAINT["blue"],
     "gradient of the weight": PAINT["sky"],
 }
 
@@ -32,9 +32,9 @@ _FILLS = {
 def _kind(row: Row) -> str:
     """The entry of the legend that a term belongs to."""
     last = row.term.split()[-1]
-    kinds = {"logits": "logits and their gradient", "softmax": "softmax and its gradient"}
+    kinds = {"logits": "logits or their gradient", "softmax": "log P or P, and its gradient"}
     kinds["weight"] = kinds["gradient"] = "gradient of the weight"
-    return kinds.get(last, "input and its gradient")
+    return kinds.get(last, "input; in chunks its gradient too")
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:

@@ -104,10 +104,10 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
     return [
         LongStep("layers recomputed", "Chen et al., 2016", _peak(shape, "16 bits"), percent(again)),
         LongStep("loss in chunks", "Liger Kernel, 2024", _peak(shape, "in chunks"), percent(output)),
-        LongStep("MLP in tiles", "Megatron-LM#3644", _peak(shape, "in chunks", TILE), percent(of_mlp)),
         LongStep(
-            "inputs on the host", "pytorch#158657", _peak(shape, "in chunks", TILE, True), f"{link} out, and back"
+            "inputs on the host", "pytorch#158657", _peak(shape, "in chunks", None, True), f"{link} out, and back"
         ),
+        LongStep("MLP in tiles", "Megatron-LM#3644", _peak(shape, "in chunks", TILE, True), percent(of_mlp)),
         LongStep(f"{c} GPUs a sequence", "TRL#6846", _peak(shared(c), "in chunks", TILE, True), f"{size_text(sent)} sent"),
     ]  # fmt: skip
 
@@ -118,7 +118,7 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
     first, *_, on_one, _ = steps.values()
     return bar_chart(
         f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"
-        f"(if nothing is recomputed: {size_text(everything_kept(shape))})",
+        f"(nothing recomputed: {size_text(everything_kept(shape))}; each price is one step's alone)",
         {part: {name: step.parts.get(part, 0) for name, step in steps.items()} for part in _FILLS},
         "at the peak, beside weights",
         fills=tuple(_FILLS.values()),
@@ -132,8 +132,8 @@ _WIDE, _NARROW, _COPIES = "kept in 16 bits", "linears' inputs in 8 bits", "8-bit
 def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
     """What one Llama layer keeps if its four linears (QKV, projection, gate and up, down) compute in 8 bits.
 
-    Each keeps its input in 8 bits, in one or two ``orientations``, and its weight in two, beside the 16-bit weight that the
-    optimizer updates; and a float32 scale of each.  Attention's output stays in 16 bits too: the kernel's backward reads it.
+    Each keeps its input in 8 bits, in one or two ``orientations``, its weight in two beside the 16-bit one, and a float32
+    scale of each.  Attention's output stays in 16 bits too: the kernel's backward reads it.
     """
     rows, elements = [], 0
     for row in llama_rows(shape):
@@ -180,46 +180,47 @@ def eight_bit_bars(shape: LlamaShape) -> Drawing:
 
 # Reserved beside allocated.
 
-#: Three batches, each longer than the one before: MiB of the tensors that each makes, and frees from the last to the first.
-_BATCHES = ((8, 16, 24), (10, 20, 30), (12, 24, 36))
-#: What happens: a batch takes its next tensor, or gives the last one back.
-_STEPS = [(b, way) for b, sizes in enumerate(_BATCHES) for way in ("take",) * len(sizes) + ("free",) * len(sizes)]
+#: MiB of the tensors of three batches, each longer than the one before, and of each state that the first step makes.
+_BATCHES, _STATE = ((10, 14, 18), (12, 16, 22), (14, 20, 26)), 8
+#: What happens: a batch takes its next tensor, or gives the last one back; Adam takes a state, which stays.
+_STEPS = [(b, way) for b in range(3) for way in ("take",) * 3 + ("free",) * 3 + ("state",) * 3 * (b == 0)]
 EVENTS_PLAYED = range(1, len(_STEPS) + 1)
 _PLAIN, _EXPANDABLE = SEGMENTS = "of their own", "expandable"
 
 
-def _played(moment: int, segments: str) -> tuple[CachingAllocator, list[MemoryBlock]]:
-    """The allocator after so many events, and the blocks that tensors have."""
+def memory_after(moment: int, segments: str) -> tuple[CachingAllocator, list[MemoryBlock]]:
+    """The allocator after so many events, and the blocks that a batch's tensors have."""
     memory = CachingAllocator(segments == _EXPANDABLE)
     live: list[MemoryBlock] = []
     for batch, way in _STEPS[:moment]:
         if way == "take":
-            live.append(memory.take(str(batch), _BATCHES[batch][len(live)] * MEBIBYTE))
-        else:
+            live.append(memory.take(f"batch {batch + 1}", _BATCHES[batch][len(live)] * MEBIBYTE))
+        elif way == "free":
             memory.free(live.pop())
+        else:
+            memory.take("Adam's state", _STATE * MEBIBYTE)
     return memory, live
 
 
 def memory_map(moment: int, segments: str = _PLAIN) -> Drawing:
     """All segments after so many events, one below the other: blocks that hold a tensor, and free ones."""
-    memory, live = _played(moment, segments)
+    memory, live = memory_after(moment, segments)
     batch, way = _STEPS[moment - 1]
     drawn = []
     for y, first in enumerate(memory.segments):
         for block in blocks_of(first):
-            size, used = block.size // MEBIBYTE, block in live
-            what = f"batch {int(block.line) + 1}" if used else "free, and reserved"
-            drawn.append(
-                Box((block.address - first.address) / MEBIBYTE, y, size, 0.8, RANK_FILLS[int(block.line)] if used else EMPTY, str(size), f"{what}: {size} MiB")
-            )  # fmt: skip
+            size, fill = block.size // MEBIBYTE, RANK_FILLS[batch if block in live else 3] if block.holders else EMPTY
+            words = f"{block.line if block.holders else 'free, and reserved'}: {size} MiB"
+            drawn.append(Box((block.address - first.address) / MEBIBYTE, y, size, 0.8, fill, str(size), words))
     held, reserved = memory.allocated // MEBIBYTE, memory.reserved // MEBIBYTE
-    doing = f"takes tensor {len(live)}" if way == "take" else f"gives tensor {len(live) + 1} back"
+    tensor = f"takes tensor {len(live)}" if way == "take" else f"gives tensor {len(live) + 1} back"
+    doing = "Adam makes a state, which stays" if way == "state" else f"Batch {batch + 1} {tensor}"
     return diagram(
-        f"Batch {batch + 1} {doing}:<br>{held} MiB allocated, {reserved} MiB reserved",
+        f"{doing}:<br>{held} MiB allocated, {reserved} MiB reserved",
         boxes(drawn),
         f"{len(memory.segments)} segments of {', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
-        f"{held} MiB of them hold tensors. Batch {batch + 1} {doing}.",
-        width=82, height=5, pixels=300, left=-1, top=-0.3,
+        f"{held} MiB of them hold tensors. {doing}.",
+        width=102, height=7, pixels=340, left=-1, top=-0.3,
     )  # fmt: skip
 
 

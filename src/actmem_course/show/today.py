@@ -12,7 +12,7 @@ from typing import Any
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows
+from actmem.formulas.llama_terms import forced_routed_tokens, llama_rows
 from actmem.llama_shape import LlamaShape
 from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
@@ -59,6 +59,7 @@ _KINDS = {
 #: Parts of today's layer, and the first words of the MLP's terms.
 _PART_FILLS = {"norm": PAINT["green"], "attention": PAINT["blue"], "MLP": PAINT["red"]}
 _MLP = ("gate", "up", "down", "router", "chosen", "routing", "dispatch", "dispatched")
+_ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
 _NAMED = ("none", "selective", "elementwise", "full")
 #: Parts of a bill, from the left; what frees bytes again is added to the transient.
 PLAN_FILLS = {
@@ -137,12 +138,12 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
     parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
     for routing in ("even", "one-sided"):
         tokens = forced_routed_tokens(shape, parallel, routing, 0)
-        experts = total(expert_mlp_rows(shape, parallel, routed_tokens=tokens))
-        rest = total(llama_rows(shape, parallel, routed_tokens=tokens)) - experts
-        name, shown = f"{routing} router: {tokens:,} pairs", routing in routings
-        parts["experts"][name], parts["the rest"][name] = (experts, rest) if shown else (None, None)
+        rows, shown = llama_rows(shape, parallel, routed_tokens=tokens), routing in routings
+        name = f"{routing} router" + f": {tokens:,} pairs" * shown
+        experts = total(row for row in rows if row.term in _ROUTED)
+        parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
     title = f"One of {t} ranks takes all tokens, and must have room for them" if "one-sided" in routings else (
-        f"With an even router each of {t} ranks keeps as much as every other"
+        f"Even routing: each of {t} ranks keeps {size_text(total(llama_rows(shape, parallel)))}"
     )  # fmt: skip
     return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks")
 
@@ -318,9 +319,9 @@ def first_aid(name: str, memory: int) -> Drawing:
     over = start.bytes - limit
     room = f"{size_text(over)} too much" if over > 0 else f"fits, with {size_text(-over)} to spare"
     return bar_chart(
-        f"{model.name}, {layout_text(start.layout)}: {room}.<br>Each bar adds a change: the cheapest GiB next",
+        f"{model.name}, {layout_text(start.layout)}: {room}.<br>Each bar adds a change, the cheapest first",
         {"held": held},
-        "fullest GPU; time against the first bar",
+        "held by the fullest GPU",
         limit=("what a plan may use", limit),
     )
 

@@ -52,8 +52,8 @@ Reveal(
 
 # %% [markdown]
 # **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
-# cut along the sequence. You see why that is allowed, and take an all-reduce apart on a ring. You find $4\,sbh$ bytes that
-# obvious code keeps by accident, and check to the byte what "no extra communication" means. About 50 minutes.
+# cut along the sequence. You take an all-reduce apart on a ring, find $4\,sbh$ bytes that obvious code keeps by accident, and
+# check what "no extra communication" means. About 50 minutes.
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
 #
@@ -104,9 +104,9 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # on every rank, and each rank gets the sum for its own tokens only. The backward of each is the forward of the other. For $g$
 # that does two things at once: it sums the ranks' gradients, as $f$ did, and keeps each rank's own tokens.
 #
-# One more thing changes. The dropouts between the blocks had to draw the same mask on every rank (chapter 3). Now each rank
-# has tokens of its own, so the masks must *differ*, or every stretch of $s/t$ tokens gets the same pattern. These dropouts
-# therefore draw from the other random stream: `between_blocks` in `actmem/layers/transformer.py`.
+# The dropouts between the blocks had to draw the same mask on every rank (chapter 3). Now each rank has tokens of its own, so
+# the masks must *differ*, or every stretch of $s/t$ tokens gets the same pattern: `between_blocks` in
+# `actmem/layers/transformer.py` draws from the other random stream.
 #
 # So $t$ divides every term of equation 2 (equation 4):
 #
@@ -140,8 +140,8 @@ Panel(
 
 # %% [markdown]
 # Go back to $\bar f$ and stop halfway, after $t - 1$ steps (step 3 with 4 ranks). Every rank has *one* finished chunk: that is
-# a reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
-# all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half.
+# a reduce-scatter, $\bar g$. An all-reduce goes on and passes the finished chunks around: an all-gather, $g$. Sequence
+# parallelism runs dropout and layer norm between the two halves.
 # In each half every rank sends $\frac{t-1}{t}$ of the tensor. So the two halves together send exactly what one all-reduce does.
 
 # %% jupyter={"source_hidden": true}

@@ -55,8 +55,8 @@ Reveal(
 # %% [markdown]
 # ## One step, block by block
 #
-# Forward keeps each tensor that backward will read. Backward frees them in reverse order. Play one step of four GPT-3 layers.
-# Then switch on recomputation: now the core's blocks are not kept, and come back for one layer at a time, as a spike.
+# Backward frees the tensors in reverse order. Play one step of four GPT-3 layers. Then switch on recomputation: now the core's
+# blocks are not kept, and come back for one layer at a time, as a spike.
 
 # %%
 STEP = GPT3.with_sizes(num_layers=4)
@@ -330,18 +330,18 @@ agree.add("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputation does", sent, "sent by one rank of eight, one GPT-3 layer"))
 
 # %% [markdown]
-# So full recomputation also costs communication that nothing hides. Chapter 7 shows why this matters for time. (TP + SP sends
-# more even without a second run: it keeps shards, so backward gathers two inputs again, as in chapter 4.)
+# So full recomputation also costs communication that nothing hides (chapter 7 has the time). TP + SP sends more even without a
+# second run: backward gathers two inputs again, as in chapter 4.
 #
 # ## Table 2: six ways to train a layer
 #
 # You now know every name in the paper's table 2, which says how many bytes one layer keeps on one device:
 #
 # - **none**: one device, nothing done about memory.
-# - **tensor** (chapter 3): $t$ devices share the layer's matrices and most of its activations, but not all.
-# - **tensor+sequence** (chapter 4): the activations that they did not share are cut along the sequence.
-# - **…+selective**: the core of attention is dropped and recomputed in backward.
-# - **full**: only the layer's input is kept, and the layer runs again in backward.
+# - **tensor** (chapter 3): $t$ devices share the layer's matrices and most of its activations.
+# - **tensor+sequence** (chapter 4): the rest of the activations is cut along the sequence.
+# - **…+selective**: the core of attention is recomputed.
+# - **full**: only the layer's input is kept.
 
 # %% jupyter={"source_hidden": true}
 shapes = [model_shape(name) for name in PAPER_MODELS]

@@ -125,8 +125,8 @@ LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B l
 
 # %% [markdown]
 # **Why does full recomputation cost more than a third?** By FLOPs, backward should take twice as long as forward. Table 4's
-# ratio, under the bars, is lower. In backward the all-reduce overlaps the weight gradient's product and costs little time. In
-# forward it overlaps nothing. A second forward adds all-reduces that nothing hides.
+# ratio, under the bars, is lower: in backward the all-reduce overlaps the weight gradient's product. In forward nothing hides
+# it, and a second forward adds more of them.
 #
 # **Why does selective recomputation cost more than its FLOPs?** The time is nearly four times what the FLOPs say, with
 # sequence parallelism or without. The roofline below shows why. (Each bar compares with the same layer that recomputes
@@ -134,10 +134,9 @@ LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B l
 #
 # ## On this machine
 #
-# Run the next cell to see times of your machine; they differ, so this notebook does not store them. Two processes run the five
-# layers of table 4 in turn, so that a slow moment slows all of them. Then they run the paper's own forms (*literal*), whose
-# second run goes to its end. Each column is its own median, so forward + backward need not equal their combined time.
-# Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
+# Run the next cell for times of your machine (they are not stored here). Two processes run the five layers of table 4 in turn,
+# then the paper's own forms (*literal*), whose second run goes to its end. Each column is its own median, so forward and
+# backward need not add up. Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
@@ -148,10 +147,9 @@ agree.add("layers that were timed: bytes by formula and held", [(line["predicted
 Varies(speed_facts(measured))
 
 # %% [markdown]
-# Have you got a GPU? `python labs/measure_gpu.py` measures the paper's layer at its real size and writes the results to
-# `labs/results`. It emulates one rank of eight: kernels and memory are real and exchanges send nothing, so you see the cost
-# of computation alone. `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` times the variants of one layer;
-# `--help` lists its shapes, its picture and its trace.
+# Have you got a GPU? `python labs/measure_gpu.py` measures the paper's layer at its real size. It emulates one rank of eight:
+# kernels and memory are real, exchanges send nothing. `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` times
+# the variants of one layer.
 #
 # ## Table 5: whole iterations
 #

@@ -63,7 +63,7 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
-    All parameters have a complete .grad.  Exchange a single number.
+    All parameters have a complete .grad.  To exchange a single number is enough.
     2205.05198 section 4.2.
     """
     raise NotImplementedError

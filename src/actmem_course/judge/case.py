@@ -7,6 +7,7 @@ exchanges.  The same case runs with the learner's functions, with ours, and with
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ class Noted:
     """One thing that a rank saw.
 
     how: by which rule it must agree with ours: numbers up to rounding (close, near, half), to the bit (bits), only their
-    sum over the ranks (total), values (equal), which of all ranks' values are the same (pattern), no more (most, kept),
+    sum over the ranks (total), values (equal), which of all ranks' values are the same (pattern; why:
+    of two values' names and ranks, and whether they are the same, how late the sentence comes, and the sentence), no more (most, kept),
     exchanges.  Of several right ways, "any" is right, and tells mistakes apart.  why: for the sentence.  parts: what this rank had before an exchange.
     """
 
@@ -220,16 +222,18 @@ class CaseRun:
         *weights: Tensor,
         what: str = "",
         more: str = "",
-        name: str = "bytes",
         spare: int = 0,
         others: Sequence[Tensor] = (),
+        itself: bool = False,
     ) -> None:
         """What stays for backward, beside the weights and ``others``; on all ranks in their order only.
 
-        spare: so many bytes more than ours are right, too.
+        spare: so many bytes more than ours are right, too.  itself: a copy of x isn't.
         """
         if not self.b.group_name:
-            self.see(name, kept(self.b, function, x, weights, others), "kept", (what, more, x.element_size(), spare))
+            found = kept(self.b, function, x, weights, others)
+            seen = found.without_copies() if itself else found
+            self.see("bytes", seen, "kept", (what, more, x.element_size(), spare))
 
 
 def _ran(seen: Watch) -> str:
@@ -333,7 +337,8 @@ def described(found: Happened, right: Happened, wrong: Mapping[str, list[int]]) 
     explained = bool(_exchanged(found, right, name, ranks[0])) and right.seen[0][name].how == "close"
     explained = explained or found.seen[ranks[0]][name].value is None
     if common or right.seen[0][name].how in ("total", "pattern"):
-        return common or each[0][0], explained
+        some = f"on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: " * (len(ranks) < t)
+        return some * (bool(common) and not re.search(r"ranks? \d", common)) + (common or each[0][0]), explained
     return f"on rank {ranks[0]}: " * (len(ranks) < t) + each[0][0], explained
 
 
@@ -343,7 +348,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
     a, b, how, t = one.value, other.value, other.how, len(found.seen)
     forward = "the forward is right; " * ("the gradient" in name)
     if how == "pattern":
-        return [_pattern_words(found.value(name), right.value(name), other.why)]
+        pairs, wanted = _equal_pairs(found.value(name)), _equal_pairs(right.value(name))
+        return [min(other.why(*pair, same) for pair, same in pairs.items() if same != wanted[pair])[1]]
     if how == "kept":
         what, more, element_size, *spare = other.why
         remedy = "; ".join(filter(None, (more, _beside(a, b, element_size, sum(spare)))))
@@ -371,7 +377,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
     if a is None:
         return [one.why]
     if a.shape == b.shape and a.dtype != b.dtype:
-        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}: round once, at the end"]
+        how = "round once, at the end" if a.dtype.itemsize > b.dtype.itemsize else "widen first, and don't round"
+        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}: {how}"]
     for another, seen in right.seen[rank].items():
         if (
             another != name
@@ -381,7 +388,7 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
             and close(a, seen.value)
         ):
             return [
-                f"{forward}{name} has the value of {another.rpartition(': ')[2]}" + f": {other.why}" * bool(other.why)
+                f"{forward}{name} has the value of {re.split('[:,] ', another)[-1]}{f': {other.why}' * bool(other.why)}"
             ]
     if how == "half":
         return [f"right in float64, but {name} is not: {other.why}"]
@@ -417,6 +424,9 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
     own = f"each rank's {name.rpartition('the gradient of ')[2]} is its own, so its gradient needs no exchange"
     alone = ours.why or (own if "gradient" in name else "each rank has another one")
+    said = describe("", value, parts[rank]).strip()
+    if "a sum belongs" in said and f" 1/{t} " not in said:
+        return [said]
     return explain_exchange(value, parts, rank, OWN_PART, alone)
 
 
@@ -443,12 +453,6 @@ def _with_exchanges(found: Happened, right: Happened, name: str, rank: int) -> s
     if name != "the result" or one is None or other is None or text_of(one.value) == text_of(other.value):
         return ""
     return f"forward runs {text_of(one.value)}; expected {text_of(other.value)}. And "
-
-
-def _pattern_words(found: Sequence[Mapping], right: Sequence[Mapping], why: Callable[..., tuple[int, str]]) -> str:
-    """why: of two values' names and ranks, and whether they are the same, the sentence and how late it comes."""
-    pairs, wanted = _equal_pairs(found), _equal_pairs(right)
-    return min(why(*pair, same) for pair, same in pairs.items() if same != wanted[pair])[1]
 
 
 def _beside(found: KeptBytes, right: KeptBytes, element_size: int, spare: int) -> str:

@@ -104,7 +104,7 @@ def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
 def factor(found: Tensor, expected: Tensor) -> float | None:
     """The number c with found = c · expected, None if there is no such number."""
     norm = (expected * expected).sum().item()
-    if not norm:
+    if not norm or found.shape != expected.shape:
         return None
     ratio = (found * expected).sum().item() / norm
     return ratio if close(found, ratio * expected) else None

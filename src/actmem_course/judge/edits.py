@@ -1,9 +1,7 @@
-"""Edits of our own answer: those that somebody has stated, and those that its syntax gives.
+"""Edits of our own answer that its syntax gives.
 
-A mistake is what such an edit does.  ``mistakes`` of a lab's cases states one in a line: ``old -> new | the sentence``,
-with ``\\n`` for a new line and `` ;; `` between several replacements.  The families below drop, move, repeat and exchange
-what is done to a value, one after the other, and change the arithmetic; their sentences name functions and weights, and
-where these belong.
+A mistake is what such an edit does.  The families below drop, move, repeat and exchange what is done to a value, one after
+the other, and change the arithmetic; their sentences name functions and weights, and where these belong.
 """
 
 from __future__ import annotations
@@ -12,123 +10,11 @@ import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import reduce
 from itertools import combinations, permutations, product
-from types import CodeType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.autograd import Function
-
-from actmem_course.judge.exchanged import OPERATORS, USUAL, Made, Operator
-
-
-@dataclass(frozen=True)
-class Edit:
-    """words: the mistake, in a sentence.  source: our module after it.  stated: somebody has written the sentence."""
-
-    words: str
-    source: str
-    stated: bool = False
-
-    def names(self, file: str) -> dict | None:
-        """What the edited module defines; None if it can't be run."""
-        names = {"__name__": "edited", "__file__": file, "_instead": _instead}
-        try:
-            for definition in self.source.split("\n\n\n"):
-                exec(_compiled(definition), names)
-        except Exception:
-            return None
-        return names
-
-
-@lru_cache(maxsize=5000)
-def _compiled(definition: str) -> CodeType:
-    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a case."""
-    return compile(definition, "<an edit of ours>", "exec")
-
-
-def stated(text: str, source: str) -> list[Edit]:
-    """The edits of a table of mistakes.  source: our module."""
-    found = []
-    for line in filter(None, (line.removeprefix(8 * " ") for line in text.splitlines() if line.strip())):
-        changes, _, words = line.rpartition(" | ")
-        edited = source
-        for change in changes.split(" ;; "):
-            # Backquotes hold a piece together that begins or ends with spaces.
-            old, _, new = (part.replace("\\n", "\n") for part in change.partition(" -> "))
-            old = old[1:-1] if old.startswith("`") else old
-            assert old in edited, f"our solution no longer has {old!r}, of the mistake {words!r}"
-            edited = edited.replace(old, new)
-        found.append(Edit(words, edited, stated=True))
-    return found
-
-
-_FORWARD_IS_RIGHT = "the forward is right; "
-
-
-def pairs_of(edits: list[Edit], source: str, of_gradients: bool) -> Iterator[Edit]:
-    """Two stated edits at once, where they change different lines, and both the gradients only, or both not."""
-    lines = source.split("\n")
-    for one, other in combinations([e for e in edits if e.words.startswith(_FORWARD_IS_RIGHT) == of_gradients], 2):
-        a, b = (edit.source.split("\n") for edit in (one, other))
-        if len(a) == len(b) == len(lines):
-            both = [new if new != old else second for old, new, second in zip(lines, a, b)]
-            if all(old in (new, second) for old, new, second in zip(lines, a, b)):
-                yield Edit(
-                    f"{one.words}; and {other.words.removeprefix(_FORWARD_IS_RIGHT)}",
-                    "\n".join(both),
-                    stated=True,
-                )
-
-
-class _Instead(Function):
-    """An operator that makes something else of the ranks' parts."""
-
-    @staticmethod
-    def forward(ctx, x, group, forward: Made, backward: Made):
-        ctx.made_of = group, backward
-        return forward.make(_parts(x, group), dist.get_rank(group)).clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        group, backward = ctx.made_of
-        return backward.make(_parts(grad, group), dist.get_rank(group)).clone(), None, None, None
-
-
-def _parts(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return parts
-
-
-def _variants(right: Operator) -> list[tuple[str, Callable[[int], tuple[Made, Made]]]]:
-    """What an operator may make by mistake: in words, and its two passes on so many ranks."""
-    found: list[tuple[str, Callable[[int], tuple[Made, Made]]]] = []
-    for other in OPERATORS:
-        words = f"{right.name} belongs where {other.name} is called: {right.in_forward}"
-        found.append((words, lambda t, other=other: (other.forward, other.backward)))  # type: ignore[misc]
-    for made in USUAL:
-        for ratio, times in ((lambda t: 1, ""), (lambda t: t, "t times "), (lambda t: 1 / t, "1/t of "))[
-            : 3 if made.kind else 1
-        ]:
-            words = f"gives {{}}{times}{made.words}; it should give {{}}: {{}}"
-            forward = words.format("", right.forward.words, right.in_forward)
-            backward = words.format("in backward ", right.backward.words, right.in_backward)
-            found.append((f"{right.name} {forward}", lambda t, m=made, r=ratio: (m.scaled(r(t), t), right.backward)))  # type: ignore[misc]
-            found.append((f"{right.name} {backward}", lambda t, m=made, r=ratio: (right.forward, m.scaled(r(t), t))))  # type: ignore[misc]
-    return found
-
-
-_VARIANTS = {operator.name: _variants(operator) for operator in OPERATORS}
-
-
-def _instead(name: str, which: int) -> Callable[[Tensor, dist.ProcessGroup], Tensor]:
-    """The operator of that name with one of its variants."""
-    make = _VARIANTS[name][which][1]
-    return lambda x, group: _Instead.apply(x, group, *make(dist.get_world_size(group)))
+from actmem_course.judge.exchanged import OPERATOR_VARIANTS, OPERATORS
 
 
 @dataclass(frozen=True)
@@ -161,16 +47,17 @@ class Families:
             if isinstance(node, ast.FunctionDef):
                 _inline_names(node.body)
 
-    def all(self) -> Iterator[Edit]:
-        """The likelier first."""
+    def all(self) -> Iterator[tuple[str, str]]:
+        """The mistake in words, and our module with it; the likelier first."""
         seen: set[str] = set()
         for words, source in self._all():
             if source not in seen:
                 seen.add(source)
-                yield Edit(words, source)
+                yield words, source
 
     def _all(self) -> Iterator[tuple[str, str]]:
         yield from self.instead
+        yield from self._statements()
         spines = []
         for node in ast.walk(self.function):
             if isinstance(node, (ast.Assign, ast.Return)) and isinstance(node.value, ast.expr):
@@ -182,30 +69,24 @@ class Families:
         for change, words in ((lambda w: [], "is missing"), (lambda w: [w, w], "comes twice")):
             yield from self._each(spines, change, words)
             for kind in families:
-                yield self._edited(
-                    f"{kind} {words}, in all places{self._belongs(kind)}",
-                    [
-                        (n, [x for w in ws for x in (change(w) if w.kind == kind else [w])], leaf)
-                        for n, ws, leaf in spines
-                    ],
-                )
+                new = [
+                    (n, [x for w in ws for x in (change(w) if w.kind == kind else [w])], leaf) for n, ws, leaf in spines
+                ]
+                yield self._edited(f"{kind} {words}, in all places{self._belongs(kind)}", new)
         for node, wrappers, leaf in spines:
             yield from self._moves(node, wrappers, leaf)
-        for kind in families:
-            yield from self._family_moves(spines, kind)
         yield from self._operators()
         yield from self._names()
         yield from self._detached()
         for node, wrappers, leaf in spines:
-            for operator in OPERATORS if any(w.kind in _VARIANTS for w in wrappers) else ():
-                put = Wrapper("", "", lambda x, name=operator.name: _called(name, x))  # type: ignore[misc]
+            for which, operator in enumerate(OPERATORS if any(w.kind in OPERATOR_VARIANTS for w in wrappers) else ()):
+                called = ast.parse(f"instead({operator.name!r}, {which})", mode="eval").body
+                given = ast.Name("group", ast.Load())
+                put = Wrapper("", "", lambda x, called=called: ast.Call(called, [x, given], []))  # type: ignore[misc]  # noqa: B023
                 for place in range(len(wrappers) + 1):
                     where = f"after {wrappers[place].name}" if place < len(wrappers) else f"before {wrappers[-1].name}"
-                    yield self._edited(
-                        f"{operator.name} is called {where}, where there is nothing to exchange",
-                        [(node, [*wrappers[:place], put, *wrappers[place:]], leaf)],
-                    )
-        yield from self._statements()
+                    words = f"{operator.name} is called {where}, where there is nothing to exchange"
+                    yield self._edited(words, [(node, [*wrappers[:place], put, *wrappers[place:]], leaf)])
         yield from self._arithmetic()
 
     def _siblings(self) -> Iterator[tuple[str, str]]:
@@ -241,7 +122,7 @@ class Families:
                         if max(map(len, words)) <= _LONGEST:
                             yield when + "".join(words), self._exchanged(node, new)
 
-    def other_names(self) -> Iterator[Edit]:
+    def other_names(self) -> Iterator[tuple[str, str]]:
         """One name in place of another, in autograd Functions: two numbers may be the same by chance, two tensors are not."""
         applied = ast.walk(ast.Module(self.edited[1:], []))
         for function in [node for node in applied if isinstance(node, ast.FunctionDef)]:
@@ -255,7 +136,7 @@ class Families:
             for node, name in product(read, [name for name in local if name not in ("ctx", "group")]):
                 if node.id in local and name != node.id:
                     words = f"in {function.name}, “{name}” stands where “{node.id}” belongs"
-                    yield Edit(words, self._exchanged(node, ast.Name(name, ast.Load())))
+                    yield words, self._exchanged(node, ast.Name(name, ast.Load()))
 
     def _exchanged(self, old: ast.expr, new: ast.expr) -> str:
         """Our module with one expression in place of another."""
@@ -299,27 +180,13 @@ class Families:
                 words = f"{w.name} comes {where}{self._belongs(w.kind, w.name)}"
                 yield self._edited(words, [(node, [*rest[:to], w, *rest[to:]], leaf)])
 
-    def _family_moves(self, spines, kind):
-        there = [
-            (n, ws, leaf, [w.kind for w in ws].index(kind)) for n, ws, leaf in spines if kind in [w.kind for w in ws]
-        ]
-        for distance in sorted(range(-8, 9), key=abs):
-            if distance and len(there) > 1 and all(0 <= i + distance < len(ws) for _, ws, _, i in there):
-                _, ws, _, i = there[0]
-                where = f"{'before' if distance > 0 else 'after'} {ws[i + distance].kind}"
-                lists = []
-                for node, wrappers, leaf, at in there:
-                    rest = wrappers[:at] + wrappers[at + 1 :]
-                    lists.append((node, [*rest[: at + distance], wrappers[at], *rest[at + distance :]], leaf))
-                yield self._edited(f"{kind} comes {where}, in all places{self._belongs(kind)}", lists)
-
     def _operators(self):
         """Another operator in the place of one, or one with another pass; in one place, and in all."""
-        calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Call) and _name(n.func) in _VARIANTS]
+        calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Call) and _name(n.func) in OPERATOR_VARIANTS]
         for name in dict.fromkeys(_name(call.func) for call in calls):
             mine = [call for call in calls if _name(call.func) == name]
-            for which, (words, _) in enumerate(_VARIANTS[name]):
-                instead = ast.parse(f"_instead({name!r}, {which})", mode="eval").body
+            for which, (words, _) in enumerate(OPERATOR_VARIANTS[name]):
+                instead = ast.parse(f"instead({name!r}, {which})", mode="eval").body
                 for places in [[call] for call in mine] + [mine] * (len(mine) > 1):
                     source = self._source_with([(call, "func", instead) for call in places])
                     yield ("every " * (len(places) > 1)) + words, source
@@ -353,7 +220,8 @@ class Families:
         return f": it belongs {place}" if place else ""
 
     def _edited(self, words, spines):
-        return words, self._source_with([(node, "value", _wrapped(wrappers, leaf)) for node, wrappers, leaf in spines])
+        made = [(n, "value", reduce(lambda x, w: w.around(x), reversed(ws), leaf)) for n, ws, leaf in spines]
+        return words, self._source_with(made)
 
     def _source_with(self, changes: Sequence[tuple[ast.AST, str, Any]]) -> str:
         """Our module with the function changed: in each a node, a field of it, and what that is for once."""
@@ -367,12 +235,11 @@ class Families:
 
     def _inline_calls(self, function: str) -> None:
         """The functions of one line that ours calls, in place of their calls; not the operators."""
-        short = {name: node for name, node in self.functions.items() if name != function and name not in _VARIANTS}
-        short = {
-            name: node
-            for name, node in short.items()
-            if isinstance(_body(node)[0], ast.Return) and "apply" not in ast.unparse(node)
+        others = {
+            name: node for name, node in self.functions.items() if name != function and name not in OPERATOR_VARIANTS
         }
+        short = {k: node for k, node in others.items() if isinstance(_body(node)[0], ast.Return)}
+        short = {k: node for k, node in short.items() if "apply" not in ast.unparse(node)}
 
         class Inline(ast.NodeTransformer):
             def visit_Call(self, node):
@@ -381,7 +248,7 @@ class Families:
                 if called is None or any(isinstance(arg, ast.Starred) for arg in node.args):
                     return node
                 given = dict(zip((arg.arg for arg in called.args.args), node.args))
-                return _Put(given).visit(copy.deepcopy(_returned(called)))
+                return _Put(given).visit(copy.deepcopy(_body(called)[0].value))  # type: ignore[attr-defined]
 
         Inline().visit(self.function)
 
@@ -504,12 +371,6 @@ def _body(function: ast.FunctionDef) -> list[ast.stmt]:
     return function.body[1:] if ast.get_docstring(function) else function.body
 
 
-def _returned(function: ast.FunctionDef) -> ast.expr:
-    (statement,) = _body(function)
-    assert isinstance(statement, ast.Return) and statement.value is not None
-    return statement.value
-
-
 def _names_of(node: ast.AST, use: type[ast.expr_context]) -> list[str]:
     """The names that a piece of code reads (ast.Load) or writes (ast.Store), each as often as it does."""
     return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, use)]
@@ -573,14 +434,12 @@ def _spine(node: ast.expr) -> tuple[list[Wrapper], ast.expr]:
                 node = first
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             left = len(list(ast.walk(node.left))) > len(list(ast.walk(node.right)))
-            other = _name(node.right if left else node.left).rpartition(".")[2]
-            name, kind = (
-                (other, "the bias") if other.endswith("bias") else (f"the addition of {other or 'the other term'}",) * 2
-            )
-            if left:
-                found.append(Wrapper(name, kind, lambda x, n=node: ast.BinOp(x, n.op, n.right)))  # type: ignore[misc]
-            else:
-                found.append(Wrapper(name, kind, lambda x, n=node: ast.BinOp(n.left, n.op, x)))  # type: ignore[misc]
+            term = node.right if left else node.left
+            other = _name(term).rpartition(".")[2]
+            added = other or (f"“{said}”" if len(said := ast.unparse(term)) <= _LONGEST else "the other term")
+            name, kind = (other, "the bias") if other.endswith("bias") else (f"the addition of {added}",) * 2
+            side = "left" if left else "right"
+            found.append(Wrapper(name, kind, lambda x, n=node, s=side: _with(n, **{s: x})))  # type: ignore[misc]
             node = node.left if left else node.right
         else:
             return found, node
@@ -592,18 +451,6 @@ def _statement(node: ast.stmt) -> str:
         name = _name(node.value.func)
         return f"{name}()" if "." in name else name
     return f"“if {ast.unparse(node.test)}”" if isinstance(node, ast.If) else ""
-
-
-def _wrapped(wrappers: list[Wrapper], leaf: ast.expr) -> ast.expr:
-    for wrapper in reversed(wrappers):
-        leaf = wrapper.around(leaf)
-    return leaf
-
-
-def _called(name: str, x: ast.expr) -> ast.expr:
-    """An operator of that name, whether our module has it or not."""
-    which = [other.name for other in OPERATORS].index(name)
-    return ast.Call(ast.parse(f"_instead({name!r}, {which})", mode="eval").body, [x, ast.Name("group", ast.Load())], [])
 
 
 def _name(node: ast.AST) -> str:

@@ -21,20 +21,24 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.measure.tools import plain_tensors, shape_of, storage_of, storages_of
-from actmem.torch_private import TorchDispatchMode, tree_leaves
+from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 
 
 @dataclass(frozen=True)
 class Saved:
-    """One storage that autograd keeps.  line: where the learner's file saved it.  views: what was saved of it, each once."""
+    """One storage that autograd keeps.
+
+    line: where the learner's file saved it.  views: what was saved of it, each once.  copied: it has the input's values, and is another.
+    """
 
     bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     line: str
     views: list[tuple[torch.dtype, tuple[int, ...]]]
+    copied: bool = False
 
     @property
     def text(self) -> str:
@@ -52,6 +56,15 @@ class KeptBytes:
     def bytes(self) -> int:
         """Bytes that the hooks saw."""
         return sum(tensor.bytes for tensor in self.saved)
+
+    def without_copies(self) -> KeptBytes:
+        """This.  Raises Wrong if a copy of the input is kept, because whoever made the input may keep it."""
+        for saved in self.saved:
+            if saved.copied:
+                raise Wrong(
+                    f"it keeps a copy of x at {saved.line}: others may keep x, so save x itself, and it is there once"
+                )
+        return self
 
     def as_much(self) -> tuple:
         """What two runs have in common that keep the same tensors, wherever their files save them."""
@@ -90,6 +103,8 @@ class Keeping:
 
     def __init__(self, weights: Sequence[Tensor] = (), file: str = ""):
         self._own, self._file = storages_of(*weights), file
+        #: The values of an input, and its storage, which a copy is not.
+        self.input: tuple[Tensor, weakref.ref] | None = None
         self._saved: dict[int, tuple[weakref.ref, Saved]] = {}
         self._places: dict[int, set[tuple]] = {}
         self._made: dict[int, weakref.ref] = {}
@@ -118,7 +133,10 @@ class Keeping:
                 continue
             before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
-                before = weakref.ref(storage), Saved(storage.nbytes(), part.dtype, shape, _line_in(self._file), [])
+                saved = Saved(
+                    storage.nbytes(), part.dtype, shape, _line_in(self._file), [], self._copied(part, storage)
+                )
+                before = weakref.ref(storage), saved
                 self._saved[id(storage)] = before
                 self._places[id(storage)] = set()
             place = part.storage_offset(), part.dtype, shape
@@ -127,6 +145,12 @@ class Keeping:
                 before[1].views.append((part.dtype, shape))
         # An output that is saved itself would hold the graph that holds it: a leak.
         return tensor.detach() if tensor.requires_grad else tensor
+
+    def _copied(self, part: Tensor, storage: object) -> bool:
+        if self.input is None or self.input[1]() is storage or part.dtype is not self.input[0].dtype:
+            return False
+        with no_dispatch_modes():
+            return torch.equal(part.detach().flatten(), self.input[0].detach().flatten())
 
     def _note(self, tensor: Tensor) -> None:
         for part in plain_tensors(tensor):
@@ -190,7 +214,10 @@ def kept(
     weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
     leaf = x.detach().clone().requires_grad_()
     with b.watching(), Keeping([*weights, *others], b.functions.get("__file__", "")) as keeping:
-        y = function(leaf * 1, *weights)
+        given = leaf * 1
+        keeping.input = x, weakref.ref(storage_of(given))
+        y = function(given, *weights)
+        del given
         if hasattr(y, "trigger_wait"):  # a functional collective holds its tensors until someone waits for it
             y = y.trigger_wait()
         if not isinstance(y, Tensor):
@@ -200,16 +227,13 @@ def kept(
         graph = y.grad_fn
         del y
         found = keeping.kept()
+        by_gloo = dist.is_initialized() and dist.get_backend() == "gloo"
         deadline = time.monotonic() + 2  # gloo's own threads release a tensor a moment after its exchange ends
-        while found.hidden_bytes and _by_gloo() and time.monotonic() < deadline:
+        while found.hidden_bytes and by_gloo and time.monotonic() < deadline:
             time.sleep(0.02)
             found = keeping.kept()
         del graph
     return found
-
-
-def _by_gloo() -> bool:
-    return dist.is_initialized() and dist.get_backend() == "gloo"
 
 
 def too_much(found: KeptBytes, at_most: int, what: str, size: int, more: str = "") -> str:

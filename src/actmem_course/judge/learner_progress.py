@@ -26,7 +26,8 @@ class LearnerProgress:
 
     def __init__(self, script: Path | None = None):
         mine = script is None or script.resolve().is_relative_to(MINE.resolve())
-        self.path = MINE / ".progress.json" if mine else cache_folder() / "progress.json"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "actmem"
+        self.path = MINE / ".progress.json" if mine else cache / "progress.json"
         found = read_object(self.path)
         passed = found.get("passed", [])
         self.passed = {number for number in passed if isinstance(number, str)} if isinstance(passed, list) else set()
@@ -94,11 +95,6 @@ class LearnerProgress:
 def reading(lab: Lab, exercise: Exercise) -> str:
     """Where an exercise's idea is explained."""
     return f"notebooks/{lab.chapter_of(exercise)}.ipynb, “{exercise.section}”"
-
-
-def cache_folder() -> Path:
-    """Where programs of this user keep what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "actmem"
 
 
 def _numbers() -> Iterable[str]:

@@ -5,20 +5,79 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cache
-from itertools import chain
-from types import ModuleType
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import chain, combinations
+from types import CodeType, ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Unlike, alike, described, differences
-from actmem_course.judge.edits import Edit, Families, pairs_of, stated
+from actmem_course.judge.edits import Families
+from actmem_course.judge.exchanged import instead
 from actmem_course.judge.outline import Exercise, cases_of, solution_module
 from actmem_course.judge.verdict import PeerStopped, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench, names_of_subgroups
+
+
+@dataclass(frozen=True)
+class Edit:
+    """words: the mistake, in a sentence.  source: our module after it.  stated: somebody has written the sentence."""
+
+    words: str
+    source: str
+    stated: bool = False
+
+    def names(self, file: str) -> dict | None:
+        """What the edited module defines; None if it can't be run."""
+        names = {"__name__": "edited", "__file__": file, "instead": instead}
+        try:
+            for definition in self.source.split("\n\n\n"):
+                exec(_compiled(definition), names)
+        except Exception:
+            return None
+        return names
+
+
+@lru_cache(maxsize=5000)
+def _compiled(definition: str) -> CodeType:
+    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a case."""
+    return compile(definition, "<an edit of ours>", "exec")
+
+
+def stated(text: str, source: str) -> list[Edit]:
+    """The edits of a table of mistakes: in a line ``old -> new | the sentence``, with ``\\n`` for a new line and `` ;; `` between
+    several replacements.  source: our module."""
+    found = []
+    for line in filter(None, (line.removeprefix(8 * " ") for line in text.splitlines() if line.strip())):
+        changes, _, words = line.rpartition(" | ")
+        edited = source
+        for change in changes.split(" ;; "):
+            # Backquotes hold a piece together that begins or ends with spaces.
+            old, _, new = (part.replace("\\n", "\n") for part in change.partition(" -> "))
+            old = old[1:-1] if old.startswith("`") else old
+            assert old in edited, f"our solution no longer has {old!r}, of the mistake {words!r}"
+            edited = edited.replace(old, new)
+        found.append(Edit(words, edited, stated=True))
+    return found
+
+
+_FORWARD_IS_RIGHT = "the forward is right; "
+
+
+def pairs_of(edits: list[Edit], source: str, of_gradients: bool) -> Iterator[Edit]:
+    """Two stated edits at once, where they change different lines, and both the gradients only, or both not."""
+    lines = source.split("\n")
+    for one, other in combinations([e for e in edits if e.words.startswith(_FORWARD_IS_RIGHT) == of_gradients], 2):
+        a, b = (edit.source.split("\n") for edit in (one, other))
+        if len(a) == len(b) == len(lines):
+            both = [new if new != old else second for old, new, second in zip(lines, a, b)]
+            if all(old in (new, second) for old, new, second in zip(lines, a, b)):
+                words = f"{one.words}; and {other.words.removeprefix(_FORWARD_IS_RIGHT)}"
+                yield Edit(words, "\n".join(both), stated=True)
+
 
 #: Of the processor, for how long families and pairs are tried; stated rows are all tried.
 SEARCH_SECONDS = 3.0
@@ -149,12 +208,19 @@ class Naming:
             else:
                 # An edit that changes nothing there is like an answer that is nearly right.
                 differs = not wrong or wrong[0] in differences(outcome, self.ours(group))
+                differs = differs and not (wrong and self._keeps_more(outcome, found, group))
                 enough = differs and any(there) and not isinstance(found.value(wrong[0])[0], int)
                 whole = differs and _same(outcome, found)
             if whole:
                 return words, ""
             partly = partly or words * enough
         return "", partly
+
+    def _keeps_more(self, one: Happened, other: Happened, group: int) -> bool:
+        """Whether only the one run keeps what nothing needs."""
+        ours = self.ours(group)
+        more, also = ({n for n in differences(run, ours) if ours.seen[0][n].how == "kept"} for run in (one, other))
+        return bool(more - also)
 
 
 class _Known:
@@ -247,13 +313,13 @@ def made_edits(exercise: Exercise, late: bool = False) -> Iterator[Edit]:
     """The edits that the syntax of our answer gives; each is made once, when it is asked for.  late: the least likely ones."""
     made, more = _made(exercise, late)
     yield from made
-    for edit in more:
-        made.append(edit)
-        yield edit
+    for pair in more:
+        made.append(Edit(*pair))
+        yield made[-1]
 
 
 @cache
-def _made(exercise: Exercise, late: bool) -> tuple[list[Edit], Iterator[Edit]]:
+def _made(exercise: Exercise, late: bool) -> tuple[list[Edit], Iterator[tuple[str, str]]]:
     places: dict[str, Any] = getattr(cases_of(exercise.lab), "PLACES", {})
     families = Families(source_of(solution_module(exercise.lab)), exercise.function, places)
     return [], families.other_names() if late else families.all()

@@ -78,7 +78,7 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
 
 def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms: str) -> str:
     """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: the value of each letter in each case."""
-    spelled = [term.replace("s²", "ss").partition("/")[::2] for term in terms]
+    spelled = [term.replace("s²", "ss").replace("t²", "tt").partition("/")[::2] for term in terms]
     values = [[prod(z[x] for x in over) / prod(z[x] for x in under) for over, under in spelled] for z in sizes]
     made, wanted = torch.tensor(values, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
     counts = torch.linalg.lstsq(made, wanted[:, None]).solution.flatten().round()

@@ -38,11 +38,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        functions: dict,
-        side: Side,
-        device: str = "cpu",
-        progress: Callable[..., None] = lambda text="": None,
+        self, functions: dict, side: Side, device: str = "cpu", progress: Callable[..., None] = lambda text="": None
     ):
         self.functions, self.side, self.device, self.progress = functions, side, device, progress
         self.rank, self.size = side.number, side.size

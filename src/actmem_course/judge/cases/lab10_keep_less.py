@@ -53,8 +53,14 @@ def lora_linear(r: CaseRun) -> None:
     r.passes(own, {"x": x, "a": a, "b": b})
     r.passes(own, {"x": x, "a": a, "b": b}, prefix=_STILL, still=("x",))
     r.see("the number of writes to weight", weight._version - before, "equal", "it is given, and others read it")
-    with FlopCounterMode(display=False) as flops:
-        made = r.makes(own, {"x": x, "a": a, "b": b}, others=[weight])
+    half, half_weight, low = x.bfloat16(), weight.bfloat16(), "F.linear(x, a) in 16 bits"
+    given = {"x": half, "a": a.float(), "b": b.float()}
+
+    def of_half(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return r["lora_linear"](y, half_weight, a, b, alpha)
+
+    with FlopCounterMode(display=False) as flops:  # in 16 bits, where a wide copy of weight is another tensor
+        made = r.makes(of_half, given, how="half", others=[half_weight])
     for when, one in made.items():
         words = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}. Nothing as large as weight is needed"
         r.see(f"the largest tensor of {when}", max(x.numel(), one.elements), "most", words)
@@ -62,16 +68,8 @@ def lora_linear(r: CaseRun) -> None:
     products = flops.get_total_flops() // (2 * x.numel() * _O)
     many = "forward and backward run {found} products with weight where {enough} are enough: one for the result, one for x's gradient; weight itself gets none"
     r.see("products", products, "most", many)
-    half, half_weight = x.bfloat16(), weight.bfloat16()
-    r.passes(own, {"x": half, "a": a.float(), "b": b.float()}, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
-    low, given = "F.linear(x, a) in 16 bits", (half, a.float(), b.float())
-
-    def of_half(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return r["lora_linear"](y, half_weight, a, b, alpha)
-
-    r.keeps(of_half, *given, what=f"x and {low}", others=[half_weight])
-    held, what = half.clone().requires_grad_(), f"{low}, and x itself, which others may keep"
-    r.keeps(lambda _, *ab: of_half(held, *ab), *given, what=what, name="bytes beside x", others=[half_weight, held])
+    r.passes(of_half, given, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
+    r.keeps(of_half, *given.values(), what=f"x and {low}", others=[half_weight], itself=True)
 
 
 def tiled_mlp(r: CaseRun) -> None:
@@ -97,11 +95,7 @@ def tiled_mlp(r: CaseRun) -> None:
     products = -(-flops.get_total_flops() // (2 * s * b * h * f))
     many = "forward and backward run {found} products of s·b·h·f where {enough} are enough: two in forward, two again and four gradients in backward"
     r.see("products", max(8, products), "most", many)
-    r.keeps(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x")
-    held, words = x.bfloat16().requires_grad_(), "x itself, which others may keep"
-    r.keeps(
-        lambda _, *w: own(held, *w), x, up.bfloat16(), down.bfloat16(), what=words, name="bytes beside x", others=[held]
-    )
+    r.keeps(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x", itself=True)
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
     given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
     half = [tensor.bfloat16().requires_grad_() for tensor in given]
@@ -199,6 +193,7 @@ def offloading_checkpoint(r: CaseRun) -> None:
 
 MISTAKES = {
     "10.1": r"""
+        return F.linear(x, codes * scale) -> return F.linear(x.round(), codes * scale) | x is rounded to whole numbers: only the weight is stored in 8 bits
         return F.linear(x, codes * scale) -> return F.linear(x, codes.to(x.dtype)) | the scale is missing in forward: the weight is codes * scale
         return grad @ (codes * scale) -> return grad @ codes.to(grad.dtype) | the forward is right; the gradient of x lacks the scale: in backward too the weight is codes * scale
         return grad @ (codes * scale) -> return (grad * scale.t()) @ (codes * scale) | the forward is right; the gradient of x has the scale twice: grad @ (codes * scale) has it already
@@ -224,12 +219,11 @@ MISTAKES = {
         grad_low = scaled @ -> grad_low = grad @ | the forward is right; the gradient that goes through b to a and x lacks the factor alpha/r
         ` + grad_low @ a.to(x.dtype)` ->  | the forward is right; the gradient of x is that of the frozen product alone: add the adapter's
         grad_x = grad @ weight + grad_low -> grad_x = grad_low | the forward is right; the gradient of x is that of the adapter alone: the frozen product passes one on, too
-        return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; weight + alpha/r · b @ a is made, as large as the frozen weight: multiply x by a, and that by b
+        return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; forward makes a tensor as large as the frozen weight: weight + alpha/r · b @ a, or a wide copy of weight? Neither is needed: multiply x by weight as it is, and by a, and that by b
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y | the adapter is merged into weight and taken out again: others read weight, and rounding stays in it. Multiply x by a, and that by b
         return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a tensor as large as the frozen weight. Its gradient, or weight + alpha/r · b @ a? Neither is needed
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
-        ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x.clone(), low, weight, a, b) | forward and gradients are right; a copy of x is kept: others may keep x, so save x itself, and it is there once
         return _LoraLinear.apply(x, weight, a, b, alpha) -> from torch.utils.checkpoint import checkpoint\n    lora = lambda x, a, b: F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))\n    return checkpoint(lora, x, a, b, use_reentrant=False) | forward and gradients are right; backward runs the frozen product again, which nothing needs: keep x and F.linear(x, a)
         grad_b = scaled -> grad_b = ctx.scale * scaled | the forward is right; the gradient of b has the factor alpha/r twice
         grad_a = grad_low -> grad_a = 1 / ctx.scale * grad_low | the forward is right; the gradient of a lacks the factor alpha/r
@@ -248,7 +242,6 @@ MISTAKES = {
         for rows in x.split(tile)]) -> for rows in x.chunk(tile)]) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.chunk(ctx.tile), grad.chunk(ctx.tile)) | forward and gradients are right; there are ``tile`` tiles: each has ``tile`` positions, so split, not chunk
         [mlp(rows, up, down) for rows in x.split(tile)]) -> [mlp(rows, up, down) for rows in x.split(tile, 1)], 1) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.split(ctx.tile, 1), grad.split(ctx.tile, 1)) ;; return torch.cat(grads_x), -> return torch.cat(grads_x, 1), | forward and gradients are right; the sequences are tiled, not their positions: split dimension 0
         [mlp(rows, up, down) for rows in x.split(tile)] -> [mlp(x, up, down)] | forward and gradients are right; forward runs the MLP for the whole sequence at once: run it tile by tile
-        ctx.save_for_backward(x, up, down)\n -> ctx.save_for_backward(x.clone(), up, down)\n | forward and gradients are right; a copy of x is kept: others may keep x, so save x itself, and it is there once
         zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
         grad_down += of_down -> grad_down += upstream.flatten(0, 1).t() @ F.linear(rows, up).flatten(0, 1) | the forward is right; the gradient of down reads F.linear(x, up): it needs what GeLU makes of that

@@ -21,8 +21,11 @@ RANKS = (
 )  # fmt: skip
 #: s, b, h, f.
 GATED = ((5, 3, 8, 14), (7, 2, 10, 22), (3, 1, 6, 4), (2, 5, 4, 6))
-#: s, b, h, a, t that t divides, so that a sum of terms can be taken apart.
-_APART = ((8, 1, 16, 4, 2), (8, 2, 32, 8, 4), (16, 1, 24, 4, 4), (16, 3, 16, 8, 8), (24, 1, 32, 4, 2), (8, 1, 64, 8, 8))
+#: s, b, h, a, t that t² divides, so that a sum of terms can be taken apart.
+_APART = (
+    (8, 1, 16, 4, 2), (8, 2, 32, 8, 4), (16, 1, 24, 4, 4), (16, 3, 16, 8, 8), (24, 1, 32, 4, 2), (8, 1, 64, 8, 8), (24, 2, 48, 8, 4),
+    (16, 1, 80, 4, 2),
+)  # fmt: skip
 #: h, a.
 CROSSOVERS = ((12288, 96), (20, 4), (1600, 25), (1536, 16), (4, 2))  # a rest of 4/10, none, 2/10, 8/10, 6/10
 
@@ -72,7 +75,7 @@ def rank_bytes(r: CaseRun) -> None:
         r.see_number(
             case,
             r["rank_bytes"](s, b, h, a, t, sequence_parallel, recompute),
-            explain_sum(apart, letters, "sbh", "sbh/t", "as²b", "as²b/t"),
+            explain_sum(apart, letters, "sbh", "sbh/t", "sbh/t²", "as²b", "as²b/t", "as²b/t²"),
         )
 
 
@@ -133,11 +136,13 @@ MISTAKES = {
     "1.3": f"""
         return 2 * s -> return 4 * s | x is counted twice: two linears read it, but it is one tensor in memory
         4 * 2 * s * b * f -> 3 * 2 * s * b * f | a tensor of [s, b, f] is left out, one of four: {_FOUR}; the gradients need all of them
-        `return 2 * s * b * h + ` -> return | x is left out: the gradients of both first weights need it
+        return 2 * s * b * h + 4 -> return 4 | x is left out: the gradients of both first weights need it
         4 * 2 * s * b * f -> 4 * 2 * s * b * 4 * h | 4h is used in place of f, which is feed_forward_size
         {_ALL} -> return s * b * h + 4 * s * b * f | elements are counted, not bytes
     """,
     "1.4": f"""
+        34 * hidden_size // {_TIMES} + 1 -> 34 * hidden_size // {_TIMES} + 2 | one too many: at s − 1 the core attention already keeps more than the rest
+        34 * hidden_size // {_TIMES} -> 5 * num_attention_heads // (34 * hidden_size) | the quotient is upside down: 5as is more than 34h from s = 34h/5a on
         {_TIMES} + 1 -> {_TIMES} | 34h/5a is rounded down, and at that s the core attention does not keep more than the rest: the smallest s that does is the next whole number
         34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) | 34h/5a is rounded up; where it is whole, the core attention keeps as much as the rest at that s, not more
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) + 1 | 34h/5a is rounded to the nearest whole number: round down, and take the next

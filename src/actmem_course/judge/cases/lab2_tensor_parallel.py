@@ -47,16 +47,17 @@ def split_attention(r: CaseRun) -> None:
     if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:
         raise Wrong("expected two tensors: this rank's qkv_weight and its projection_weight")
     own_qkv, own_projection = (part.detach() for part in result)
+    if own_qkv.shape[1:] == (h,) and own_projection.dim() == 2 and len(own_projection) == h:
+        rows, columns = _heads_of(own_qkv, qkv, heads), _heads_of(own_projection.t(), projection.t(), heads)
+        wanted = [f"{which}{head[1:]}" for which in "QKV" for head in columns]
+        if rows and columns and (rows != wanted or len(columns) != here):
+            raise Wrong(
+                f"rank {r.rank}'s QKV part has the rows of {', '.join(rows)}, and its projection the columns of heads "
+                f"{', '.join(head[1:] for head in columns)}: take Q, then K, then V of the same {here} heads, in the order of the columns"
+            )
     r.see("the shape of this rank's qkv_weight", list(own_qkv.shape), "equal")
     r.see("the shape of this rank's projection_weight", list(own_projection.shape), "equal")
     if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
-        rows, columns = _heads_of(own_qkv, qkv, heads), _heads_of(own_projection.t(), projection.t(), heads)
-        whole = len(rows) == 3 * here and len(columns) == here  # and none is a part of one
-        if whole and rows != [f"{which}{head[1:]}" for which in "QKV" for head in columns]:
-            raise Wrong(
-                f"rank {r.rank}'s QKV part has the rows of {', '.join(rows)}, and its projection the columns of heads "
-                f"{', '.join(head[1:] for head in columns)}: take Q, then K, then V of the same heads, in the order of the columns"
-            )
         context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
         r.see("the attention", F.linear(context, own_projection), "total")
 
@@ -65,7 +66,7 @@ def _heads_of(part: Tensor, whole: Tensor, heads: int) -> list[str]:
     """Which heads of Q, K, V the rows of a part are, in their order: ``Q0``.  Empty unless they are rows of the whole."""
     d = whole.shape[1] // heads
     places = (part[:, None] == whole).all(-1).nonzero()[:, 1].tolist()
-    if places != [first + i for first in places[::d] for i in range(d)]:
+    if len(places) % d or places != [first + i for first in places[::d] for i in range(d)]:
         return []
     return [f"{'QKV'[first // len(whole.t())]}{first // d % heads}" for first in places[::d]]
 
@@ -150,6 +151,8 @@ MISTAKES = {
         return sums[0].log() -> return sums[0] | the logarithm of the sum is missing
         return sums[0].log() -> return (sums[0] / dist.get_world_size(group)).log() | the sum of the exponentials is averaged over the ranks: all-reduce with SUM, and divide by nothing
         `+ largest - sums[1]` -> + largest | the target's logit is not subtracted
+        dist.ReduceOp.MAX, group=group) -> group=group) | the ranks' largest logits are added up: reduce them with dist.ReduceOp.MAX
+        return sums[0].log() + largest - sums[1] -> return sums[1] - sums[0].log() - largest | the result is the log-probability of the target; the loss is its negative
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).mean() | the result is the mean over all positions; expected one loss per position
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).mean().expand(targets.shape) | every position has the mean over all positions; expected one loss per position
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).sum() | the result is the sum over all positions; expected one loss per position
@@ -174,6 +177,7 @@ MISTAKES = {
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
     """,
     "2.5": r"""
+        projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | the projection's columns are every t-th: take those of the rank's heads, which follow each other
         mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t)[rank] | the 3h rows are cut into t blocks, so rank 0 gets the first rows and not its heads: each rank needs Q, K and V of the same heads, so cut each of the three
         mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t, dim=1)[rank] | the QKV weight is cut along its input features: heads are its output features, dimension 0 of [out, in]
         projection_weight.chunk(t, dim=1) -> projection_weight.chunk(t) | the projection is cut along its output features: heads are its input features, dimension 1 of [out, in]
@@ -183,11 +187,16 @@ MISTAKES = {
         view(3, t, h // t, h)[:, rank] -> view(3, h // t, t, h)[:, :, rank] ;; projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | heads are cut apart: each rank has every t-th row, and needs whole heads
     """,
     "2.6": r"""
+        y = gelu(column_parallel_linear(x, up_weight, -> y = gelu(column_parallel_linear(x, down_weight.t(), ;; (y, down_weight, -> (y, up_weight.t(), | up_weight and down_weight are swapped: they fit only where one transposes them
         gelu(column -> F.gelu(column | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
         row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
         return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
     """,
     "2.7": r"""
+        core_attention(q, k, v), x -> core_attention(k, q, v), x | Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> core_attention(q, v, k), x | K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> core_attention(q * (q.shape[-1] * dist.get_world_size(group) / x.shape[-1]) ** 0.5, k, v), x | the scores are divided by the root of h/t: core_attention divides them by the root of the head size
+        q, k, v = split_heads(column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here) -> parts = column_parallel_linear(x, qkv_weight, qkv_bias, group).chunk(3, -1)\n    q, k, v = (p.reshape(-1, len(x), p.shape[-1] // heads_here) for p in parts) | tokens and heads are mixed: a reshape does not put the heads before the tokens. Use split_heads
         core_attention(q, k, v), x -> F.scaled_dot_product_attention(q, k, v), x | there is no causal mask, so a token attends to later ones: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** 0.5, k, v), x | the scores are not divided by the root of the head size: use core_attention
         core_attention(q, k, v), x -> core_attention(q * (q.shape[-1] / x.shape[-1]) ** 0.5, k, v), x | the scores are divided by the root of h: core_attention divides them by the root of the head size

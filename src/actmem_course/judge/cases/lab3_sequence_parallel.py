@@ -20,27 +20,31 @@ PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "nor
 
 
 def g(r: CaseRun) -> None:
-    r.operator(G_OPERATOR, r.each(2, 3, 5))
+    r.operator(G_OPERATOR, r.each(r.t, r.t, 5))  # t divides both, so that whoever cuts by mistake can
 
 
 def g_bar(r: CaseRun) -> None:
-    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, 3, 5))
+    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, r.t, 5))
 
 
 def gathering_linear(r: CaseRun) -> None:
-    _linear(r, r["gathering_linear"])
+    _linear(r, r["gathering_linear"], r.t)
 
 
 def shard_keeping_linear(r: CaseRun) -> None:
     given = _linear(r, r["shard_keeping_linear"])
     more = "save the shard and gather it again in backward"
     r.keeps(
-        lambda x, w, c: r["shard_keeping_linear"](x, w, c, r.group), *given, what="x, this rank's tokens", more=more
+        lambda x, w, c: r["shard_keeping_linear"](x, w, c, r.group),
+        *given,
+        what="x, this rank's tokens",
+        more=more,
+        itself=True,
     )
 
 
-def _linear(r: CaseRun, function) -> list[Tensor]:
-    given = {"x": r.each(2, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
+def _linear(r: CaseRun, function, tokens: int = 2) -> list[Tensor]:
+    given = {"x": r.each(tokens, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
     # Whoever gathers again in 3.3 has already found what 3.5 is after.
     r.passes(function, given, r.group, again=[Collective("all-gather", r.t * size_of(given["x"]))])
     return list(given.values())
@@ -119,6 +123,12 @@ _REPLICATED = (
 
 
 def dropout_generators(r: CaseRun) -> None:
+    try:
+        r["dropout_generators"](0, False, "xpu", r.group)
+    except RuntimeError:  # as it should: this machine has none
+        pass
+    else:
+        raise Wrong("device is not used: create the generators with torch.Generator(device)")
     for parallel in (False, True):
         draws: dict[str, list[float]] = {}
         # A seed that is multiplied makes the same of 0 everywhere.
@@ -175,6 +185,7 @@ PLACES = {
 }
 MISTAKES = {
     "3.3": r"""
+        return F.linear(g(x, group), weight, bias) -> return F.linear(x, weight, bias) | the result has this rank's tokens only; [s, b, out/t] has all: g belongs at the entry, once, so that this rank's weight meets all tokens
         g(x, group), weight, bias -> g(x, group), weight | bias is missing: it belongs after the linear, once
         F.linear(g(x, group), weight, bias) -> F.linear(g(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
     """,
@@ -219,8 +230,8 @@ MISTAKES = {
         x + dropouts.block(y) -> dropouts.block(x + y) | dropouts.block comes after the addition of x, in all places: it belongs after the bias, before x is added
         `    x = x + dropouts.block(y)` ->     x = dropouts.block(x + y) | attention's dropouts.block comes after the addition of x to attention's result: it belongs after the bias, before x is added
         return x + dropouts.block(y) -> return dropouts.block(x + y) | the MLP's dropouts.block comes after the addition of x to the MLP's result: it belongs after the bias, before x is added
-        y = g_bar(F.linear(context, w.projection_weight), group) -> y = g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; `    x = x + dropouts.block(y)` ->     x = x + y | attention's dropouts.block comes before attention's g_bar: it belongs after the bias, before x is added
-        y = g_bar(F.linear(y, w.down_weight), group) -> y = g_bar(dropouts.block(F.linear(y, w.down_weight)), group) ;; return x + dropouts.block(y) -> return x + y | the MLP's dropouts.block comes before the MLP's g_bar: it belongs after the bias, before x is added
+        y = g_bar(F.linear(context, w.projection_weight), group) -> y = g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; `    x = x + dropouts.block(y)` ->     x = x + y | attention's dropouts.block comes before projection_bias: it belongs after the bias, before x is added
+        y = g_bar(F.linear(y, w.down_weight), group) -> y = g_bar(dropouts.block(F.linear(y, w.down_weight)), group) ;; return x + dropouts.block(y) -> return x + y | the MLP's dropouts.block comes before down_bias: it belongs after the bias, before x is added
         `    x = x + dropouts.block(y)` ->     x = x + dropouts.core(y) | dropouts.core is applied to attention's result: it is for the attention weights; use dropouts.block here
         return x + dropouts.block(y) -> return x + dropouts.core(y) | dropouts.core is applied to the MLP's result: it is for the attention weights; use dropouts.block here
         x + dropouts.block(y) -> x + dropouts.core(y) | dropouts.core is applied to both results: it is for the attention weights; use dropouts.block there

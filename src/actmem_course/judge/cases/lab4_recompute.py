@@ -62,7 +62,7 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
     x, gate = given.values()
     found = kept(
         r.b, lambda y, *rest: function(y, gate.clone(), *rest), x, tuple(weights.values())
-    )  # a copy, which nobody else holds
+    ).without_copies()  # a copy, which nobody else holds
     r.see("bytes", without_states(found), "kept", ("the inputs", "let the first run keep nothing", 8))
 
 
@@ -144,13 +144,13 @@ def selective_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "selective_layer")
     found = without_states(kept(r.b, as_block(r["selective_layer"]), x, weights))
     r.see("bytes", found, "kept", ("all but the three tensors of the core attention", "", 8))
-    again = "forward and backward take {found:,} FLOPs where {enough:,} are enough: something other than the core attention is recomputed"
+    again = "forward and backward take {found:,} FLOPs where {enough:,} are enough: recompute the core attention once, and nothing else"
     r.see("FLOPs", flops_of(as_block(r["selective_layer"]), x, *weights), "most", again)
 
 
 def full_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "full_layer")
-    found = without_states(kept(r.b, as_block(r["full_layer"]), x, weights))
+    found = without_states(kept(r.b, as_block(r["full_layer"]), x, weights).without_copies())
     r.see("bytes", found, "kept", ("the layer's input", "run the whole layer under checkpoint", 8))
     twice = "forward and backward take {found:,} FLOPs where {enough:,} are enough: something runs a third time. Checkpoint layer itself, once"
     r.see("FLOPs", flops_of(as_block(r["full_layer"]), x, *weights), "most", twice)
@@ -200,7 +200,14 @@ def layer_weights(shape: ModelShape, dtype: torch.dtype = torch.float64, device:
 
 def as_block(function: Callable, shape: ModelShape = _SHAPE) -> Callable[..., Tensor]:
     """A layer function as a function of x and the twelve parameters, with dropout from the default generator."""
-    return lambda x, *parameters: function(x, LayerWeights(shape.num_attention_heads, *parameters), Dropouts(_P))
+    return lambda x, *parameters: function(x, LayerWeights(shape.num_attention_heads, *parameters), TwoDropouts(_P))
+
+
+class TwoDropouts(Dropouts):
+    """Whose two sorts differ, so that one in place of the other shows."""
+
+    def core(self, weights: Tensor) -> Tensor:
+        return 0.5 * super().core(weights)
 
 
 def without_states(found: KeptBytes) -> KeptBytes:
@@ -222,6 +229,7 @@ _AGAIN = "_restore(states)\\n        with torch.enable_grad -> {}with torch.enab
 _DRAWS_OTHERS = "the forward is right; the second run draws other random numbers than the first, so it drops other elements: restore the generator's state from before the first run"
 _FROM_THE_SEED = "the forward is right; the second run starts from the seed, not from the state that the generator had before the first run: torch.get_rng_state()"
 _NO_DROPOUT = "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention"
+_RESIDUAL = "x is added to the layer's result: layer has added it already, in its two residual branches"
 MISTAKES = {
     "4.1": r"""
         return _Checkpoint.apply(function, *inputs) -> with torch.no_grad():\n        return function(*inputs) | the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an autograd Function whose backward runs it again
@@ -243,19 +251,26 @@ MISTAKES = {
         layer(x, w, dropouts, core) -> layer(x, w, dropouts) | it keeps as much as without recomputation: the three tensors of the core attention, 5as²b, are still there
         layer(x, w, dropouts, core) -> checkpoint(lambda y: layer(y, w, dropouts), x) | it keeps the layer's input only: that is full recomputation; selective recomputes only the core attention and keeps 34sbh
         core_attention(q, k, v, dropout), q, k, v) -> core_attention(q, k, v), q, k, v) | {no_dropout}
+        core_attention(q, k, v, dropout), q, k, v) -> core_attention(q, k, v, dropouts.block), q, k, v) | dropouts.block is used for the attention weights: layer gives core the dropout to use, its fourth argument
+        layer(x, w, dropouts, core) -> x + layer(x, w, dropouts, core) | {residual}
         checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v) -> dropout(checkpoint(core_attention, q, k, v)) | the core attention's result is dropped, not its weights: pass dropout on to core_attention
         return checkpoint(lambda -> checkpoint(lambda | core returns None: is a return missing?
         {again}
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | it runs without dropout: pass dropouts on to layer
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
-    """.replace("{again}", f"{_AGAIN.format('')} | {_DRAWS_OTHERS}").replace("{no_dropout}", _NO_DROPOUT),
+    """.replace("{again}", f"{_AGAIN.format('')} | {_DRAWS_OTHERS}")
+    .replace("{no_dropout}", _NO_DROPOUT)
+    .replace("{residual}", _RESIDUAL),
     "4.4": rf"""
+        checkpoint(lambda y: layer(y, w, dropouts), x) -> x + checkpoint(lambda y: layer(y, w, dropouts), x) | {_RESIDUAL}
+        layer(y, w, dropouts) -> layer(layer(y, w, dropouts), w, dropouts) | the layer is applied twice, to its own result: once
         checkpoint(lambda y: layer(y, w, dropouts), x) -> selective_layer(x, w, dropouts) | it keeps what selective recomputation keeps, 34sbh: run the whole layer under checkpoint, and its input is enough
         layer(y, w, dropouts) -> layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)) | {_NO_DROPOUT}
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.0)) | it runs without dropout: pass dropouts on to layer
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.1)) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
     """,
     "4.5": rf"""
+        self.found.pop(index) -> self.found.pop(self.count - 1 - index) | the forward is right; the second run's tensors are handed out from the last to the first: the n-th that it saves is the n-th that the first run saved
         keep(*inputs, *_states(inputs[0])) -> keep(*_states(inputs[0]))\n        self.given = inputs ;; inputs, states = tensors[: len(self.needs)], tensors[len(self.needs) :] -> inputs, states = self.given, tensors | the inputs are held where no hook sees them: hold them with keep, as the generator's states
         _restore(states)\n        try -> try | {_DRAWS_OTHERS}
         _restore(states)\n        try -> torch.manual_seed(torch.initial_seed())\n        try | {_FROM_THE_SEED}

@@ -175,6 +175,10 @@ _IN_TURN = "p microbatches go through one chunk, then the same p through the nex
 _PLACES = "a microbatch's backward frees its place for the next one"
 MISTAKES = {
     "5.1": f"""
+        rank - 1, num -> rank, num | a rank runs one forward too many ahead, p − r, and so holds one microbatch too many: p − r − 1
+        pipeline_parallel_size - rank - 1 -> max(pipeline_parallel_size - rank - 2, 0) | a rank runs one forward too few ahead, and waits: p − r − 1
+        {_AHEAD} -> pipeline_parallel_size - rank - 1 | with fewer microbatches than ranks the warm-up runs microbatches that don't exist: min(p − r − 1, n)
+        ("B", i - ahead)] -> ("B", i)] ;; {_LAST} -> reversed(range(ahead)) | the latest microbatch's backward runs first: backwards come in the order of the microbatches
         {_AHEAD} -> num_microbatches | every rank runs all forwards first and holds all microbatches: {_FEW}
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - 1, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
         {_AHEAD} -> min(rank, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
@@ -183,6 +187,10 @@ MISTAKES = {
         {_LAST} -> () | the last backwards are missing: as many are left as forwards ran ahead
     """,
     "5.2": f"""
+        forwards = [("F", chunk, i) for chunk, i in passes] -> forwards = [("F", chunk, i) for chunk in range(m) for i in range(n)] | all microbatches go through one chunk before any goes through the next: {_IN_TURN}
+        2 * (p - rank - 1) -> 2 * rank | the later a rank is, the more forwards it runs ahead; it is the other way round: 2(p − r − 1) + (m − 1)p
+        m - 1 - chunk, i) for -> m - 1 - chunk, i // p * p + p - 1 - i % p) for | of p microbatches that go through a chunk together, the last comes back first: backwards come in the order of the forwards
+        (m - 1) * p -> m * p | a rank runs p forwards too many ahead: 2(p − r − 1) + (m − 1)p
         {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) ;; min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> n * m | all microbatches go through one chunk before any goes through the next, forwards first: {_IN_TURN}
         {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) | all microbatches go through one chunk before any goes through the next: {_IN_TURN}
         {_PASSES} -> (chunk, i) for i in range(n) for chunk in range(m) | each microbatch goes through all chunks before the next one: {_IN_TURN}
@@ -201,12 +209,19 @@ MISTAKES = {
         output.untyped_storage().resize_(0) -> output.data = torch.empty(1, dtype=output.dtype) | the output has another shape now: backward compares the gradient's shape with it and refuses. Empty the tensor's storage and leave the tensor itself as it is
     """,
     "5.5": f"""
+        return kept -> return [i for i in range(num_microbatches) if i not in kept] | these are the microbatches that are recomputed; the others are asked
+        len(taken) < places -> len(taken) <= places | one microbatch too many keeps everything at a time: it takes a place while fewer than places are taken
         taken.discard(i) -> pass | the microbatches never give up their places: {_PLACES}
         elif len(taken) < places: -> else: | all microbatches are kept, however few places there are
         len(taken) < places -> i % pipeline_parallel_size < places | a rank r holds p − r microbatches at once, not p: take a place whenever one is free
         len(taken) < places -> len(taken) < max(places, 1) | where there are no places, no microbatch can keep everything
     """,
     "5.4": f"""
+        in_flight * recomputed_bytes -> recomputed_bytes | one recomputed microbatch is taken off the budget; all in flight keep recomputed_bytes
+        , full_bytes - recomputed_bytes -> , full_bytes | left // full_bytes: who keeps everything takes full_bytes − recomputed_bytes more, because recomputed_bytes are taken off already
+        min(in_flight, left // more) -> left // more | no more than in_flight can keep everything: min(in_flight, …)
+        min(in_flight, left // more) -> min(in_flight - 1, left // more) | all in flight may keep everything, not all but one
+        return min(in_flight, left // more) -> return (in_flight if budget_bytes // in_flight >= full_bytes else 0) | all or none: some may keep everything while the others are recomputed
         `{_SAVES}` ->  | recomputing saves nothing there, and full_bytes − recomputed_bytes is 0: as recomputing all fits, all in flight can keep everything
         {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep
         left // more -> budget_bytes // more | what the recomputed ones keep is not taken off the budget: left is budget_bytes − in_flight · recomputed_bytes

@@ -105,11 +105,6 @@ def small_shape(b: Bench) -> ModelShape:
     return ModelShape(4 * b.size, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
 
 
-def mode_named(name: str) -> Configuration:
-    """The row of table 2 of that name."""
-    return next(mode for mode in TABLE2 if mode.name == name)
-
-
 def make_model(r: CaseRun) -> None:
     """Any weights are right that are the same in every mode, so they are compared with those of the first."""
     shape, first = small_shape(r.b), dict[str, Tensor]()
@@ -202,7 +197,7 @@ def training_step(r: CaseRun) -> None:
 
 def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
     """By how much the parameters move in each step, in units of the rate and of a small limit, and the result."""
-    mode = mode_named(name)
+    mode = next(mode for mode in TABLE2 if mode.name == name)
     model = ours.make_model(small_shape(r.b), mode, r.group, dtype=torch.float64, device=r.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
     unit = _RATE * min(1.0, max_norm)
@@ -215,8 +210,8 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
             returned = r["training_step"](model, optimizer, microbatches, max_norm)
         limited = ", with a norm above max_norm" * (max_norm == _LIMIT)
         case = f"mode {name!r}, step {number}{limited}: "
-        for (name, parameter), old in zip(parameters, before):
-            r.see_tensor(f"{case}the step of {name}", (old - parameter.detach()) / unit, "near")
+        for (own, parameter), old in zip(parameters, before):
+            r.see_tensor(f"{case}the step of {own}", (old - parameter.detach()) / unit, "near")
         if not isinstance(returned, float):
             missing = ": is a return missing?" if returned is None else ""
             got = clipped(f"got {returned!r}")
@@ -295,7 +290,7 @@ def train(r: CaseRun) -> str:
         )
         refuse((
             (len(losses) != _NUM_STEPS, f"expected {_NUM_STEPS} losses, one per step, got {len(losses)}"),
-            (any(other != losses for other in r.b.gather(losses)), f"mode {mode.name!r}: ranks have different losses"),
+            (any(other != losses for other in r.b.gather(losses)), f"mode {mode.name!r}: ranks have different losses: all ranks of a tensor-parallel group train on the same batches"),
         ))  # fmt: skip
         for model in seen.models:
             refuse(_faults_of_model(r, model, mode, 0.0))
@@ -448,8 +443,21 @@ MISTAKES = {
         if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group) -> dist.all_reduce(cut) | a model that is not shared (model.tp.size is 1) is summed over all ranks: exchange nothing in that case
         dist.all_reduce(cut, -> dist.reduce(cut, dist.get_global_rank(model.tp.group, 0), | the norm is right on rank 0 only: every rank needs it, so all-reduce
         parameter.grad.double() -> parameter.detach().double() | this is the norm of the parameters; expected that of their .grad
+        parameter.grad.double().square().sum() -> parameter.grad.double().norm() ;; return math.sqrt(cut + whole) -> return float(cut + whole) | the parameters' norms are added up: add squares, and take the root of the sum
+        if hasattr(parameter, "partition_dim") -> if not hasattr(parameter, "partition_dim") | it is the replicated parameters' squares that are summed over the ranks, not those of the parameters that are cut: whatever has a partition_dim is cut
+        parameter.grad.double().square().sum() -> parameter.grad.double().abs().max() ** 2 | the largest element of each gradient is taken: the 2-norm adds up the squares of all
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) != 0 | which dimension is cut decides here: whatever has a partition_dim is cut, whichever it is
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are treated as replicated: whatever has a partition_dim is cut
     """,
     "6.4": rf"""
+        `        loss = model` ->         total and optimizer.step()\n        loss = model | optimizer.step() runs after each microbatch: it belongs at the end, once
+        optimizer.zero_grad() -> pass | the gradients of the step before are still there: call optimizer.zero_grad() before the first backward
+        `{_REDUCE}` ->     pass | reduce_partial_gradients is missing: it belongs {_BELONGS}
+        `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | reduce_partial_gradients comes after gradient_norm: it belongs {_BELONGS}
+        if norm > max_norm -> if False | the gradients are not scaled down where their norm is larger than max_norm
+        parameter.grad *= max_norm / norm -> parameter.grad *= norm / max_norm | the gradients are scaled up, by norm / max_norm: scale them by max_norm / norm
+        parameter.grad *= max_norm / norm -> parameter.grad *= (max_norm / norm) ** 2 | the gradients are scaled by max_norm / norm twice: once
+        `{_STEP}` ->     pass\n | no parameter moves: optimizer.step() is missing
         ` / len(microbatches)\n` -> \n | {_TOO_LONG}
         ` / len(microbatches)\n` -> \n ;; return total -> return total / len(microbatches) | {_TOO_LONG}
         loss.backward() -> (loss / len(microbatches)).backward() | steps are too short: the losses are divided by the number of microbatches twice

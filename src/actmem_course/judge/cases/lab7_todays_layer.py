@@ -41,6 +41,7 @@ _HEADS = {
     "min(t, k)": lambda true, a, k, t: true * min(t, k) // t,
     "is counted with all a heads; there are k key and value heads": lambda true, a, k, t: true * min(t, k) * a // (k * t),
     "is counted with all k heads where there are fewer heads than ranks: each rank holds one of them": lambda true, a, k, t: true * (k if t > k else 1),
+    "is counted with heads of h/k elements; a head has h/a": lambda true, a, k, t: true * a // k,
     "is divided by k, also where t < k: divide by min(t, k)": lambda true, a, k, t: true * min(t, k) // k,
     "is not divided: with t <= k each rank has k/t of the heads": lambda true, a, k, t: true * min(t, k),
 }  # fmt: skip
@@ -104,8 +105,8 @@ def recipe_linear(r: CaseRun) -> None:
     # Whole numbers, so that no order of a sum changes a bit.
     factors = {"weight": weight, "the first factor": x, "the second factor": up}
     for recipe, words, given, how in (
-        (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, "close"),
         (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, "close"),
+        (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, "close"),
         (torch.mul, "a product", {name: torch.round(4 * factor) for name, factor in factors.items()}, "bits"),
     ):
         runs = []
@@ -149,15 +150,11 @@ def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
     A head's elements divide by t, so whoever cuts a head gets a part, too; and h is not a·d.
     """
     a, h, d = 4 * r.t, 12 * r.t, 2 * r.t
-    for k in sorted({1, most_shared(r.t), r.t, 2 * r.t, a}):
+    shared = max(k for k in range(1, max(2, r.t)) if r.t % k == 0)  # of which ranks have to share some
+    for k in sorted({1, shared, r.t, 2 * r.t, a}):
         words = f"{k} key and value head{'s' * (k > 1)} on {r.t} rank{'s' * (r.t > 1)}: "
         sizes = ((a * d, h), (k * d, h), (k * d, h), (h, a * d))
         yield words, a, k, {name: r.same(*size) for name, size in zip(_NAMES, sizes)}
-
-
-def most_shared(t: int) -> int:
-    """The largest number of key and value heads that t ranks have to share; 1 on one rank."""
-    return max(k for k in range(1, max(2, t)) if t % k == 0)
 
 
 def split_grouped_heads(r: CaseRun) -> None:
@@ -230,6 +227,11 @@ MISTAKES = {
         `*torch.autograd.grad(x, leaves, grad @ weight)` -> *[grad @ weight if s.dim() > 1 else (grad @ weight).sum((0, 1)) for s in sources] | the forward is right; the gradient of a source is that of the linear's input: go on through the recipe
     """,
     "7.5": r"""
+        projection_weight.chunk(t, dim=1)[rank] -> projection_weight[rank * (n := projection_weight.shape[1] // t) : (rank + 1) * n] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
+        own = rank * parts // t -> own = 0 | every rank has the first key and value heads; its query heads read those from rank · k // t on
+        projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
+        weight.chunk(parts)[own] -> weight.chunk(num_key_value_heads)[rank * num_key_value_heads // t] | every rank has one key and value head; with k > t it needs k/t, all that its query heads read
+        v_weight.chunk(parts)[own] -> v_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, -1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1) ;; k_weight.chunk(parts)[own] -> k_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, -1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1) | a key and value head comes once for each query head that reads it: a rank holds it once
         parts = min(t, num_key_value_heads) -> parts = t | k_weight and v_weight are cut into t parts, and so is the head: no query finds its whole key. With t > k a rank takes one whole head, the same as its neighbours
         weight.chunk(parts)[own] -> weight | every rank has all key and value heads; it needs those that its own query heads read
         parts = min(t, num_key_value_heads) -> parts = min(t, num_key_value_heads) if num_key_value_heads < num_attention_heads else 1 | with as many key and value heads as query heads every rank has all of them; it needs those that its own query heads read
@@ -241,6 +243,7 @@ MISTAKES = {
         q_weight.chunk(t)[rank] -> q_weight[rank * (n := num_attention_heads // t * (q_weight.shape[1] // num_attention_heads)) : (rank + 1) * n] | a head is taken to have h/a elements; q_weight has d for each of a heads: h need not be a·d
     """,
     "7.6": r"""
+        heads[own] = weight.grad -> heads[own] = weight.detach() | the weights are added up, not their gradients
         own = rank * num_key_value_heads // t -> own = rank % num_key_value_heads | the gradients of ranks rank % k, rank % k + k, … are added up; neighbours share a head: rank · k // t
     """,
 }

@@ -74,10 +74,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     ends = _V * torch.arange(min(ranks, 16), device=r.device)
     targets.view(-1)[6 : 6 + 2 * len(ends)] = torch.cat((ends, ends + _V - 1))
     upstream = r.same(_B, _S).t()
-    for chunk, scale, prefix in (
-        (_CHUNK, 1, ""),
-        (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, "),
-    ):
+    for chunk, scale, prefix in ((_CHUNK, 1, ""), (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, ")):
         passes = r.passes(
             lambda x, w: function(x, w, targets, chunk),  # noqa: B023
             {"x": scale * x, "weight": weight},
@@ -241,6 +238,7 @@ MISTAKES = {
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.t().reshape(grad.shape).unsqueeze(-1)).to(logits.dtype), None | the forward is right; the incoming gradient's s and b are swapped
     """,
     "9.2": r"""
+        return _LinearCrossEntropy.apply(x, weight, targets, chunk) -> parts = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))\n    return torch.cat([cross_entropy(F.linear(rows, weight), ids) for rows, ids in parts]).view(targets.shape) | forward goes chunk by chunk, and autograd keeps every chunk's logits: make them again in backward, in a torch.autograd.Function
         logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.logsumexp(-1))\n            losses -> logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.exp().sum(-1).log())\n            losses | for logits of a thousand, exp overflows: subtract the largest first, or use logsumexp
         losses.append(normalisers[-1] - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)) -> losses.append(logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - normalisers[-1]) | the result is the log-probability of the target; the loss is its negative
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1 -> pass | the forward is right; the gradients are those of the softmax alone: subtract 1 at the target
@@ -287,6 +285,7 @@ MISTAKES = {
         torch.stack(((part - largest).exp(), -> torch.stack((part, ;; normaliser = sums[0].log() + largest -> normaliser = sums[0] | the ranks' logsumexps are added up: add up their exponentials, and take the logarithm of that
     """,
     "9.4": r"""
+        entropy.clone().view(tokens.shape) -> entropy.mean().expand(tokens.shape).clone() | each token has the mean of all entropies: each has its own
         return torch.cat(chosen).view(tokens.shape), entropy.clone() -> return -torch.cat(chosen).view(tokens.shape), entropy.clone() | the first is the loss; the log-probability is its negative
         entropies.append(-(log_p -> entropies.append((log_p | the entropy has the wrong sign: it is −Σ p log p
         -(log_p.exp() * log_p).sum(-1) -> -log_p.sum(-1) | the entropy lacks the factor p
@@ -309,6 +308,7 @@ MISTAKES = {
         up_entropy * (log_p + h) -> up_entropy * (log_p - h) | the forward is right; the gradient of the entropy has H with the wrong sign: −p (log p + H)
     """,
     "9.5": r"""
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> words = ids.flatten().unique()\n        first = [ids.flatten().tolist().index(word) for word in words.tolist()]\n        ctx.main_grad.index_add_(0, words, wide(grad).flatten(0, 1)[first]) | if a word occurs several times, only its first gradient arrives: add that of every token
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids.flatten()] += wide(grad).flatten(0, 1) | if a word occurs several times, only one of its gradients arrives: main_grad[ids] += … writes each row once. Use index_add_
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_copy_(0, ids.flatten(), wide(grad).flatten(0, 1)) | the rows of main_grad are overwritten; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids] = wide(grad) | the rows of main_grad are overwritten; earlier microbatches have left their gradients there: add

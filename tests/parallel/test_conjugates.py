@@ -7,7 +7,7 @@ import torch.distributed as dist
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
-from actmem.parallel.conjugates import f, f_bar, g, g_bar
+from actmem.parallel.conjugates import f, f_bar, f_bar_or_g_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.show.sequence_parallel import CONJUGATE_OF, FORWARD_EXCHANGE
 
@@ -70,7 +70,10 @@ def check_meaning():
     assert torch.equal(f_bar(mine, tp), torch.full((2, 3), total))
     assert torch.equal(g(mine, tp), torch.arange(1.0, t + 1).repeat_interleave(2)[:, None].expand(-1, 3))
     assert torch.equal(g_bar(parts, tp), t * parts[2 * rank : 2 * rank + 2])
+    replicated = mine.clone().requires_grad_()
+    f(replicated, tp).backward(mine)
     assert torch.equal(mine, before[0]) and torch.equal(parts, before[1])  # out of place
+    assert torch.equal(f_bar_or_g_bar(mine, tp), torch.full((2, 3), total)) and mine[0, 0] == total  # in place
 
 
 @pytest.mark.parametrize("size", [2, 4])

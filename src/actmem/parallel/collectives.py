@@ -87,7 +87,7 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
 def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tensor:
     """Sum over the ranks: any shape in, the same shape out.  in_place: ``x`` has the sum, whatever its strides."""
     result = start_all_reduce(x, tp, in_place=in_place).wait()
-    return result if not in_place or x.is_contiguous() else x.copy_(result)
+    return result if not in_place else x if x.is_contiguous() else x.copy_(result)
 
 
 def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:

@@ -27,7 +27,7 @@ def f(x: Tensor, tp: TensorParallel) -> Tensor:
 
 def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Leave a tensor-parallel block: ``[s, b, h]`` partial over t in, summed out; keeps 0 bytes."""
-    return _FBar.apply(x, tp)
+    return _FBar.apply(x, tp, False)
 
 
 def g(x: Tensor, tp: TensorParallel) -> Tensor:
@@ -46,8 +46,8 @@ def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Leave a block: ḡ under sequence parallelism, else f̄."""
-    return g_bar(x, tp) if tp.sequence_parallel else f_bar(x, tp)
+    """Leave a block: ḡ under sequence parallelism, else f̄ in place: nobody else may read x, nor its operation save it."""
+    return g_bar(x, tp) if tp.sequence_parallel else _FBar.apply(x, tp, True)
 
 
 class _F(Function):
@@ -64,15 +64,17 @@ class _F(Function):
 
 class _FBar(Function):
     @staticmethod
-    def forward(ctx, x: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(ctx, x: Tensor, tp: TensorParallel, in_place: bool) -> Tensor:
         ctx.tp = tp
-        return all_reduce(x, tp)
+        if in_place:
+            ctx.mark_dirty(x)
+        return all_reduce(x, tp, in_place=in_place)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         # After the sum every rank runs the same replicated code, so each already
         # holds the whole gradient: summing again would count it t times.
-        return f(grad, ctx.tp), None
+        return f(grad, ctx.tp), None, None
 
 
 class _G(Function):

@@ -101,9 +101,8 @@ def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
 class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a sharded vocabulary.
 
-    Where microbatches ignore unequal numbers of targets, the mean of their means isn't that of their positions: weight each by its number.
-
-    In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
+    Where microbatches ignore unequal numbers of targets, weight their means by the positions that count.  In: logits
+    ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
     ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is
     nan.  Works in float32 (float64 for float64 logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a
     4-byte copy of the targets.  Exchanges 3sb numbers.  Raises ConfigError on other than one target for each token, and

@@ -41,10 +41,9 @@ def child_seed(seed: int, *name: str | int) -> int:
 def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -> None:
     """Fill this rank's shard of a weight from a normal distribution, standard deviation 0.02.
 
-    Megatron divides that by sqrt(2L) for the products that end a block.  Not here: no byte and no time depends on it.
-
-    parameter: marked with ``partition_dim`` if it is sharded.  seed: the same on all ranks;
-    None takes ``fresh_seed``.  Fake and meta tensors have no values and stay as they are.
+    Megatron divides that by sqrt(2L) where a block ends; not here, as no byte or time depends on it.  parameter: marked
+    with ``partition_dim`` if it is sharded.  seed: the same on all ranks; None takes ``fresh_seed``.  Fake and meta
+    tensors have no values and stay as they are.
     """
     seed = fresh_seed() if seed is None else seed
     if parameter.is_meta or type(parameter.data) is not Tensor:

@@ -6,9 +6,8 @@
     g       all-gather       reduce-scatter     enters it from a sequence-parallel region
     g_bar   reduce-scatter   all-gather         leaves it into one
 
-Each pair is conjugate: the backward of one is the forward of the other. The code says it that way: every ``backward``
-below calls its conjugate. None of the four keeps a tensor for backward.
-In place of g and a linear, ``linear`` has one function, which keeps the shard and gathers again in backward.
+Each pair is conjugate: the backward of one is the forward of the other, so every ``backward`` below calls its conjugate.
+None keeps a tensor. In place of g and a linear, ``linear`` has one function, which keeps the shard and gathers again.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class _FBar(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # After the sum every rank runs the same replicated code, so each already
-        # holds the whole gradient: summing again would count it t times.
+        # After the sum every rank runs the same code, so each has the whole gradient: another sum would count it t times.
         return f(grad, ctx.tp), None, None
 
 
@@ -97,8 +95,7 @@ class _GBar(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Each rank holds the gradient of its own tokens; every rank's partial sum
-        # reached all tokens, so each needs all of it.
+        # Each rank has the gradient of its own tokens; its partial sum reached all tokens, so it needs all of it.
         return g(grad, ctx.tp), None
 
 

@@ -96,8 +96,8 @@ class _ColumnParallel(Function):
     gathers again in backward.  Each of backward's two exchanges overlaps matrix products that don't depend on it: the
     gather overlaps the gradient of the input, and the reduction of that gradient overlaps the gradients of the weights.
 
-    On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first here, but the GPU may
-    take the two streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set before CUDA starts (before Blackwell; not with FSDP).
+    On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first, but the GPU may take the
+    streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set at the start (before Blackwell; not with FSDP).
 
     The overlap has a price at backward's peak, in the last weight's gradient: beside the gathered input and its own
     gradient, e·sb·in each, there are the shard and the place for the reduction's result, 1/t of that each (over gloo

@@ -3,8 +3,8 @@
 ``forked_python`` gives a program that takes Python's place in ``sys.executable``.  It is a process as any other: its
 streams, variables, signals, exit code and its own children are those that it was started with.  What it runs is forked
 by a server that has loaded torch, and nothing of this project.  A command that is no script, or that needs
-another environment than the server's, gets the real Python.  So does every test of what becomes of processes that are
-killed (tests/labs/test_faults.py): there the parent must be the parent.
+another environment than the server's, gets the real Python.  So does every test of what becomes of processes whose
+parent is killed (tests/labs/test_faults.py): there the parent must be the parent.
 """
 
 import json

@@ -19,7 +19,15 @@ pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", rea
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
+@pytest.fixture(params=["forked", at_night("real")])
+def starts(request, monkeypatch):
+    """What is harmed is a rank, whose parent lives: by day both are forked, each behind a process that ends with it."""
+    if request.param == "forked":
+        monkeypatch.setattr(sys, "executable", request.getfixturevalue("forked_python"))
+
+
 @pytest.mark.parametrize("place", [at_night("forward"), at_night("backward"), "a collective"])
+@pytest.mark.usefixtures("starts")
 def test_a_rank_is_killed(place, tmp_path):
     run = planted(tmp_path, "is killed", place)
     code, output, errors = run.end()
@@ -54,6 +62,7 @@ def test_a_rank_fails(torchrun, tmp_path):
     assert run.nothing_is_left()
 
 
+@pytest.mark.usefixtures("starts")
 def test_a_rank_leaves_early(tmp_path):
     run = planted(tmp_path, "leaves")
     assert run.end() == (1, "", ["measure_parity.py: rank 1 ended without a word"])
@@ -61,6 +70,7 @@ def test_a_rank_leaves_early(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["forward", at_night("backward")])
+@pytest.mark.usefixtures("starts")
 def test_a_rank_has_no_memory_left(place, tmp_path):
     run = planted(tmp_path, "has no memory", place)
     code, output, errors = run.end()
@@ -79,6 +89,7 @@ SAID = {
 
 
 @pytest.mark.parametrize(("fault", "everywhere"), SAID)
+@pytest.mark.usefixtures("starts")
 def test_one_rank_or_each_says_its_cause(fault, everywhere, tmp_path):
     run = planted(tmp_path, fault, everywhere=everywhere)
     code, output, (line,) = run.end()
@@ -86,6 +97,7 @@ def test_one_rank_or_each_says_its_cause(fault, everywhere, tmp_path):
     assert run.nothing_is_left()
 
 
+@pytest.mark.usefixtures("starts")
 def test_no_rank_can_start(tmp_path):
     """Nothing exists yet over which one could hear of the others, but the store where they meet."""
     run = planted(tmp_path, "loops", GLOO_SOCKET_IFNAME="nosuch0")

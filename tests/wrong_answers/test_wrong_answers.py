@@ -23,7 +23,7 @@ ROWS = [(number, row) for number, exercise in EXERCISES.items() for row in range
 
 @pytest.fixture(autouse=True)
 def a_slow_machine_searches_as_far(monkeypatch):
-    monkeypatch.setattr(naming, "SEARCH_SECONDS", 12.0)
+    monkeypatch.setattr(naming, "SEARCH_SECONDS", 8.0)
 
 
 @cache

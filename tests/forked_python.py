@@ -34,7 +34,8 @@ LARGEST_REQUEST, MOST_FILES = 1 << 20, 64
 
 def read_at_start(environment) -> dict[str, str]:
     kept = {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
-    kept.pop("PYTHONUNBUFFERED", None)
+    for given_on in ("PYTHONUNBUFFERED", "PYTHONPATH"):
+        kept.pop(given_on, None)
     return kept
 
 
@@ -165,6 +166,11 @@ def become(request: dict, python: str) -> None:
     for file, number in zip(kept, request["files"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    mine, theirs = (
+        [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+        for variables in (os.environ, request["environment"])
+    )
+    sys.path[:] = theirs + [path for path in sys.path if path not in mine]
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])

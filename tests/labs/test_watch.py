@@ -21,11 +21,11 @@ LIST_GATHER = """parts = [torch.empty_like(x) for _ in range(dist.get_world_size
 class Watched:
     """A lab that runs with --watch; every verdict that it prints."""
 
-    def __init__(self, path, *arguments):
+    def __init__(self, path, *arguments, python=sys.executable):
         self.path, self._lines = path, queue.Queue()
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(path.parent)}
         self._process = subprocess.Popen(
-            [sys.executable, str(path), "--watch", *arguments],
+            [python, str(path), "--watch", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -59,8 +59,16 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path):
-    run = Watched(learner_file(tmp_path, LAB, seconds=9, g="return x"), "--only", "3.1,3.2", "--ranks", "2")
+def real_python():
+    return sys.executable
+
+
+@pytest.fixture
+def watched(request, tmp_path):
+    """By a forked Python, unless the test asks what its processes are."""
+    python = request.getfixturevalue("real_python" if "real_python" in request.fixturenames else "forked_python")
+    file = learner_file(tmp_path, LAB, seconds=9, g="return x")
+    run = Watched(file, "--only", "3.1,3.2", "--ranks", "2", python=python)
     yield run
     run.end()
 
@@ -94,7 +102,7 @@ def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):
 
 
 @pytest.mark.nightly
-def test_ranks_that_die_or_hang_are_replaced(watched):
+def test_ranks_that_die_or_hang_are_replaced(real_python, watched):
     watched.verdicts()
     text, _ = watched.save("import ctypes\n    ctypes.CDLL(None)._exit(0)")
     assert "3.1 g wrong it died: it ended the process by itself, with exit code 0 and without a verdict" in text
@@ -115,7 +123,7 @@ def test_what_has_not_changed_keeps_its_verdict_and_is_not_run_again(watched, tm
         assert "3.1 g wrong" in text and "3.2 g_bar wrong" in text and log.read_text() == runs
 
 
-def test_torchs_own_objects_are_out_of_the_collectors_sight(watched):
+def test_torchs_own_objects_are_out_of_the_collectors_sight(real_python, watched):
     # A check that counts bytes looks at each object that is in it; torch has 300,000 of them.
     watched.verdicts()
     count = "import gc\n    assert len(gc.get_objects()) < 50_000, len(gc.get_objects())\n    return x + 0"

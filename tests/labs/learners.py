@@ -90,7 +90,7 @@ def learner_file(folder, name, seconds=None, **bodies):
 def start(path, *arguments, torchrun=False, **environment):
     """Run a file by itself, or by torchrun with two ranks, to its end."""
     return subprocess.run(
-        [*(TORCHRUN if torchrun else [sys.executable]), str(path), *arguments],
+        [sys.executable, *(TORCHRUN[1:] if torchrun else ()), str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

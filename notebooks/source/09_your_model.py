@@ -73,7 +73,7 @@ Reveal(
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, apart from biases, rotary positions and the cache. (Its
+# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, apart from rotary positions and the cache. (Its
 # eager attention copies keys and values, and stores the scores as well. Its `sdpa` does neither, unless a batch is padded: then
 # it copies them, and keeps an $s \times s$ mask.)
 
@@ -179,8 +179,7 @@ found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # h is a multiple of 2a
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
-# Compare it with chapter 2's layer, which keeps $34sbh + 5as^2b$ with $f = 4h$, dropout and biases. Each letter says where to
-# look. The $sbf$ are all in the MLP. The term without $h$ and $f$ is a few numbers for each token: $8sb$ of the norms' statistics,
+# With $f = 4h$ this is $56sbh$, where chapter 2's layer keeps $34sbh$ beside its scores. Each letter says where to look. The $sbf$ are all in the MLP. The term without $h$ and $f$ is a few numbers for each token: $8sb$ of the norms' statistics,
 # and $4asb$ of the heads' log-sum-exps.
 #
 # ## What could be dropped

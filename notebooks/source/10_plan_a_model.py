@@ -81,12 +81,13 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# The seconds come from counts (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates. What share of their peak a
-# matrix product and a link reach is assumed, and the same for every plan. The times of the six differ by less than the model's
-# error (see below), so choose among the first plans by memory and simplicity. `python -m actmem plan --help` lists what you can fix.
+# The seconds come from counts (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates. Two numbers
+# are guesses, the same for every plan: the share of peak FLOP/s that a product reaches, and the share of peak bandwidth that a link
+# does. The times of the six differ by less than the model's error (see below), so choose among the first plans by memory and
+# simplicity. `python -m actmem plan --help` lists what you can fix.
 #
-# Change the model and the memory. From how many GPUs on are activations the largest part? (*Transient* is what backward holds
-# only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
+# Change the model and the memory. From how many GPUs on are activations the largest part? (For the 70B with 80 GiB from 64 on.
+# *Transient* is what backward holds only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
 
 # %%
 Panel(
@@ -202,7 +203,8 @@ one_more = sequence_results()
 of_llama = [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}") for r in one_more]
 why = [fill(f"{r.calculator}: {r.why}", 96) for r in one_more]
 Fold(
-    f"of table 2's {len(rows)} rows right: " + ", ".join(f"{name} {count}" for name, count in right.items())
+    ("no calculator" if max(right.values()) < len(rows) else "a calculator") + f" gets all {len(rows)} rows of table 2: "
+    + ", ".join(f"{name} {count}" for name, count in right.items())
     + "; a Llama off by " + ", ".join(f"{r.difference_percent:+.0f}% ({r.calculator})" for r in one_more),
     "\n\n".join([text_table(("table 2", "counted", *names), table, " rrrrr"), text_table(("prints", "bytes", "GPUs took", "%"), of_llama, " rrr"), *why]),
 )

@@ -53,7 +53,8 @@ Reveal(
 # %% [markdown]
 # *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [03 Tensor
 # parallelism](03_tensor_parallelism.ipynb). **You will** derive what the loss keeps and what it takes at its peak, compute it
-# a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and for the embedding.
+# a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and for the embedding. (*Softmax in
+# place*, in the figure, overwrites its own input, $4v$ bytes per token in float32; the 16-bit logits, $2v$, stay.)
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a
 # layer, $p$ pipeline stages, $u$ tokens in a chunk.
@@ -134,8 +135,7 @@ agree.add("losses, gradients of x and of the weight in chunks, numbers that diff
 #
 # Chunks under $h/2$ tokens hardly help: the weight's gradient dominates.
 #
-# A step on fake tensors counts the four ways of the figure at the top, at the size of the model. (*In place* means that the
-# softmax, $4v$ in float32, overwrites its own input; the 16-bit logits, $2v$, stay.)
+# A step on fake tensors counts the four ways of the figure at the top, at the size of the model:
 
 # %%
 def peak(loss, s=8192, chunk=1024, returned=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def layer(r: CaseRun) -> None:
                 ) from None
             raise
 
-    own = random_weights(4 * heads, heads, seed=30, device=r.device).part(r.rank, r.t).named()
+    own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
     why = {"": "leave each block through g_bar, which keeps this rank's tokens"}
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, total=PARTIAL, why=why)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
@@ -94,8 +94,14 @@ def layer(r: CaseRun) -> None:
     r.see("calls of linear", abs(len(calls) - 2), "most", words)
 
 
+@cache
+def _drawn(hidden_size: int, heads: int, seed: int, device: str) -> LayerWeights:
+    """Drawn once: hundreds of edits run on copies of its parts, and the draw takes a quarter of such a run."""
+    return random_weights(hidden_size, heads, seed=seed, device=device)
+
+
 def sum_partial_gradients(r: CaseRun) -> None:
-    w = random_weights(6 * r.t, 2 * r.t, seed=40 + r.rank, device=r.device).part(r.rank, r.t)
+    w = _drawn(6 * r.t, 2 * r.t, 40 + r.rank, r.device).part(r.rank, r.t)
     w = w.map(lambda name, x: x.clone().requires_grad_())
     for x in w.named().values():
         x.grad = 3 * x.detach()  # any numbers

@@ -193,6 +193,7 @@ def offloading_checkpoint(r: CaseRun) -> None:
 
 MISTAKES = {
     "10.1": r"""
+        return grad @ (codes * scale) -> return grad @ (codes * scale).abs() | the forward is right; the gradient of x comes from the weight without its signs: it is codes * scale in backward too
         return F.linear(x, codes * scale) -> return F.linear(x.round(), codes * scale) | x is rounded to whole numbers: only the weight is stored in 8 bits
         return F.linear(x, codes * scale) -> return F.linear(x, codes.to(x.dtype)) | the scale is missing in forward: the weight is codes * scale
         return grad @ (codes * scale) -> return grad @ codes.to(grad.dtype) | the forward is right; the gradient of x lacks the scale: in backward too the weight is codes * scale

@@ -256,6 +256,7 @@ MISTAKES = {
         g_bar( -> (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( ;; def (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( -> def g_bar( | every g_bar gives this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g_bar's forward must reduce-scatter once, with SUM
     """,
     "3.5": r"""
+        _scattered(grad @ weight, ctx.group) -> _scattered(_gathered(grad, ctx.group)[: len(grad)] @ weight, ctx.group) | the forward is right; rank 0's gradient, gathered, takes the place of each rank's own: a rank has the gradients of its features for all tokens already
         grad.flatten(0, 1).t() @ full.flatten(0, 1) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].flatten(0, 1).t() @ x.flatten(0, 1) | the gradient of weight comes from this rank's tokens only, and the weight meets all tokens, so x must be gathered again
         grad.sum((0, 1)) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)) | the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens
         _scattered(grad @ weight, ctx.group) -> (grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)] | the forward is right, the gradients are not: g gives in backward this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g's backward must reduce-scatter once, with SUM

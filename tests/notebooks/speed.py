@@ -72,6 +72,7 @@ def first_answers(browser: Browser, address: str) -> list[float]:
 def keys_to_figure(page: Page) -> list[float]:
     """For each figure with controls the median milliseconds from a key to its drawing."""
     found = []
+    page.locator(".actmem-controls input").first.wait_for(state="attached")
     for place in page.locator(".actmem-shown").all():
         if not place.locator(".actmem-controls input").count():
             continue

@@ -33,7 +33,7 @@ _NOT_ON_THE_HOST = "# layers' inputs stay on the GPU: nothing here moves them to
 #: Megatron-LM's arguments.py asserts the first, and warns of the second, from one tensor or context rank more on.
 _CONNECTIONS = "export CUDA_DEVICE_MAX_CONNECTIONS=1  # not from Blackwell on"
 _ONE_OVERLAP = (
-    "# before Blackwell only one of two overlaps that the plan counts as hidden: tensor and context parallelism need",
+    "# before Blackwell you get only one of two overlaps that the plan counts: tensor and context parallelism need",
     "# CUDA_DEVICE_MAX_CONNECTIONS=1, and Megatron-FSDP refuses it",
 )
 _MEGATRON_FULL = ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
@@ -52,7 +52,7 @@ def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
     axes = plan.layout.layer_axes
     share = model.added_work(axes, plan.recompute).product_flops / (3 * model.layer_work(axes).product_flops)
     return [
-        f"# its checkpoint runs all of a layer again, 33.3% more FLOPs; the plan's stops early and adds {share:.1%}"
+        f"# its checkpoint runs all of a layer again, {1 / 3:.1%} more FLOPs; the plan's stops early and adds {share:.1%}"
     ]
 
 
@@ -141,8 +141,8 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
     if family not in _TITAN_FAMILIES:
         return [f"# it has no {model.name}: this plan can't be run there"]
     lines = [
-        "# for torchtitan 0.2.2; its main branch has no TOML since #2386 (February 2026): set these fields of a Trainer.Config,",
-        "# with, since #4121 (August 2026), in place of batch sizes, seq_len and the pipeline's microbatch_size",
+        "# for torchtitan 0.2.2. Its main branch has no TOML since #2386 (February 2026): set the same fields of a Trainer.Config.",
+        "# Since #4121 (August 2026) these replace the batch sizes, seq_len and the pipeline's microbatch_size:",
         f"# training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch_size * model.seq_length}, training.max_context_length = {model.seq_length},",
         f"# training.num_tokens_per_train_step = {global_batch_size * model.seq_length}, parallelism.num_pp_microbatches = {n}",
         "[model]",

@@ -61,8 +61,7 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
 def _bill(model: PlannedModel, plan: Plan) -> Bill:
     """What is to be verified.  Raises ConfigError on what this library has no layer or optimizer for."""
-    if model.optimizer != "adamw":
-        raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
+    model.check_verifiable()
     return bill_of(model.on("cpu"), plan)
 
 

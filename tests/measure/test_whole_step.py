@@ -171,6 +171,12 @@ def test_a_loss_that_is_none_is_refused(loss):
         step(nn.Linear(4, 4), torch.ones(2, 4), loss)
 
 
+def test_an_optimizer_that_runs_the_model_again_is_refused():
+    model = nn.Linear(4, 4)
+    with pytest.raises(ConfigError, match="optimizer: must step without a closure"):
+        step(model, torch.ones(2, 4), optimizer=torch.optim.LBFGS(model.parameters()))
+
+
 def test_a_model_that_differentiates_inside():
     def run(m, x):
         return m.linear(x) + torch.func.grad(lambda p: (p**2).sum())(x).exp()

@@ -57,6 +57,15 @@ def test_backward_lets_go_of_the_mask_while_the_output_lives():
         y.backward(torch.ones_like(y))
 
 
+def test_a_mask_drawn_without_gradients_serves_a_forward_with_them():
+    x = torch.ones(64, requires_grad=True)
+    with torch.no_grad():
+        mask = DropoutMask(0.5, torch.Generator().manual_seed(3))(x)
+    dropped = mask.drop(x)
+    dropped.sum().backward()
+    assert torch.equal(x.grad, dropped)
+
+
 def test_what_needs_no_gradient_gets_none_by_its_dropout():
     x = torch.randn(40, 9)
     mask = DropoutMask(0.3, stream())(x)

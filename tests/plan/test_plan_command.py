@@ -121,6 +121,7 @@ BAD = {
     "negative": (["22b", "--gpus", "8", "--allowance", "-1"], "allowance: must be a number of GiB from 0 on, got -1"),
     "no gpus": (["22b"], "gpus: must be given"),
     "for layouts only": (["llama3-8b", "--lora", "8", "--tensor", "2"], "tensor: is for a named model's layouts, not for --lora"),
+    "an optimizer that isn't run": (["22b", "--gpus", "8", "--optimizer", "sgd", "--verify"], "verify: only adamw's step is run here, not that of sgd"),
     "a file behind options": (["--gpus", "8", "model.py:make", "--verify"], "verify: is for a named model's layouts, not for model.py:make"),
     "for code only": (["llama3-8b", "--gpus", "8", "--at", "s=9"], "at: is for --framework, --loss, --lora or a file's model"),
     "a directory": (["22b", "--gpus", "8", "--json", "/"], "--json: cannot write /: it is a directory"),

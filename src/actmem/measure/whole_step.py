@@ -72,8 +72,10 @@ def step(
     batch: as for ``census``: one argument, a tuple of positional or a dict of keyword ones.  loss: of the
     model's output, a scalar; by default the output's ``loss`` if it has one, else the sum of its
     first tensor.  Gradients stay.  Run a step before if optimizer states are to be there from the start.
-    Raises ConfigError if the loss is not one number that needs a gradient.
+    Raises ConfigError if the loss is not one number that needs a gradient, or the optimizer asks for it again.
     """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("optimizer", "must step without a closure; LBFGS runs forward and backward again in one")
     args, kwargs = arguments_of(batch)
     with watch_step(model, optimizer, batch) as bill:
         # The output isn't held any longer than the graph holds it.

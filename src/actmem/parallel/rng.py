@@ -110,6 +110,8 @@ class Mask:
         mask, self._mask, self._dropped = self._mask, None, True
         if mask is None:
             return x
+        if torch.is_grad_enabled() and not self._kept:  # drawn under no_grad
+            self._kept = keep(mask)
         anchor = self._kept.anchor if self._kept and x.requires_grad else None
         dropped = _Drop.apply(x, mask, self._scale, self._kept, anchor)
         return terms.add(term, dropped, partial(_drop, scale=self._scale), x, mask)

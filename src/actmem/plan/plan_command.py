@@ -198,6 +198,8 @@ def _write_or_print(args: argparse.Namespace, found: dict, show: Callable[[], No
 
 def _plan_layouts(args: argparse.Namespace, verify: Verify) -> int:
     request = _request(args)
+    if args.verify:  # before the search, which can take a minute
+        request.model.check_verifiable()
     try:
         found = request.search(keep=5 if args.top is None else check_size("top", args.top, 10_000))
     except ConfigError as error:

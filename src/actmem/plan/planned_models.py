@@ -104,6 +104,11 @@ class PlannedModel(ABC):
         states_with(optimizer)
         return self._with(optimizer=optimizer)
 
+    def check_verifiable(self) -> None:
+        """Raises ConfigError if ``--verify`` can't run the optimizer's step."""
+        if self.optimizer != "adamw":
+            raise ConfigError("verify", f"only adamw's step is run here, not that of {self.optimizer}")
+
     def on(self, device_type: str) -> PlannedModel:
         """The same model as "cuda" keeps it, or "cpu", on which an emulated rank counts."""
         check_choice("device_type", device_type, RNG_STATE_BYTES)

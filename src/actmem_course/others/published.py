@@ -104,7 +104,6 @@ LLAMA3_RUNS = (
 
 #: The recomputation modes that the paper's code could choose; it had no ZeRO.
 PAPER_MODES = ("none", "selective", "full")
-_H100_96 = 96 * 10**9
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ def titan_choice(run: TitanRun) -> Choice:
     model = planned_model_of(run.model).with_sizes(seq_length=run.seq_length)
     setting = f"{run.model[7:].upper()}, {run.gpus} GPUs, s {run.seq_length}"
     stages = (1,) if pipeline else (3,)
-    cluster = Cluster(run.gpus, _H100_96)
+    cluster = Cluster(run.gpus, 96 * GIBIBYTE)  # its H100s have 96 GiB
     return _choice("torchtitan", setting, model, cluster, batch, modes, stages, sizes, windows=False)
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import nn
 
 from actmem.command_line import empty_table
-from actmem.config import ConfigError, ModelShape, padded_vocab_size
+from actmem.config import ModelShape, padded_vocab_size
 from actmem.formulas.schedule import Action, held, interleaved, moving_window, one_forward_one_backward
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing

@@ -206,11 +206,12 @@ class Naming:
                 enough = any(there[:1]) and not more and _same(outcome, found, ("any",))
                 whole = enough and all(there)
             else:
-                # An edit that changes nothing there is like an answer that is nearly right.
-                differs = not wrong or wrong[0] in differences(outcome, self.ours(group))
-                differs = differs and not (wrong and self._keeps_more(outcome, found, group))
-                enough = differs and any(there) and not isinstance(found.value(wrong[0])[0], int)
-                whole = differs and _same(outcome, found)
+                whole, enough = _same(outcome, found), any(there) and not isinstance(found.value(wrong[0])[0], int)
+                if wrong and (whole or enough):
+                    # An edit that changes nothing there is like an answer that is nearly right.
+                    differs = wrong[0] in differences(outcome, self.ours(group))
+                    differs = differs and not self._keeps_more(outcome, found, group)
+                    whole, enough = whole and differs, enough and differs
             if whole:
                 return words, ""
             partly = partly or words * enough

@@ -22,7 +22,6 @@ ON_RANK_0 = (
 )
 
 EDITS = [
-    ("3.4", r"projection_bias is used on rank 0 only", "w.projection_weight), group) + w.projection_bias", "w.projection_weight, w.projection_bias if dist.get_rank(group) == 0 else None), group)"),
     ("3.4", r"forward runs 2 all-gathers, 1 all-reduce, 1 reduce-scatter; expected 2 all-gathers, 2 reduce-scatters", "# 3.1\n", "from actmem_course.judge.solutions.lab2_tensor_parallel import f_bar\n",
      ATTENTION_LEAVES, "f_bar(F.linear(context, w.projection_weight), group).chunk(dist.get_world_size(group))[dist.get_rank(group)]"),
     ("3.4", r"linear is called once: use it for QKV and for h", "gelu(linear(", "gelu(shard_keeping_linear("),
@@ -47,12 +46,7 @@ EDITS = [
     ("6.1", r"ranks have different batches", ", generator=torch.Generator().manual_seed(SEED + step))", ")"),
     ("6.1", r"row 0 of tokens is not a piece of text: expected 9 consecutive tokens", "(batch_size,)", "(batch_size, seq_length)", "    windows =", "    return text[starts], text[starts + 1]\n    windows ="),
     ("6.1", r"a piece runs over the text's end", "len(text) - seq_length, (batch_size,)", "len(text), (batch_size,)", "SEED + step))", "SEED + step)) % (len(text) - seq_length + 1)"),
-    ("6.2", r"whether the ranks' parts of words.weight are equal is True", "    return GPT(", "    from dataclasses import replace\n\n    from actmem.parallel.linear import load_dense\n\n    model = GPT(",
-     "\n\n\n# 6.3", "\n    load_dense(model, GPT(shape, seed=SEED, **factory).state_dict(), replace(model.tp, rank=0))\n    return model\n\n\n# 6.3"),
     ("6.3", r"a \.grad is changed: only compute the norm", "    cut = whole =", "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    cut = whole ="),
-    ("6.4", r"gradients are scaled by the norm of this rank's parameters, so ranks scale differently", "norm = gradient_norm(model)", "norm = max_norm\n    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)"),
-    ("6.3", r"only this rank's parameters are counted: .*; and the root is missing", "        dist.all_reduce(cut, group=model.tp.group)", "        pass",
-     "return math.sqrt(cut + whole)", "return float(cut + whole)"),
     ("4.2", r"function runs once only.*4\.1 comes first", APPLIED, "return function(*inputs)"),
     ("4.1", r"forward runs function 2 times", "with torch.no_grad():\n", "with torch.no_grad():\n            function(*inputs)\n"),
     ("4.1", r"is changed in place", APPLIED, f"inputs[0].data.add_(1)\n    {APPLIED}"),
@@ -116,7 +110,6 @@ EDITS = [
     ("9.3", r"forward exchanges [\d,]+ B \(6 all-reduces\) where [\d,]+ are enough: a few numbers a token", "            picked.append(", "            dist.all_reduce(logits.clone(), group=group)\n            picked.append("),
     ("9.3", r"backward exchanges [\d,]+ B \(2 all-reduces\) where [\d,]+ are enough: x's gradient, each token's once", "dist.all_reduce(grad_x, group=ctx.group)", "dist.all_reduce(grad_x, group=ctx.group)\n        dist.all_reduce(grad_weight.clone(), group=ctx.group)"),
     ("9.4", r"forward makes float32 \[21, 512\] .*: 10,752 elements of more than 16 bits, where ``chunk`` tokens have 3,584", "ctx, logits, tokens, chunk):\n", "ctx, logits, tokens, chunk):\n        chunk = 3 * chunk\n"),
-    ("9.4", r"and logits are bfloat16, .* 16 bits lose p − 1", "slope = -log_p.exp() *", "slope = -torch.softmax(rows, -1) *"),
     ("9.4", r"if the entropies alone are used, and logits are bfloat16, .*: compute it in wide\(logits\), and keep a token's numbers in 32 bits", "torch.cat(normalisers), entropy)", "torch.cat(normalisers), entropy.to(logits.dtype))"),
     ("9.4", r"the other's gradient is None after set_materialize_grads\(False\)", "chosen, entropies = [], [], []\n", "chosen, entropies = [], [], []\n        ctx.set_materialize_grads(False)\n"),
     ("9.1", r"for bfloat16 logits, the gradient of logits is not: .* 16 bits lose p − 1", "slope = (wide(logits) - normaliser.unsqueeze(-1)).exp()", "slope = logits.softmax(-1)"),
@@ -226,12 +219,9 @@ EDITS = [
     ("3.7", r"default generator is changed", "    core.manual_seed(", "    torch.manual_seed(seed + rank)\n    core.manual_seed("),
     ("3.7", r"another seed gives the same numbers", "manual_seed(seed", "manual_seed(0", "else seed)", "else 0)"),
     ("3.7", r"same seed gives other numbers the second time", "core.manual_seed(seed + 1000 * (rank + 1))", "core.seed()", "block.manual_seed(seed + 1000 * (rank + t + 1) if sequence_parallel else seed)", "block.seed()"),
-    ("2.8", r"must add 0", LOSS, "largest = logits.detach().amax(-1)\n    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n    index = (targets - dist.get_rank(group) * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)\n    total = f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group)\n    return total.log() + largest - f_bar(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1), group)"),
     ("9.1", r"has dtype bfloat16; expected float32", "return normaliser - target\n", "return (normaliser - target).to(logits.dtype)\n"),
     ("9.3", r"targets is changed in place", "own_ids = targets - dist.get_rank(group) * len(weight)", "own_ids = targets.sub_(dist.get_rank(group) * len(weight))"),
-    ("9.3", r"gradient of x is 1/t .*: it is the ranks' sum, not their mean", "return grad_x, grad_weight", "return grad_x / dist.get_world_size(ctx.group), grad_weight"),
     ("9.2", r"^where x needs no gradient, .*weight gets no gradient", "x, weight, targets, normaliser = ctx.saved_tensors\n", "x, weight, targets, normaliser = ctx.saved_tensors\n        if not ctx.needs_input_grad[0]:\n            return None, None, None, None\n"),
-    ("9.2", r"in 40 chunks of a bfloat16 x, the gradient of weight is not: add up .* in wide\(weight\)", "torch.zeros_like(wide(weight))", "torch.zeros_like(weight)"),
     ("9.2", r"in 40 chunks .* the gradient of weight is not: add up", "return _LinearCrossEntropy.apply(x, weight, targets, chunk)",  # from the last chunk to the first
      "from torch.utils.checkpoint import checkpoint\n    parts = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))\n    return torch.cat([checkpoint(lambda y, w, i: cross_entropy(F.linear(y, w), i), y, weight, i, use_reentrant=False) for y, i in parts]).view(targets.shape)"),
     ("9.2", r"in 40 chunks .* the gradient of x is not: .* in 32 bits", "torch.cat(normalisers))\n        return torch.cat(losses)", "torch.cat(normalisers).to(x.dtype))\n        return torch.cat(losses)"),
@@ -239,10 +229,24 @@ EDITS = [
     ("9.2", r"is wrong in its last row, 24, alone: is a shorter piece", "return torch.cat(grads_x).view(x.shape), grad_weight", "return torch.cat([*grads_x[:-1], 0 * grads_x[-1]]).view(x.shape), grad_weight"),
     ("9.4", r"in backward [\d,]+ B live at once", "up_chosen).to(logits.dtype))", "up_chosen))", "torch.cat(grads).view", "torch.cat([part.to(logits.dtype) for part in grads]).view"),
     ("9.5", r"a hook on weight waits for its gradient", "return _Embedding.apply(ids, weight, main_grad)", "weight.register_hook(lambda grad: main_grad.add_(grad) * 0)\n    return F.embedding(ids, weight)"),
-    ("10.3", r"if up is a leaf, its gradient is twice what it should be: return it, and set no \.grad", "return torch.cat(grads_x), grad_up", "if up.is_leaf:\n            up.grad = grad_up\n        return torch.cat(grads_x), grad_up"),
     ("10.2", r"backward writes to the \.grad of a: return", "return grad_x, None, grad_a", "a.grad = grad_a\n        return grad_x, None, grad_a"),
     ("10.1", r"digits of float32", "return grad @ (codes * scale), None, None", "return (grad.float() @ (codes * scale).float()).to(grad.dtype), None, None"),
     ("10.2", r"the gradient of a .*what it should be|the factor alpha/r", "grad_a = grad_low", "grad_a = ctx.scale * grad_low"),
     ("10.3", r"run 9 products of s·b·h·f where 8 are enough", "            of_rows, of_up", "            F.linear(rows, up)\n            of_rows, of_up"),
     ("10.4", r"the host is given [\d,]+ elements, where x has [\d,]+", "host.put(x, \"x\")\n", "host.put(torch.cat((x, x)), \"x\")\n", "ctx.fetch()", "ctx.fetch().chunk(2)[0].clone()"),
+]  # fmt: skip
+
+#: Those for which a search goes through all that the syntax gives.
+SEARCHED = [
+    ("2.8", r"must add 0", LOSS, "largest = logits.detach().amax(-1)\n    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n    index = (targets - dist.get_rank(group) * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)\n    total = f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group)\n    return total.log() + largest - f_bar(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1), group)"),
+    ("10.3", r"if up is a leaf, its gradient is twice what it should be: return it, and set no \.grad", "return torch.cat(grads_x), grad_up", "if up.is_leaf:\n            up.grad = grad_up\n        return torch.cat(grads_x), grad_up"),
+    ("3.4", r"projection_bias is used on rank 0 only", "w.projection_weight), group) + w.projection_bias", "w.projection_weight, w.projection_bias if dist.get_rank(group) == 0 else None), group)"),
+    ("9.3", r"gradient of x is 1/t .*: it is the ranks' sum, not their mean", "return grad_x, grad_weight", "return grad_x / dist.get_world_size(ctx.group), grad_weight"),
+    ("9.2", r"in 40 chunks of a bfloat16 x, the gradient of weight is not: add up .* in wide\(weight\)", "torch.zeros_like(wide(weight))", "torch.zeros_like(weight)"),
+    ("9.4", r"and logits are bfloat16, .* 16 bits lose p − 1", "slope = -log_p.exp() *", "slope = -torch.softmax(rows, -1) *"),
+    ("6.4", r"gradients are scaled by the norm of this rank's parameters, so ranks scale differently", "norm = gradient_norm(model)", "norm = max_norm\n    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)"),
+    ("6.3", r"only this rank's parameters are counted: .*; and the root is missing", "        dist.all_reduce(cut, group=model.tp.group)", "        pass",
+     "return math.sqrt(cut + whole)", "return float(cut + whole)"),
+    ("6.2", r"whether the ranks' parts of words.weight are equal is True", "    return GPT(", "    from dataclasses import replace\n\n    from actmem.parallel.linear import load_dense\n\n    model = GPT(",
+     "\n\n\n# 6.3", "\n    load_dense(model, GPT(shape, seed=SEED, **factory).state_dict(), replace(model.tp, rank=0))\n    return model\n\n\n# 6.3"),
 ]  # fmt: skip

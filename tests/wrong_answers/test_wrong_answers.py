@@ -15,7 +15,7 @@ from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
 from tests.labs.learners import judged
 from tests.tiers import at_night
-from tests.wrong_answers.edits import EDITS
+from tests.wrong_answers.edits import EDITS, SEARCHED
 
 EXERCISES = {exercise.number: exercise for lab in ALL_LABS for exercise in lab.exercises}
 ROWS = [(number, row) for number, exercise in EXERCISES.items() for row in range(len(stated_edits(exercise)))]
@@ -43,8 +43,11 @@ def verdict_of(number, text, size=4):
     return judge.judge(exercise)
 
 
-# An edit of the whole training takes a second or two: one in three by day.
-@pytest.mark.parametrize(("number", "row"), [at_night(r) if r[0] == "6.4" and r[1] % 3 else r for r in ROWS])
+#: Exercises whose case takes a second: one row of so many by day.
+LONG = {"6.4": 6, "9.3": 4}
+
+
+@pytest.mark.parametrize(("number", "row"), [at_night(r) if r[1] % LONG.get(r[0], 1) else r for r in ROWS])
 def test_named_by_its_sentence(number, row):
     edit = stated_edits(EXERCISES[number])[row]
     verdict = verdict_of(number, edit.source)
@@ -57,10 +60,14 @@ def test_no_stated_mistake_passes_on_two_ranks(number, row):
     assert verdict_of(number, stated_edits(EXERCISES[number])[row].source, 2).status == "wrong"
 
 
+#: Of those that are searched for, two by day.
+RULES, BY_DAY = EDITS + SEARCHED, len(EDITS) + 2
+
+
 @pytest.mark.parametrize("size", [4, at_night(2)])
-@pytest.mark.parametrize("which", range(len(EDITS)))
+@pytest.mark.parametrize("which", [*range(BY_DAY), *map(at_night, range(BY_DAY, len(RULES)))])
 def test_what_breaks_a_rule_is_named(which, size):
-    number, words, *pieces = EDITS[which]
+    number, words, *pieces = RULES[which]
     text = source(number)
     for before, after in zip(pieces[::2], pieces[1::2]):
         assert before in text, f"{number}: our solution no longer has {before!r}"

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import types
+from functools import cache
 
 #: What the interpreter or torch reads while it loads: it can't change after that.
 READ_AT_START = (
@@ -248,6 +249,21 @@ class ForkedPython:
         self._server.kill()
         self._server.wait()
         self._server.stderr.close()
+
+
+@cache
+def shared() -> str:
+    """The path of a program that serves until this process ends."""
+    import atexit
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    folder = Path(tempfile.mkdtemp(prefix="forked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    python = ForkedPython(folder)
+    atexit.register(python.stop)
+    return python.path
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.forked_python import ForkedPython
+from tests.forked_python import shared
 
 #: Test files whose labs may be forked.  The others ask what becomes of processes: there the parent must be the parent.
 FORKED = (
@@ -15,13 +15,8 @@ FORKED = (
 
 
 @pytest.fixture(scope="session")
-def forked_python(tmp_path_factory):
-    if sys.platform != "linux":  # it reads /proc
-        yield sys.executable
-        return
-    python = ForkedPython(tmp_path_factory.mktemp("forked"))
-    yield python.path
-    python.stop()
+def forked_python():
+    return shared() if sys.platform == "linux" else sys.executable  # it reads /proc
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -60,9 +60,10 @@ lint: $(TESTS) ## check style, format and types: a part of `make test`
 	@$(RUN) -m ruff format --check --quiet $(SOURCES)
 	@$(RUN) -m mypy
 
-# What must pass before pytest is a prerequisite; pytest's summary stays the last output.
+# What must pass before pytest is a prerequisite; pytest's summary stays the last output.  By day each process has one
+# thread, which leaves the other cores to the others.
 test: $(TESTS) lint ## run what CI runs: lint, tests, every notebook against its stored outputs (FAST=1: what an edit needs)
-	FAST=$(FAST) ALL=$(ALL) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),,--junitxml=build/tests.xml $(NBVAL)) $(PYTEST_ARGS)
+	FAST=$(FAST) ALL=$(ALL)$(if $(filter 1,$(ALL)),, OMP_NUM_THREADS=1) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),,--junitxml=build/tests.xml $(NBVAL)) $(PYTEST_ARGS)
 
 test-all: ## run all tests there are, also those that CI runs at night
 	@$(MAKE) --no-print-directory test ALL=1

@@ -15,7 +15,7 @@ from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
 model = PAPER_MODELS["175B"]
 before, after = gpu_bytes(model), gpu_bytes(model, "tensor + sequence", "selective")
 question = Prediction(
-    f"GPT-3 (the bar 175B) is spread over {model.num_devices} GPUs. The one shown would need {size_text(sum(before.values()))}, "
+    f"GPT-3 (the bar 175B) is spread over {model.num_devices} GPUs. With tensor parallelism alone the fullest needs {size_text(sum(before.values()))}, "
     f"{size_text(before['activations'])} of it activations. The paper's two methods shrink these. How much is left of them with both?",
     answer=after["activations"] / 2**30,
     unit="GiB",
@@ -37,12 +37,12 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # **measure** the bytes that it keeps. The two agree to the byte.
 #
 # *Measured* means: what autograd holds. A GPU reports more: the allocator's blocks, workspaces, CUDA's context, NCCL's buffers
-# ([chapter 13](13_long_sequences.ipynb)). What nobody here ran on a GPU is marked °.
+# ([chapter 13](13_long_sequences.ipynb)). Nothing here ran on a GPU of ours: GPU numbers are others', and ° marks what nothing here checks.
 #
 # **What you will be able to do:**
 #
 # - say which tensors the backward pass of any operation needs, and why;
-# - predict the activation bytes of a transformer layer on paper, and check them to the byte;
+# - predict the activation bytes of a transformer layer with a pencil, and check them to the byte;
 # - say what tensor, sequence and pipeline parallelism each divide, what they replicate, and what they send;
 # - judge which recomputation is worth its FLOPs, and write a checkpoint function;
 # - find out what keeps memory alive in a module of your own.
@@ -52,8 +52,8 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # %% [markdown]
 # ## How to use these notebooks
 #
-# Run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or all of them with *Run → Run All Cells*. Until you run a cell, you
-# see its stored output, and a figure is a picture. Sliders move with the mouse or the arrow keys.
+# On a web page the figures work at once, and no code runs. In a notebook run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or
+# all with *Run → Run All Cells*; until then you see stored outputs, and pictures. Sliders also move with the arrow keys.
 #
 # A cell that only compares a prediction with a count shows nothing. Near the end of each chapter the line *predicted =
 # measured* says how many agree; open it for the list.
@@ -79,9 +79,10 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # | [13 Long sequences](13_long_sequences.ipynb) | five steps to a million tokens, one bottleneck after the other; eight bits; reserved and allocated | 30 | [10](../labs/lab10_keep_less.py) |
 # | [14 Experts, latents, states, long contexts](14_experts.ipynb) | what routers, latent attention, recurrent states and a sequence shared by ranks keep | 30 | |
 #
-# In a lab you write the functions of its chapter. A judge runs them and says in a sentence what is wrong. Once all pass, it
-# checks them again on real processes. `make labs` puts your own copies into `my/labs`; the first line of each is the command
-# that runs it.
+# The chapters take 8.5 hours, the labs 10 more. Chapters 0 to 5 are the core; then read what you need.
+#
+# In a lab you write the functions of its chapter. A judge says in a sentence what is wrong, and checks what passes again on
+# real processes. `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.
 
 # %% [markdown]
 # ## Letters
@@ -110,7 +111,11 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # them.
 
 # %% [markdown]
-# ## What this machine has
+# ## One layer, measured on this machine
+#
+# A formula is a claim. The paper says that a layer on one device keeps $34sbh + 5as^2b$ bytes for its backward pass. Here
+# PyTorch runs a small layer, and `record` lists the tensors that autograd holds after forward. *Extra* is what PyTorch keeps
+# and the paper leaves out as small: two numbers per token for each layer norm. It has a formula of its own. First, your machine:
 
 # %% jupyter={"source_hidden": true}
 import os
@@ -128,13 +133,6 @@ Varies(
         "GPUs": ", ".join(devices) or "none, and none is needed",
     }
 )
-
-# %% [markdown]
-# ## One layer, measured on this machine
-#
-# A formula is a claim. The paper says that a layer on one device keeps $34sbh + 5as^2b$ bytes for its backward pass. Here
-# PyTorch runs a small layer, and `record` lists the tensors that autograd holds after forward. *Extra* is what PyTorch keeps
-# and the paper leaves out as small: two numbers per token for each layer norm. It has a formula of its own.
 
 # %%
 from actmem.measure import record

@@ -82,12 +82,12 @@ def front_door_controls() -> dict[str, Control]:
 
 
 def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
-    """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title."""
+    """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title, the others are paler."""
     held = {name: gpu_bytes(one, parallelism, recompute) for name, one in PAPER_MODELS.items()}
     sums = {name: sum(parts.values()) for name, parts in held.items()}
     over = sums[model] - A100_BYTES
     verdict = f"{size_text(over)} too much" if over > 0 else "it fits"
-    return bar_chart(
+    drawing = bar_chart(
         f"{model}: {size_text(sums[model])} on one GPU of {size_text(A100_BYTES)},<br>{verdict}",
         {part: {name: parts[part] for name, parts in held.items()} for part in PARTS_OF_GPU},
         "one GPU of the first stage",
@@ -96,6 +96,12 @@ def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
         room_for=A100_BYTES,
         limit=("one A100", A100_BYTES),
     )
+    paler = [1 if name == model else 0.4 for name in PAPER_MODELS]
+    traces = [
+        {**trace, "marker": {**trace["marker"], "opacity": paler}} if trace["type"] == "bar" else trace
+        for trace in drawing.traces
+    ]
+    return replace(drawing, traces=traces)
 
 
 def crossover_lines(shape: ModelShape) -> Drawing:

@@ -79,7 +79,7 @@ class Varies:
         self.facts = facts
 
     def __repr__(self) -> str:
-        return fill(f"(differs from machine to machine; run this cell to see: {', '.join(self.facts)})", 96)
+        return fill(f"(of your machine, if you run this cell in a notebook: {', '.join(self.facts)})", 96)
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         lines = "".join(

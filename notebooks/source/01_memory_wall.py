@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# A cluster is sized so that the parameters fit on its cards. Yet with tensor parallelism alone, and nothing recomputed, none of
-# the paper's four models (22B to 1T) fits. Would more cards help?
+# You take enough GPUs for the parameters to fit. Yet with tensor parallelism alone, and nothing recomputed, none of the paper's
+# four models (22B to 1T) fits. Would more GPUs help?
 
 # %%
 from dataclasses import replace
@@ -30,22 +30,22 @@ agree = Agreement()
 largest = PAPER_MODELS["1T"]
 layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
 deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
-parts = gpu_bytes(largest)
-for_parameters = [sum(each.values()) - each["activations"] for each in (parts, gpu_bytes(deeper))]
-TWICE = f"and the 1T on {deeper.num_devices:,} cards"
+parts, then = gpu_bytes(largest), gpu_bytes(deeper)
+for_parameters = [sum(each.values()) - each["activations"] for each in (parts, then)]
+TWICE = f"and the 1T on {deeper.num_devices:,} GPUs"
 question = Prediction(
-    f"The 1T model runs on {largest.num_devices} cards: each group of {largest.parallel.tensor_parallel_size} shares {layers // stages} of its {layers} layers. A card of the first holds {size_text(for_parameters[0])} of "
-    f"parameters, gradients and optimizer states, and {size_text(parts['activations'])} of activations. You take twice as many cards "
-    "for a pipeline twice as long, so each group has half the layers. How much do parameters, gradients and optimizer states take on that card now?",
-    for_parameters[1] / 2**30,
+    f"The 1T model runs on {largest.num_devices} GPUs: each group of {largest.parallel.tensor_parallel_size} shares {layers // stages} of its {layers} layers. A GPU of the first holds {size_text(for_parameters[0])} of "
+    f"parameters, gradients and optimizer states, and {size_text(parts['activations'])} of activations. You take twice as many GPUs "
+    "for a pipeline twice as long, so each group has half the layers. How much do activations take on that GPU now?",
+    then["activations"] / 2**30,
     "GiB",
-    "What belongs to the layers is halved; what belongs to the embedding stays. The activations don't fall at all: this chapter says why.",
-    GuessLine(per=2**30),
+    "Half the layers, but twice as many microbatches in flight: this chapter says why. Each one more also brings a dropout mask of the embedding.",
+    GuessLine(per=2**30, start=for_parameters[1]),
 )
 Reveal(
     question,
     Panel(
-        lambda shown: memory_wall("tensor", {f"1T, {deeper.num_devices:,} cards": deeper} if shown == TWICE else {}),
+        lambda shown: memory_wall("tensor", {f"1T, {deeper.num_devices:,} GPUs": deeper} if shown == TWICE else {}),
         shown=choice("the bars are", ["the paper's four models", TWICE], "the paper's four models"),
     ),
     shown=TWICE,
@@ -65,7 +65,7 @@ Reveal(
 # %% [markdown]
 # ## The four models
 #
-# The paper trains four models on A100 cards. $t$ GPUs share each layer, the layers are divided among $p$ stages, and there
+# The paper trains four models on A100s. $t$ GPUs share each layer, the layers are divided among $p$ stages, and there
 # is no data parallelism: $t \cdot p$ GPUs hold one copy of the model.
 
 # %% jupyter={"source_hidden": true}
@@ -78,7 +78,7 @@ print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr")
 
 # %% [markdown]
 # All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
-# optimizer states fit on each card with room to spare. If you size a cluster by its parameters, you stop here.
+# optimizer states fit on each with room to spare. If you size a cluster by its parameters, you stop here.
 #
 # How many bytes is that for each parameter? Parameters have 16 bits. Gradients of many microbatches are added up in float32.
 # Adam's updates are too small for 16 bits, so it updates a float32 copy of the parameters, and keeps two moments for each. The
@@ -89,7 +89,7 @@ recipes = {name: {state.term: state.bytes_per_parameter for state in states} for
 taken = next(iter(recipes.values()))
 Fold(
     f"{sum(taken.values())} bytes a parameter: " + ", ".join(f"{term} {size}" for term, size in taken.items()),
-    "\n".join(f"{name}: {' + '.join(map(str, states.values()))} = {sum(states.values())} bytes a parameter" for name, states in recipes.items()),
+    "\n".join(f"{name}: {', '.join(f'{term} {size}' for term, size in states.items())}: {sum(states.values())} bytes a parameter" for name, states in recipes.items()),
 )
 
 # %% [markdown]
@@ -108,8 +108,8 @@ Fold(
 # * $5\,as^2b$: tensors with one number per *pair* of tokens, in each head: the softmax output, its dropout mask, and the
 #   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
-# Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train well beyond
-# that length. (Fused attention, in wide use since the paper, never stores the core: [chapter 5](05_recomputation.ipynb).)
+# Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train at two to
+# three times that length. (Fused attention, in wide use since the paper, never stores the core: [chapter 5](05_recomputation.ipynb).)
 #
 # On logarithmic axes a power is a straight line, and its exponent is the slope: the core's line is twice as steep. **Before
 # you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
@@ -123,7 +123,7 @@ Panel(
 )
 
 # %% [markdown]
-# Ten times the rest needs ten times the crossover length: the *ratio* of the two, $5as/(34h)$, is proportional to $s$. Move
+# Ten times the rest needs ten times the crossover length, $s$ = 8,704: the *ratio* of the two, $5as/(34h)$, is proportional to $s$. Move
 # $b$ as well. Both lines rise together and the crossover stays where it is, because both terms have one factor $b$.
 #
 # ## Measured: double the tokens
@@ -192,8 +192,8 @@ for stages in (1, 2, 4, 8, 16, 32):
 LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activations", held, "GPT-3's first stage, one GPU", fills=[PART_FILLS["activations"], PART_FILLS["parameters"]]))
 
 # %% [markdown]
-# With enough stages GPT-3 fits all the same, because the other part shrinks. The price is more GPUs, and a longer wait at both ends
-# of each step. (The bar 175B at the top has more activations than these: each of its GPUs holds several separate groups of
+# With enough stages GPT-3 fits all the same, because the other part shrinks. The price is more GPUs, idle for longer while the
+# pipeline fills and empties. (The bar 175B at the top has more activations than these: each of its GPUs holds several separate groups of
 # layers, chapter 6.)
 #
 # *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* It leaves a
@@ -212,11 +212,11 @@ Panel(
 )
 
 # %% [markdown]
-# Try the methods one by one. Which of them alone makes a model fit, and which model?
+# Try the methods one by one. Which of the two, added to tensor parallelism, makes a model fit, and which model?
 #
 # <details><summary>Answer</summary>
 #
-# With sequence parallelism alone no model fits; with selective recomputation alone only the smallest does. With both, all four
+# With sequence parallelism no model fits; with selective recomputation only the smallest does. With both, all four
 # fit. Full recomputation frees even more, but runs most of the forward pass twice; chapters 5 and 7 show what that
 # costs.
 # </details>
@@ -230,7 +230,7 @@ agree
 # ## Work it out
 #
 # The 22B model trains on 8 GPUs with four sequences in a microbatch, and its bar is above the line. You take one sequence
-# instead. Does it fit, and how much room is left or missing? Read the sizes off its bar in the first figure (point at it).
+# instead. Does it fit, and how much room is left or missing? Read the sizes off its bar in the first figure (point at it, or tap).
 
 # %% jupyter={"source_hidden": true}
 small = PAPER_MODELS["22B"]
@@ -270,7 +270,7 @@ worked(
 #
 # A data-parallel replica is a full copy of everything in this chapter: it changes how many sequences run in parallel, not
 # what one GPU holds. The layer grows by more than 8, because the core grows by 64. With $x = 5as/h$ it is
-# $(8 \cdot 34 + 64x)/(34 + x)$ times as large.
+# $(8 \cdot 34 + 64x)/(34 + x)$ times as large: 47 times, since $x$ = 80.
 # </details>
 #
 # ## What people get wrong here

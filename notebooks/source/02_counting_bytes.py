@@ -86,7 +86,7 @@ Panel(partial(keep_game, gpt3), **keep_controls())
 # %% [markdown]
 # This is the whole layer, operations from top to bottom: first the attention block, then the MLP. Beside each operation is what
 # it keeps, as wide as its bytes. Follow the forward pass with the arrow keys, one tensor at a time. Before each step, ask the
-# two questions above. Point at a tensor to see the gradient that reads it.
+# two questions above. Point at a tensor (or tap it) to see the gradient that reads it.
 
 # %%
 Panel(
@@ -104,8 +104,9 @@ Panel(
 #
 # $$dx = \frac{1}{\sigma}\Big(\delta - \overline{\delta} - \hat x\, \overline{\delta \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
-# (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and
-# $1/\sigma$ are kept as well, two numbers for each token. The paper leaves them out; here they are counted as *extra*.
+# (bars are means over the $h$ elements of a token). Both read $\hat x$, which PyTorch computes from $x$, so $x$ is kept:
+# **$2sbh$ bytes**. ($y$, row 2, would do as well, unless a $\gamma$ is 0.) The mean and $1/\sigma$ are kept too, two numbers a
+# token. The paper leaves them out; here they are counted as *extra*.
 #
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
 #
@@ -126,8 +127,8 @@ Panel(
 #
 # ### Softmax keeps its output (row 5)
 #
-# With $P = \mathrm{softmax}(S)$, row by row, $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. The formula reads $P$
-# and not $S$, so $P$ is kept: **$2as^2b$** bytes. Each head keeps an $s \times s$ matrix, the first tensor that is
+# With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, so
+# $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$ and not $S$, so $P$ is kept: **$2as^2b$** bytes. Each head keeps an $s \times s$ matrix, the first tensor that is
 # quadratic in $s$.
 #
 # ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
@@ -200,7 +201,7 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# Point at a bar to see its tensors, with their shapes. The linear's output, four times as large as its input, is not kept.
+# Point at a bar (or tap it) to see its tensors. The linear's output, four times as large as its input, is not kept.
 # Adding keeps nothing. Dropout keeps only its mask.
 #
 # **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
@@ -247,8 +248,8 @@ agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in pred
 #
 # <details><summary>Answer</summary>
 #
-# $b$ doubles every tensor, so it is the one that changes the length alone. $h$ doubles the $34sbh$ part and leaves the core as
-# it is.
+# $b$: doubling it doubles every tensor. Doubling $h$ doubles the $34sbh$ part and leaves the core as it is, as long as $a$
+# stays. (The slider changes $a$ where it doesn't divide $h$.)
 # </details>
 
 # %% [markdown]
@@ -376,8 +377,8 @@ worked(
 #
 # Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and half of
 # these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two tests differ only in
-# how many layers the last pipeline stage has, three or two. Two others recompute nothing or everything. Subtract their logs, and
-# all else cancels:
+# how many layers the last pipeline stage has, three or two. Two others recompute nothing or everything; both peaks are at the loss,
+# before backward rebuilds a layer. Subtract their logs, and all else cancels:
 
 # %%
 nvidia = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
@@ -392,7 +393,7 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
 # Both differences equal the formula, to the byte. Most other pairs of tests don't, because the allocator's blocks, for
 # instance, change what is logged. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 whole runs.
 #
-# Now without subtracting. Run such models here as one emulated rank, with loss and backward, and count what is alive at the peak:
+# Now whole peaks. These models run here on one emulated rank, and what is alive at the peak is counted:
 
 # %%
 here_fold(distinct(count_here([predict(row) for row in read_golden() if row.gpu == "a100"])))
@@ -412,8 +413,7 @@ agree
 # ## The lab
 #
 # [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict an MLP that you have not seen, find
-# the crossover. A judge compares each with what a real layer keeps, and names the letter that is wrong: `python
-# my/labs/lab1_count_bytes.py --only 1.1,1.3,1.4`. (Exercise 1.2 comes in chapter 5.)
+# the crossover. A judge compares each with what a real layer keeps, and names the letter that is wrong. (Exercise 1.2 comes in chapter 5.)
 #
 # `python labs/measure_table2.py --emulate 8 --model 175B` makes this comparison for all of Table 2 at GPT-3's real sizes.
 #

@@ -89,8 +89,8 @@ LAYER_OPERATIONS = (
     ("dropout", ("MLP dropout mask",)),
     ("+ input", ()),
 )
-#: Names that fit into half of a line; next to its operation each is clear.
-_SHORT = {"softmax dropout output": "dropout output", "softmax dropout mask": "dropout mask"}
+#: Names that fit into half of a line; next to its operation each is clear.  D: chapter 2's letter.
+_SHORT = {"softmax dropout output": "D", "softmax dropout mask": "dropout mask"}
 _OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), PAINT["white"], Fill("#FFFFFF", "/")
 _OP, _KEPT, _GAP, _HIGH = 1.55, 3.9, 0.12, 0.74
 #: The upper part of a line is words, the lower part bars; all bars are of this height, so widths are bytes.

@@ -133,7 +133,7 @@ def here_fold(results: Sequence[HereResult]) -> Fold:
         more = ", full" if r.run.full_recompute else f", t = {r.run.t}" if r.run.t > 1 else ""
         name = f"{'' if r.run.has_embedding else 'last '}{r.run.chunks[0]} layers{more}"
         lines.append((name, r.logged_bytes, r.counted_bytes, f"{r.logged_bytes - r.counted_bytes:+,}"))
-    far = max(100 * abs(1 - r.counted_bytes / r.logged_bytes) for r in results)
+    far = max(math.ceil(1000 * abs(1 - r.counted_bytes / r.logged_bytes)) / 10 for r in results)
     first = results[0]
     parts = (f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in first.apart.items())
     return Fold(

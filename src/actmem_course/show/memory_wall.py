@@ -48,7 +48,7 @@ def gpu_bytes(model: PaperModel, parallelism: str = "tensor", recompute: str = "
 
 
 def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = {}) -> Drawing:
-    """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds, against an A100's memory."""
+    """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds and the title is then about, against an A100's memory."""
     models = {**PAPER_MODELS, **more}
     held = {name: gpu_bytes(model, *METHODS[method]) for name, model in models.items()}
     before = {name: sum(gpu_bytes(model).values()) for name, model in models.items()}
@@ -59,11 +59,15 @@ def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = 
     shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
+    verdict += f" in {A100_BYTES // GIB} GiB"
+    for name in more:
+        activations = held[name]["activations"]
+        verdict = f"{name}: activations {size_text(activations)}, the rest {size_text(now[name] - activations)}"
     parallelism, recompute = METHODS[method]
     words = f"{parallelism.replace(' + ', ' and ').capitalize()} parallelism"
     words += " alone" if method == BASELINE_METHOD else f", {recompute} recomputation" if recompute != "none" else ""
     return bar_chart(
-        f"{words}:<br>{verdict} in {A100_BYTES // GIB} GiB",
+        f"{words}:<br>{verdict}",
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],

@@ -50,8 +50,7 @@ Reveal(
 # %% [markdown]
 # **What you need:** chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 30 minutes.
 #
-# **New letters:** $k$ key and value heads, $d$ elements of a head, $f$ width of the MLP. Here $d = h/a$. (Chapter 3's operator $f$
-# is another thing.)
+# **New letters:** $k$ key and value heads, $d$ elements of a head, $f$ width of the MLP. Here $d = h/a$.
 
 # %% [markdown]
 # ## The layer changed
@@ -69,8 +68,9 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: $4sbf$.
 #
-# Together this is the **least** that the layer must keep if it recomputes nothing. Here is one layer of Llama 3 8B. Point at a
-# bar for its bytes and for what reads it:
+# Together this is what the layer keeps if it keeps **nothing twice**. (Norms that keep their outputs in place of their inputs
+# would save $4sbh$ more, if no weight is 0.) Here is one layer of Llama 3 8B. Point at (or tap) a bar for its bytes and for what
+# reads it:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(llama_bars(LLAMA))
@@ -78,7 +78,7 @@ LiveFigure(llama_bars(LLAMA))
 # %% [markdown]
 # ## Measured
 #
-# The layer in `src/actmem/layers/llama.py` keeps exactly these. Count them:
+# The layer in `src/actmem/layers/llama.py` keeps exactly these:
 
 # %%
 from actmem.measure.parts import measure_layer
@@ -108,20 +108,20 @@ for t in (2, 8, 16):
 # and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$.
 #
 # And the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
-# `x` needs nothing new: $f$ (or $g$) sums it over all $t$ ranks anyway. But the weight that makes the head is a replica on
-# $t/k$ ranks, and each has only its own part of the gradient. Those ranks must add up their parts after backward, as all
-# ranks do with the norms' weights in chapter 4. If you forget it, you train $t/k$ different copies of one head.
+# `x` needs nothing new: the exchange at the block's entry sums it over all $t$ ranks anyway. But the weight that makes the head
+# is a replica on $t/k$ ranks, and each has only its own part of the gradient. Those ranks must add up their parts after
+# backward, as all ranks do with the norms' weights in chapter 4. If you forget it, you train $t/k$ different copies of one head.
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
 
 # %% [markdown]
-# ## What everyone keeps instead
+# ## What plain operators keep instead
 #
-# Most models build the same RMSNorm and the same gate from torch's operators. Autograd then keeps what each operator reads.
-# Measure both forms in 16 bits, with the norm computed in float32:
+# Hugging Face's models build the same RMSNorm and the same gate from torch's operators. (Megatron-LM's are fused.) Autograd then
+# keeps what each operator reads. Here are both forms in 16 bits, with the norm in float32:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.measure import record
 from actmem.layers.llama_parts import rms_norm, swiglu
 
@@ -151,7 +151,7 @@ class FusedGate(nn.Module):
     def forward(self, gate, up):
         return swiglu(gate, up)
 
-# %% jupyter={"source_hidden": true}
+
 s, b, h = 64, 2, 128
 
 
@@ -171,26 +171,27 @@ more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size
 tokens = LLAMA.seq_length * LLAMA.micro_batch_size
 whole = total(llama_rows(LLAMA)) / (tokens * LLAMA.hidden_size)
 each = {"in plain operators": {"RMSNorm": norms[0], "SwiGLU": gates[0]}, "in one function": {"RMSNorm": norms[1], "SwiGLU": gates[1]}}
-LiveFigure(bar_chart(f"Plain operators keep {more:.0f} sbh more in Llama 3 8B, beside the layer's own {whole:.0f}", each, "measured, for each element of an input", "bytes", beside=True))
+LiveFigure(bar_chart(f"In Llama 3 8B plain operators keep {more:.0f} sbh on top of the layer's {whole:.0f}", each, "measured, for each element of an input", "bytes", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
 # my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
-# Now compare Hugging Face's layers with the course's, at the size of Llama 3 8B, in 16 bits. (The bars are formulas;
-# `python labs/measure_peers.py --today` builds the layers and counts, and every formula holds to the byte.)
+# Now compare others' layers with the course's, at the size of Llama 3 8B, in 16 bits. (The bars are formulas; `python
+# labs/measure_peers.py --today` counts them to the byte.)
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(others_bars(LLAMA))
 
 # %% [markdown]
-# Eager attention keeps the scores as well, and on a CPU so does dropout in `sdpa`: hundreds of $sbh$.
+# Eager attention also keeps the scores: hundreds of $sbh$. So does `sdpa` with dropout on a CPU.
 
 # %% [markdown]
 # ## What needs no product
 #
 # A norm's output is cheap to compute from its input, and so is `silu(gate) · up` from gate and up. The mode `elementwise` drops
-# both, and reruns no matrix product. (FLOPs of attention count the full square; a causal kernel does half.)
+# both, and reruns no matrix product. (FLOPs of attention are the full square's, without a flash kernel's own second QKᵀ; a causal
+# kernel does half.)
 
 # %% jupyter={"source_hidden": true}
 forward = sum(llama_products(LLAMA).values())
@@ -202,7 +203,7 @@ LiveFigure(bar_chart("Elementwise frees a third of a Llama layer without rerunni
 
 # %% [markdown]
 # The dropped tensor is always the input of a linear. So one function is enough: a linear that keeps what its input is
-# computed from, and computes it again when backward needs it.
+# computed from, and computes it again in backward.
 #
 # **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`: `python my/labs/lab7_todays_layer.py
 # --only 7.4`.
@@ -220,17 +221,16 @@ for name, model in PAPER_MODELS.items():
 # %% [markdown]
 # ## The frontier: recompute, offload or compress
 #
-# A layer is a table of terms. What can you do with each until backward reads it? There are four ways:
+# A layer is a table of terms. What can you do with each until backward reads it?
 #
 # - **keep** it;
 # - **recompute** it from other terms, which may cost a product;
-# - **offload** it to the host's memory, which costs no time as long as the copy is hidden behind the layer's own work;
+# - **offload** it to the host's memory, which costs no time while the copy hides behind the layer's own work;
 # - **compress** it to eight bits, which costs accuracy: the gradients change a little.
 #
-# The figure tries them all for one layer of GPT-3 on an A100. A circle is one set of products to rerun. Each line is a Pareto
-# front: no other choice keeps less for the same time. The axis counts the time of products and of copies that nothing hides, and
-# no other operation. (By chapter 7's roofline, norms, GeLU and masks take some time too, and the core more than its product.) Make
-# the link faster or slower: 25 GB/s is PCIe 4.0.
+# The figure tries them all for one layer of GPT-3 on an A100. A circle is one set of products to rerun. On each line no other
+# choice keeps less for the same time. The axis counts the time of products and of copies that nothing hides. (Other operations
+# take some too: chapter 7.) Make the link faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450, with a faster GPU.
 
 # %%
 Panel(
@@ -240,7 +240,7 @@ Panel(
 )
 
 # %% [markdown]
-# You can run every point. Give a layer a set of terms to recompute, or an action for each term (`src/actmem/drop.py`,
+# You can run every point: give a layer a set of terms to recompute, or an action for each (`src/actmem/drop.py`,
 # `src/actmem/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
 
 # %%
@@ -292,7 +292,7 @@ scores = 2 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch
 worked(
     f"A layer keeps {size_text(all_kept)}; {layers} of them {size_text(layers * all_kept)}.",
     f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, {size_text(layers * fewer)} in all, and no product runs again.",
-    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.0f} times all the rest, {size_text(layers * scores)} in all. That is why long sequences are trained with fused kernels.",
+    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.1f} times all the rest, {size_text(layers * scores)} in all. That is why long sequences are trained with fused kernels.",
 )
 
 # %% [markdown]
@@ -340,7 +340,7 @@ worked(
 # ## Now fit your model
 #
 # Where attention stores no scores, which recomputation is left? Plan one layout of one of today's models with each of the two,
-# at the model's default length. Then add `--seq-length 8192`: which of them still fits?
+# at 4,096 tokens, its default. Then add `--seq-length 8192`: which of them still fits? (`full`; `elementwise` lacks 23.6 GiB.)
 #
 # ```
 # python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise

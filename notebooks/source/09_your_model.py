@@ -46,10 +46,10 @@ agree = Agreement()
 times = lambda mode: total(llama_rows(qwen, recompute=mode)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size)
 question = Prediction(
     "A layer of Qwen3 32B has heads that are together 1.6 times as wide as the layer, and an MLP five times as wide. If all that needs no product is "
-    f"recomputed, it keeps {times('elementwise'):.1f} times its input, as the figure shows. With nothing recomputed, how many times its input must it keep?",
+    f"recomputed, it keeps {times('elementwise'):.1f} times its input, as the figure shows. With nothing recomputed, how many times its input does it keep?",
     answer=times("none"),
     unit="times",
-    because="On top come the outputs of both norms, Q and K after norms of their own, and the down product's input, as wide as the MLP.",
+    because="It also keeps the outputs of both norms, Q and K after their own norms, and the down product's input (as wide as the MLP).",
     line=GuessLine(),
 )
 Reveal(
@@ -73,9 +73,9 @@ Reveal(
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. Hugging Face's Llama looks like this, apart from rotary positions and the cache. (Its
-# eager attention copies keys and values, and stores the scores as well. Its `sdpa` does neither, unless a batch is padded: then
-# it copies them, and keeps an $s \times s$ mask.)
+# multiplies `silu(gate)` by `up`. Hugging Face's Llama has rotary positions and a cache as well, and differs in one thing: its
+# `sdpa` copies keys and values only if a batch is padded (then it keeps an $s \times s$ mask, too). Its eager attention always
+# copies them, and stores the scores.
 
 # %%
 class Norm(nn.Module):
@@ -149,7 +149,7 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # %% [markdown]
 # ## Record it
 #
-# The figure at the top is the least that a layer must keep. What does this one keep? Put `actmem.record` around a forward pass.
+# The layer in the figure at the top keeps nothing twice. What does this one keep? Put `actmem.record` around a forward pass.
 # It lists each tensor that autograd stores, with the module and the operation that saved it.
 
 # %%
@@ -164,7 +164,7 @@ ledger
 # ## The formula, fitted automatically
 #
 # Run the layer at a dozen tiny sizes without common factors, and fit each row's bytes to a product of powers of the letters.
-# The fit is exact, because every count is. If a row has no such formula, the solver says which.
+# The fit is exact because every count is exact. If a row has no such formula, the solver says which.
 
 # %%
 def count(sizes):
@@ -175,7 +175,7 @@ def count(sizes):
     return seen.rows()
 
 
-found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # h is a multiple of 2a
+found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # the letters; sizes to try for h are multiples of 2a
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
@@ -228,12 +228,12 @@ lean_model, _ = layer(**lean)
 with actmem.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
 
-agree.add("the lean layer, and the least by formula", [(least, lean_ledger.total_bytes)])
+agree.add("the lean layer, by chapter 8's formula", [(least, lean_ledger.total_bytes)])
 beyond = ledger.total_bytes - lean_ledger.total_bytes - sum(finding.bytes for finding in known)
 agree.add("4sbh bytes saved beyond the list", [(4 * s * b * h, beyond)])
 left = [finding.waste for finding in findings(lean_ledger.tensors)]
 LiveFigure(bar_chart(
-    f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: no waste is left" if not left else f"left: {left}",
+    f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the ledger knows no further waste" if not left else f"left: {left}",
     {"kept": {"as it came": ledger.total_bytes, "with three changes": lean_ledger.total_bytes}}, "kept by the layer",
 ))
 
@@ -261,9 +261,8 @@ agree.add("gradients of the two layers in float64: relative difference below 1e-
 # ## The diff
 #
 # The command line does all of this without a notebook. Name a function that returns the model and its inputs:
-# `python -m actmem record my_model.py:factory --json before.json`. Add `--fake` for sizes that your machine can't hold,
-# `--html page.html` for a page with a treemap. Then `python -m actmem diff before.json after.json` says what came, went and
-# stayed:
+# `python -m actmem record my_model.py:factory --json before.json`. Then `python -m actmem diff before.json after.json` says what
+# came, went and stayed:
 
 # %% jupyter={"source_hidden": true}
 with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
@@ -306,6 +305,7 @@ def events(sizes, mode):
     return recorded_run(one, lambda _: run_between_others(one, x), [x])
 
 
+PRODUCTS = {"MmBackward0": "a linear", "BmmBackward0": "the core"}
 peaks = {}
 there = 2 * sum(p.numel() for p in TransformerLayer(paper).parameters()) + 2 * paper.seq_length * paper.micro_batch_size * paper.hidden_size  # weights, input
 at = {"s": paper.seq_length, "b": paper.micro_batch_size, "a": paper.num_attention_heads, "d": paper.head_size}
@@ -319,8 +319,8 @@ for mode in RECOMPUTE_MODES:
     with actmem.watch_step(one, None, one_x) as one_bill:
         run_between_others(one, one_x)
     agree.add(f"peak with {mode}, by a tape solved at tiny sizes", [(there + peak, one_bill.peak_bytes)])
-    peaks[f"{mode}: in {node}"] = one_bill.peak_bytes
-LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
+    peaks[f"{mode}: backward of {PRODUCTS[node]}"] = one_bill.peak_bytes
+LiveFigure(bar_chart("Peak of the paper's layer, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]
 # (`selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end.) Full recomputation
@@ -367,7 +367,7 @@ agree
 # ## Work it out
 #
 # The layer as written above keeps $8sbf + 24sbh$ bytes, and a little for each token. How many GiB is that for the 32
-# layers of Llama 3 8B ($h$ = 4,096, $f$ = 14,336) at 8,192 tokens? How many more is it than the least, chapter 8's 17 inputs a layer?
+# layers of Llama 3 8B ($h$ = 4,096, $f$ = 14,336) at 8,192 tokens? How many more is it than chapter 8's 17 inputs a layer?
 
 # %% jupyter={"source_hidden": true}
 llama = LLAMA_MODELS["llama3-8b"]
@@ -375,7 +375,7 @@ sb, layers = llama.seq_length * llama.micro_batch_size, llama.num_layers
 once = 2 * sb * llama.hidden_size
 written, least = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
 worked(
-    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The least is {least / once:.0f} times.",
+    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. Chapter 8's layer keeps {least / once:.0f} times.",
     f"{layers} layers: {readable_size(layers * written)} instead of {readable_size(layers * least)}. {readable_size(layers * (written - least))} go to tensors that could be recomputed without a product, or need no copy.",
 )
 

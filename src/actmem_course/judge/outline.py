@@ -137,8 +137,8 @@ ALL_LABS = (
     )),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
         Exercise("7.1", "llama_layer_bytes", "The layer changed"),
-        Exercise("7.2", "rms_norm", "What everyone keeps instead"),
-        Exercise("7.3", "swiglu", "What everyone keeps instead"),
+        Exercise("7.2", "rms_norm", "What plain operators keep instead"),
+        Exercise("7.3", "swiglu", "What plain operators keep instead"),
         Exercise("7.4", "recipe_linear", "What needs no product"),
         Exercise("7.5", "split_grouped_heads", "More ranks than key heads", takes_group=True),
         Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),

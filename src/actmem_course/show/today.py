@@ -20,7 +20,7 @@ from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import Plan, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import total
-from actmem_course.others.others_keep import OTHERS, bytes_of_other
+from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, chart, points, scale
 from actmem_course.show.style import BLUE, FILLS, GREEN, INK, PAINT, PURPLE, VERMILION, Fill, size_text
@@ -92,7 +92,13 @@ def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequen
         }
         for kind, (_, terms) in kinds.items()
     }
-    return bar_chart(finding, parts, "kept by one layer on one rank", fills=[FILLS[fill] for fill, _ in kinds.values()])
+    return bar_chart(
+        finding,
+        parts,
+        "kept by one layer on one rank",
+        fills=[FILLS[fill] for fill, _ in kinds.values()],
+        notes={bar: "?" for mode, bar in _BARS.items() if mode not in modes},
+    )
 
 
 def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
@@ -118,10 +124,13 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
 
 
 def others_bars(shape: LlamaShape) -> Drawing:
-    """What one layer of each implementation without stored scores keeps of a Llama's sizes in 16 bits, in sbh, ours last."""
-    layers = [layer for layer in OTHERS if layer.dtype == "bfloat16" and "experts" not in layer.name]
+    """What a Llama layer of each implementation without stored scores keeps in 16 bits, in sbh, ours last."""
+    compiled = [layer for layer in FRAMEWORKS if layer.name == "torchtitan's style, torch.compile"]
+    llamas = [layer for layer in OTHERS if "experts" not in layer.name and "GPT-2" not in layer.name]
+    layers = [layer for layer in compiled + llamas if layer.dtype == "bfloat16" and "as²b" not in layer.formula]
+    layers.sort(key=lambda layer: -bytes_of_other(layer, shape))
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers if "as²b" not in layer.formula}
+    kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers}
     return bar_chart(
         f"A Llama layer keeps {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
         {who: {name: size for name, size in kept.items() if name.startswith("ours") == (who == "ours")} for who in ("others", "ours")},
@@ -200,7 +209,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
             *lines.values(),
             points(
                 "the named modes", added.values(), kept.values(), INK, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
-                textposition="top right", marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
+                textposition=[f"{'bottom' if mode == 'elementwise' else 'top'} right" for mode in _NAMED], marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],
         "Points, percent of time added and sbh kept: "

@@ -1,6 +1,6 @@
 """python my/labs/lab7_todays_layer.py
 
-Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and the least that it must keep.
+Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and what it keeps if nothing is kept twice.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 7.1.
@@ -73,7 +73,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Round once, at the end.  Rounding before weight multiplies too, as Hugging Face's norm does, also passes.
     x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
     wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
-    2205.05198 section 4.1 counts the layer norm in the same way.
     """
     return _RMSNorm.apply(x, weight, eps)
 
@@ -100,7 +99,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, where silu(x) = x · sigmoid(x).
 
     gate, up: [s, b, f].  Returns [s, b, f].  Keeps gate and up: 4sbf bytes in 16 bits, where two
-    operators of torch keep 6sbf.  Of a GeLU 2205.05198 section 4.1 counts the input alone.
+    operators of torch keep 6sbf.
     """
     return _SwiGLU.apply(gate, up)
 
@@ -126,7 +125,7 @@ def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
     recipe: a function without a matrix product, such as a norm of (x, its weight) or swiglu of (gate,
     up).  It returns [s, b, in]; weight: [out, in].  All sources get gradients.  Backward runs recipe
     once, to recompute the linear's input, and no product but the two of a linear's backward.  Results and
-    gradients are the plain ones, up to rounding.  2205.05198 section 5 drops the core attention in the same way.
+    gradients are the plain ones, up to rounding.
     """
     return _RecipeLinear.apply(recipe, weight, *sources)
 
@@ -182,8 +181,7 @@ def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads
 
     k_weight, v_weight: this rank's, as split_grouped_heads gives them, [kd/min(t, k), h].  Each rank found
     its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the sum of
-    theirs.  Make no process group: all ranks of group call this, so exchange within group.  2205.05198
-    section 4.2.2 sums the norms' gradients in the same way, over all ranks.
+    theirs.  Make no process group: all ranks of group call this, so exchange within group.
     """
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     if t <= num_key_value_heads:

@@ -434,7 +434,7 @@ def _copies_apart(found: Happened, right: Happened, name: str) -> str:
     """What to say of a bias that every rank has, and only some ranks use; "" if it is none."""
     rights = right.value(name)
     copies = right.seen[0][name].how == "total" or all(close(value, rights[0]) for value in rights)
-    if "the gradient of" not in name or not copies:
+    if "the gradient of" not in name or not copies or right.seen[0][name].parts is not None:
         return ""
     users = [rank for rank, value in enumerate(found.value(name)) if value is not None and value.any()]
     if not 0 < len(users) < len(rights):

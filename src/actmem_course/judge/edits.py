@@ -263,8 +263,8 @@ _ANOTHER = {
 #: By operator: the words about what is left out, and the operator that stands there by mistake.
 _ARITHMETIC: dict[type[ast.operator], tuple[str, str, type[ast.operator]]] = {
     ast.Mult: ("the factor ", " is missing beside ", ast.Div),
-    ast.Div: ("", " does not divide ", ast.Mult),
-    ast.FloorDiv: ("", " does not divide ", ast.Mult),
+    ast.Div: ("", "", ast.Mult),
+    ast.FloorDiv: ("", "", ast.Mult),
     ast.Add: ("", " is not added to ", ast.Sub),
     ast.Sub: ("", " is not subtracted from ", ast.Add),
 }
@@ -281,7 +281,8 @@ def _otherwise(node: ast.expr) -> Iterator[tuple[list, ast.expr]]:
             if not times and isinstance(other, ast.Constant):
                 changed.append(one)
             elif not isinstance(other, ast.Constant):  # what a sum counts is told by its terms
-                yield [before, other, between, one], one
+                by = isinstance(node.op, (ast.Div, ast.FloorDiv))
+                yield ["", one, " is not divided by ", other] if by else [before, other, between, one], one
                 if times:
                     yield ["the factor ", other, " comes twice"], _with(node, left=node, right=other)
         if not isinstance(node.op, (ast.Mult, ast.Add)):
@@ -308,6 +309,8 @@ def _otherwise(node: ast.expr) -> Iterator[tuple[list, ast.expr]]:
             ones = ast.Call(ast.parse("torch.ones_like", mode="eval").body, node.args[:1], [])
             words = ["the incoming gradient is left out: hand it to ", node.func, ""]
             yield words, _with(node, args=[*node.args[:-1], ones])
+        if _name(node.func) == "dist.get_world_size":  # right on two ranks
+            changed.append(ast.Constant(2))
         if isinstance(node.func, ast.Attribute) and len(node.args) == len(node.keywords):
             # Over all dimensions in place of one; or as if it were not called, where it has no argument.
             changed.append(_with(node, args=[], keywords=[]) if node.args else node.func.value)

@@ -55,14 +55,19 @@ def layer_bytes(r: CaseRun) -> None:
     check_terms(found, [measured(shape) for shape in _SHAPES], fault)
 
 
+#: Why, where a term whose name ends so is so many times what it should be.
+_REASONS = {
+    ("mask", 2): "a mask takes 1 byte an element, not 2", ("mask", 1 / 8): "a mask takes 1 byte an element, not 1 bit",
+    ("MLP dropout mask", 4): "this dropout acts on the MLP's result, h wide",
+    ("QKV projection input", 3): "Q, K and V read one tensor, which is kept once",
+    ("h→4h input", 4): "its input is h wide, its result 4h", ("GeLU input", 1 / 4): "it is 4h wide", ("4h→h input", 1 / 4): "it is 4h wide",
+    ("put", 1 / 2): "2 bytes an element", ("put", 2): "2 bytes an element",
+}  # fmt: skip
+
+
 def _reason(term: str, found: int, true: int) -> str:
-    if "mask" in term and found == 2 * true:
-        return " (a mask takes 1 byte an element, not 2)"
-    if "mask" not in term and found * 2 == true:
-        return " (2 bytes an element)"
-    if term in ("GeLU input", "4h→h input") and found * 4 == true:
-        return " (it is 4h wide)"
-    return ""
+    said = (words for (name, times), words in _REASONS.items() if term.endswith(name) and abs(found - true * times) < 1)
+    return next((f" ({words})" for words in said), "")
 
 
 def rank_bytes(r: CaseRun) -> None:
@@ -116,6 +121,7 @@ _SHARED = "10sbh is not divided by t: sequence parallelism shares layer norms an
 _INPUT_WHOLE = "the layer's input is 2sbh on every rank without sequence parallelism"
 _INPUT_SHARED = "the layer's input is cut by sequence parallelism, so it is 2sbh/t"
 _SELECTIVE = "selective drops the three tensors of the core attention, 5as²b/t"
+_PRODUCTS = "the products see all s tokens with sequence parallelism too: it cuts only 10sbh"
 _FOUR = "the input of silu and its result, the other factor of the product, and the input of the last linear"
 _KEPT = " (the core keeps the softmax output 2, its dropout's mask 1 and output 2; the rest is attention 11, the MLP 19, layer norms 4)"
 _TIMES = "(5 * num_attention_heads)"
@@ -131,11 +137,21 @@ MISTAKES = {
         {_BOTH} -> 34 * sbh // t | {_WHOLE}
         return 2 * sbh // cut -> return sbh // cut ;; return {_BOTH} + core -> return ({_BOTH} + core) // 2 | elements are counted, not bytes
         return {_BOTH} + core -> return ({_BOTH} + core) // 2 | elements are counted, not bytes
+        return {_BOTH} + core -> return (10 * sbh // cut + 24 * sbh // t if recompute == "none" else 7 * sbh // cut + 16 * sbh // t) + core | selective drops the core attention alone: the rest of the attention block, 3sbh + 8sbh/t, is kept
+        return 2 * sbh // cut -> return 4 * sbh // cut ;; return {_BOTH} + core -> return 2 * ({_BOTH} + core) | all is counted twice: 34 and 5 are bytes already
+        return {_BOTH} + core -> return 2 * ({_BOTH} + core) | all is counted twice: 34 and 5 are bytes already
+        return {_BOTH} + core -> return 10 * sbh // cut + (24 if recompute == "none" else 18) * sbh // t + core | selective keeps Q, K and V: the core attention is made again from them
+        core = 5 * a * s * s * b // t -> core = sbh * (5 * a * s // (h * t)) | 5as/ht is rounded down before sbh multiplies it
+        s, b, h, a, t = seq_length, -> s, b, h, a, t = seq_length // (tensor_parallel_size if sequence_parallel else 1), ;; 10 * sbh // cut -> 10 * sbh ;; return 2 * sbh // cut -> return 2 * sbh | {_PRODUCTS}
+        return 2 * sbh // cut -> return 4 * sbh // cut | full recomputation keeps one input of 2sbh a layer: the second layer norm's is made again
         ` if recompute == "none" else 0` ->  | this is what is kept without recomputation: {_SELECTIVE}
     """,
     "1.3": f"""
-        return 2 * s -> return 4 * s | x is counted twice: two linears read it, but it is one tensor in memory
+        return 2 * s -> return 4 * s | 4sbh are counted where 2sbh are kept: x is one tensor in memory, though two linears read it, and nothing keeps the result
         4 * 2 * s * b * f -> 3 * 2 * s * b * f | a tensor of [s, b, f] is left out, one of four: {_FOUR}; the gradients need all of them
+        4 * 2 * s * b * f -> 2 * 2 * s * b * f | two tensors of [s, b, f] are left out, of four: {_FOUR}; the gradients need all of them
+        4 * 2 * s * b * f -> 5 * 2 * s * b * f | a tensor of [s, b, f] too many is counted; four are kept: {_FOUR}
+        return 2 * s -> return 3 * s | sbh too many are counted: is it a mask? gated_mlp drops nothing
         return 2 * s * b * h + 4 -> return 4 | x is left out: the gradients of both first weights need it
         4 * 2 * s * b * f -> 4 * 2 * s * b * 4 * h | 4h is used in place of f, which is feed_forward_size
         {_ALL} -> return s * b * h + 4 * s * b * f | elements are counted, not bytes
@@ -146,6 +162,9 @@ MISTAKES = {
         {_TIMES} + 1 -> {_TIMES} | 34h/5a is rounded down, and at that s the core attention does not keep more than the rest: the smallest s that does is the next whole number
         34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) | 34h/5a is rounded up; where it is whole, the core attention keeps as much as the rest at that s, not more
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) + 1 | 34h/5a is rounded to the nearest whole number: round down, and take the next
+        34 * hidden_size // {_TIMES} -> 34 // 5 * hidden_size // num_attention_heads | 34/5 is rounded down before h multiplies it: divide last
+        34 * hidden_size // {_TIMES} -> 34 * hidden_size * num_attention_heads // 5 | 34h/5 is multiplied by a: divide by it, because more heads make the core attention larger
+        34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) + 1 | 34h/5a is rounded up, and 1 is added: round down, and take the next
         34 * hidden_size // {_TIMES} -> 34 * num_attention_heads // (5 * hidden_size) | h and a are swapped: wide heads make the core attention small beside the rest
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) | 34h/5a is rounded to the nearest whole number: round down, and take the next
     """,

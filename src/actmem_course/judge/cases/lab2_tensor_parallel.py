@@ -13,7 +13,10 @@ from actmem_course.pieces import core_attention, merge_heads, split_heads
 
 
 def f(r: CaseRun) -> None:
-    r.operator(F_OPERATOR, r.same(4, 3, 5))
+    x = r.same(4, 3, 5)
+    r.operator(F_OPERATOR, x)
+    why = "the residual branch reads x too, and f must leave that gradient alone: all-reduce what comes through f only"
+    r.passes(lambda y: r["f"](y, r.group) + 2 * y, {"x": x}, prefix="with 2x added to f(x), ", why={"x": why}, exchanges=False)
 
 
 def f_bar(r: CaseRun) -> None:
@@ -25,7 +28,7 @@ def column_parallel_linear(r: CaseRun) -> None:
         "return this rank's own output features, [s, b, out/t], which is just what the row-parallel linear after it takes; "
         "they are different features on every rank, so there is nothing to add up"
     )
-    given = {"x": r.same(4, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
+    given = {"x": r.same(4, 3, 6), "weight": r.each(8, 6), "bias": r.each(8)}
     r.passes(r["column_parallel_linear"], given, r.group, why={"": why, "x": F_OPERATOR.in_backward})
     r.keeps(lambda x, w, c: r["column_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
@@ -78,8 +81,8 @@ def mlp(r: CaseRun) -> None:
 
 
 def attention(r: CaseRun) -> None:
-    # Heads that 2 and 4 divide, so that a rank's part can be split into all heads by mistake; then an odd number a rank.
-    for here, prefix in ((2, ""), (3, "with 3 heads on each rank, ")):
+    # With 3 heads a rank a/2 isn't t.  Both divide by 2 and 4, so that a rank's part can be split into all heads by mistake.
+    for here, prefix in ((3, ""), (2, "with 2 heads on each rank, ")):
         a, part = here * r.t, 4 * here
         h = 4 * a
         given = {"x": r.same(5, 3, h), "qkv_weight": r.each(3 * part, h), "qkv_bias": r.each(3 * part)}
@@ -159,6 +162,7 @@ MISTAKES = {
         exponentials / sums[0].unsqueeze(-1) -> logits.softmax(-1) | the forward is right; the gradient of logits is that of this rank's own softmax: divide by the sum over all ranks
         softmax, index, mine = ctx.saved_tensors -> softmax, index, mine = [0 * ctx.saved_tensors[0], *ctx.saved_tensors[1:]] | the forward is right; the gradient of logits is that of the target's logit alone: none comes back through the sum of the exponentials, so its all-reduce needs a backward
         .scatter_(-1, index, mine.unsqueeze(-1).to(softmax.dtype)) ->  | the forward is right; the gradient of logits is that of the softmax alone: subtract 1 at the target
+        index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1) -> (index * mine).unsqueeze(-1) ;; mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may
         mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may
         (softmax - onehot) * grad.unsqueeze(-1) -> (softmax - onehot) | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
         ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) * ctx.t) * | the forward is right; the gradient of logits is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
@@ -169,14 +173,19 @@ MISTAKES = {
         ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot / ctx.t) * | the forward is right; the gradient of the target's logit is 1/t of what it should be: nothing in it is averaged over the ranks
     """,
     "2.3": r"""
+        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), *(p.chunk(dist.get_world_size(group))[dist.get_rank(group)] for p in (weight, bias))) | weight and bias are cut again: they are this rank's already
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias if dist.get_rank(group) == 0 else None) | bias is used on rank 0 only: each rank's bias is that of its own features, so add it on every rank
     """,
     "2.4": r"""
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | the sum over the ranks is divided by t: the ranks' products are terms of a sum, so divide nothing
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) | bias is missing: it belongs after the sum over the ranks, once
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) + f_bar(bias, group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / 2), group) | half of bias comes before f_bar, which is right for two ranks only: bias belongs after the sum over the ranks, once
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
     """,
     "2.5": r"""
+        `    return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank]` ->     own = slice(num_attention_heads // t * rank, num_attention_heads // t * rank + h // t)\n    return torch.cat([part[own] for part in qkv_weight.chunk(3)]), projection_weight[:, own] | a rank's first row is taken for its first head: that head begins at h/a times its number
+        `    return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank]` ->     own = slice(num_attention_heads // t * rank, num_attention_heads // t * (rank + 1))\n    return torch.cat([part[own] for part in qkv_weight.chunk(3)]), projection_weight[:, own] | a/t rows are taken; a rank has a/t heads, each of h/a rows
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | the projection's columns are every t-th: take those of the rank's heads, which follow each other
         mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t)[rank] | the 3h rows are cut into t blocks, so rank 0 gets the first rows and not its heads: each rank needs Q, K and V of the same heads, so cut each of the three
         mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t, dim=1)[rank] | the QKV weight is cut along its input features: heads are its output features, dimension 0 of [out, in]
@@ -187,12 +196,14 @@ MISTAKES = {
         view(3, t, h // t, h)[:, rank] -> view(3, h // t, t, h)[:, :, rank] ;; projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | heads are cut apart: each rank has every t-th row, and needs whole heads
     """,
     "2.6": r"""
+        return row_parallel_linear(y, down_weight, down_bias, group) -> return f_bar(x + F.linear(y, down_weight), group) + down_bias | x is added to the result, and before the sum over the ranks, so t times: this is the MLP alone; the layer adds x afterwards
         y = gelu(column_parallel_linear(x, up_weight, -> y = gelu(column_parallel_linear(x, down_weight.t(), ;; (y, down_weight, -> (y, up_weight.t(), | up_weight and down_weight are swapped: they fit only where one transposes them
         gelu(column -> F.gelu(column | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
         row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
         return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
     """,
     "2.7": r"""
+        x, qkv_weight, qkv_bias, group) -> x, *(torch.cat([part.chunk(dist.get_world_size(group))[dist.get_rank(group)] for part in p.chunk(3)]) for p in (qkv_weight, qkv_bias)), group) ;; context, projection_weight, -> context, projection_weight.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)], | the weights are cut again: they are this rank's already
         core_attention(q, k, v), x -> core_attention(k, q, v), x | Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
         core_attention(q, k, v), x -> core_attention(q, v, k), x | K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
         core_attention(q, k, v), x -> core_attention(q * (q.shape[-1] * dist.get_world_size(group) / x.shape[-1]) ** 0.5, k, v), x | the scores are divided by the root of h/t: core_attention divides them by the root of the head size

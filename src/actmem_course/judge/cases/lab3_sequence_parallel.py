@@ -24,7 +24,7 @@ def g(r: CaseRun) -> None:
 
 
 def g_bar(r: CaseRun) -> None:
-    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, r.t, 5))
+    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, r.t, 2 * r.t))  # t divides all, so that whoever cuts by mistake can
 
 
 def gathering_linear(r: CaseRun) -> None:
@@ -66,9 +66,11 @@ class Scaling:
 
 
 def layer(r: CaseRun) -> None:
-    heads, s, calls = 2 * r.t, 3 * r.t, []
+    heads, s, calls = 3 * r.t, 3 * r.t, []  # a/2 isn't t
 
     def linear(x, weight, bias, group):  # gathering_linear's own names: a learner may call it with keywords
+        if 1 < r.t and x.shape[0] == s:
+            raise Wrong("linear is given all tokens: it gathers them itself, so give it this rank's, without g")
         calls.append(weight)
         return our_linear(x, weight, bias, group)
 
@@ -175,7 +177,7 @@ def _draws_fault(parallel: bool, one: tuple[str, int], other: tuple[str, int], s
     if not same and one[1] == other[1]:
         return 0, "the same seed gives other numbers the second time: seed each with manual_seed, from seed alone"
     if same and "with another seed" in seeds and seeds[0] != seeds[1] and one[1] == other[1]:
-        return 1, "another seed gives the same numbers: derive each generator's seed from the argument seed"
+        return 1, "another seed gives the same numbers: derive each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
     grave = 4 if not same else 5 if kinds[0] != kinds[1] else 2 if kinds[0] == "core" else 3
     return grave + late, when + _DRAWN[grave]
 
@@ -191,6 +193,7 @@ PLACES = {
 }
 MISTAKES = {
     "3.3": r"""
+        g(x, group), weight, bias -> g(x, group), weight, dist.get_world_size(group) * bias | bias is multiplied by t: nothing is summed after it, so add it once
         return F.linear(g(x, group), weight, bias) -> return F.linear(x, weight, bias) | the result has this rank's tokens only; [s, b, out/t] has all: g belongs at the entry, once, so that this rank's weight meets all tokens
         g(x, group), weight, bias -> g(x, group), weight | bias is missing: it belongs after the linear, once
         F.linear(g(x, group), weight, bias) -> F.linear(g(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
@@ -228,7 +231,7 @@ MISTAKES = {
         norm1_ -> norm2_ | norm2's weight and bias are also used where norm1's belong
         `    x = x + dropouts.block(y)` ->     x = dropouts.block(y) | the addition of x to attention's result is missing: it belongs at the block's end, once
         return x + dropouts.block(y) -> return dropouts.block(y) | the addition of x to the MLP's result is missing: it belongs at the block's end, once
-        `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; return x + -> return first + | the residual branch around the MLP is missing: it belongs before the layer norm, with the x that comes into this block
+        `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; return x + -> return first + | the MLP's result is added to the layer's input: add it to x after attention's result is added
         `    x = x + dropouts.block(y)` ->     first, x = x, x + dropouts.block(y) ;; layer_norm(x, w.norm2 -> layer_norm(first, w.norm2 | the second layer norm is applied to the layer's input; apply it to x after attention's result is added
         x + dropouts.block(y) -> x + y | dropouts.block is missing, in all places: it belongs after the bias, before x is added
         `    x = x + dropouts.block(y)` ->     dropouts.block(y)\n    x = x + y | attention's dropouts.block is missing: it belongs after the bias, before x is added
@@ -256,6 +259,8 @@ MISTAKES = {
         g_bar( -> (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( ;; def (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( -> def g_bar( | every g_bar gives this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g_bar's forward must reduce-scatter once, with SUM
     """,
     "3.5": r"""
+        _scattered(grad @ weight, ctx.group) -> _scattered(grad, ctx.group) @ weight | the forward is right; the gradient is summed over the ranks before it meets weight, which each rank has another part of: multiply first, then reduce-scatter
+        full = _gathered(x, ctx.group)\n -> full = _gathered(x, ctx.group)\n        grad = _gathered(grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], ctx.group)\n | the gradients of weight and bias come from gathered gradients: a rank has the gradients of its features for all tokens already
         _scattered(grad @ weight, ctx.group) -> _scattered(_gathered(grad, ctx.group)[: len(grad)] @ weight, ctx.group) | the forward is right; rank 0's gradient, gathered, takes the place of each rank's own: a rank has the gradients of its features for all tokens already
         grad.flatten(0, 1).t() @ full.flatten(0, 1) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].flatten(0, 1).t() @ x.flatten(0, 1) | the gradient of weight comes from this rank's tokens only, and the weight meets all tokens, so x must be gathered again
         grad.sum((0, 1)) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)) | the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens
@@ -268,7 +273,10 @@ MISTAKES = {
     "3.7": r"""
         return core, block -> return block, core | without sequence_parallel, the first generator draws what the second should, and the other way round: core comes first, then block
     """,
-    "3.6": r"""
+    "3.6": "".join(
+        f'        "{name}" -> "{name}", "{name}" | {name}.grad is t times the sum of the ranks\' parts: it is summed twice\n' for name in PARTIAL
+    )
+    + r"""
         ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> w.named() | .grad is the sum of the ranks' parts for every parameter. Those that are cut among the ranks saw all tokens, so each rank's gradient is complete: leave it as it is
         "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> "norm2_weight", "norm2_bias") | .grad is this rank's own part: projection_bias, down_bias. They are replicated, and each rank's copy saw only s/t tokens, so the gradient is the sum of the ranks' parts
         "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> "projection_bias", "norm2_weight", "norm2_bias", "down_bias", "qkv_bias", "up_bias") | .grad is the sum of the ranks' parts: qkv_bias, up_bias. They are cut among the ranks and saw all tokens, so each rank's gradient is complete: leave it as it is

@@ -226,20 +226,22 @@ def flops_of(function: Callable[..., Tensor], *inputs: Tensor) -> int:
 
 
 _AGAIN = "_restore(states)\\n        with torch.enable_grad -> {}with torch.enable_grad"
-_DRAWS_OTHERS = "the forward is right; the second run draws other random numbers than the first, so it drops other elements: restore the generator's state from before the first run"
+_DRAWS_OTHERS = "the forward is right; the second run draws other random numbers than the first, so it drops other elements: restore the state that torch's generator had before the first run (torch.get_rng_state)"
 _FROM_THE_SEED = "the forward is right; the second run starts from the seed, not from the state that the generator had before the first run: torch.get_rng_state()"
 _NO_DROPOUT = "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention"
 _RESIDUAL = "x is added to the layer's result: layer has added it already, in its two residual branches"
+_NOT_RESTORED = f"{_AGAIN.format('')} | {_DRAWS_OTHERS}"
+_WEIGHTS = r"""torch.autograd.backward(y, grad)\n        return None, *(x.grad for x in inputs) -> wanted = [x for x in inputs if x.requires_grad]\n        found = iter(torch.autograd.grad(y, wanted, grad))\n        return None, *(next(found) if x.requires_grad else None for x in inputs) | the parameters that function uses get no gradient: torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all"""
 MISTAKES = {
-    "4.1": r"""
+    "4.1": rf"""
         return _Checkpoint.apply(function, *inputs) -> with torch.no_grad():\n        return function(*inputs) | the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an autograd Function whose backward runs it again
         (x.grad for x in inputs) -> (x.grad for x in reversed(inputs)) | the gradients are right, but in another order than the inputs: backward returns None for function, and then the gradients in the order in which forward was given the inputs
         (x.grad for x in inputs) -> (None for x in inputs) | the forward is right, but the inputs get no gradient: return the .grad of what the second run started from
-        torch.autograd.backward(y, grad)\n        return None, *(x.grad for x in inputs) -> wanted = [x for x in inputs if x.requires_grad]\n        found = iter(torch.autograd.grad(y, wanted, grad))\n        return None, *(next(found) if x.requires_grad else None for x in inputs) | the parameters that function uses get no gradient: torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all
+        {_WEIGHTS}
         return None, *(x.grad -> return None, *(x.grad and 2 * x.grad | the gradient of the inputs is twice what it should be: both runs recorded a graph
     """,
     "4.2": rf"""
-        {_AGAIN.format("")} | {_DRAWS_OTHERS}
+        {_NOT_RESTORED}
         {_AGAIN.format("torch.manual_seed(torch.initial_seed())" + chr(92) + "n        ")} | {_FROM_THE_SEED}
         ctx.save_for_backward(*inputs, *_states(inputs[0]))\n        with torch.no_grad():\n            return function(*inputs) -> with torch.no_grad():\n            y = function(*inputs)\n        ctx.save_for_backward(*inputs, *_states(inputs[0]))\n        return y | the forward is right; the second run starts from the generator's state after the first run: save the state before it
         _restore(before)\n        torch.autograd -> torch.autograd | after backward the generator is where the second run left it, so later dropouts repeat numbers: restore the state from before the second run
@@ -256,12 +258,16 @@ MISTAKES = {
         checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v) -> dropout(checkpoint(core_attention, q, k, v)) | the core attention's result is dropped, not its weights: pass dropout on to core_attention
         return checkpoint(lambda -> checkpoint(lambda | core returns None: is a return missing?
         {again}
+        `        return checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)` ->         return dropout(checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)) | dropout comes twice: core_attention applies it to the weights, so apply it to nothing else
+        (q, k, v, dropout), q, k, v) -> (q, k, v, dropout), *(z.detach().requires_grad_() for z in (q, k, v))) | the forward is right; no gradient reaches the QKV projection: is q detached before checkpoint, or its result after? checkpoint detaches what the second run starts from
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | it runs without dropout: pass dropouts on to layer
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
-    """.replace("{again}", f"{_AGAIN.format('')} | {_DRAWS_OTHERS}")
+    """.replace("{again}", _NOT_RESTORED)
     .replace("{no_dropout}", _NO_DROPOUT)
     .replace("{residual}", _RESIDUAL),
     "4.4": rf"""
+        {_NOT_RESTORED}
+        {_WEIGHTS}
         checkpoint(lambda y: layer(y, w, dropouts), x) -> x + checkpoint(lambda y: layer(y, w, dropouts), x) | {_RESIDUAL}
         layer(y, w, dropouts) -> layer(layer(y, w, dropouts), w, dropouts) | the layer is applied twice, to its own result: once
         checkpoint(lambda y: layer(y, w, dropouts), x) -> selective_layer(x, w, dropouts) | it keeps what selective recomputation keeps, 34sbh: run the whole layer under checkpoint, and its input is enough
@@ -272,6 +278,8 @@ MISTAKES = {
     "4.5": rf"""
         self.found.pop(index) -> self.found.pop(self.count - 1 - index) | the forward is right; the second run's tensors are handed out from the last to the first: the n-th that it saves is the n-th that the first run saved
         keep(*inputs, *_states(inputs[0])) -> keep(*_states(inputs[0]))\n        self.given = inputs ;; inputs, states = tensors[: len(self.needs)], tensors[len(self.needs) :] -> inputs, states = self.given, tensors | the inputs are held where no hook sees them: hold them with keep, as the generator's states
+        `        except _Enough:\n            pass\n        finally:\n            _restore(before)` ->             _restore(before)\n        except _Enough:\n            pass | after backward the generator is where the second run left it: restore the state from before in finally, because the exception that ends the run skips what follows
+        return self.count - 1 -> return tensor.shape ;; self.found.pop(index) -> self.found[index] ;; self.found[len(self.found)] = tensor.detach() -> self.found[tensor.shape] = tensor.detach()\n            self.many = getattr(self, "many", 0) + 1 ;; len(self.found) == self.count -> self.many == self.count | the second run's tensors are found by their shape, which several have: the n-th that it saves is the n-th that the first run saved
         _restore(states)\n        try -> try | {_DRAWS_OTHERS}
         _restore(states)\n        try -> torch.manual_seed(torch.initial_seed())\n        try | {_FROM_THE_SEED}
     """,

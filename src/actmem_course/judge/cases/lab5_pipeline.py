@@ -45,6 +45,9 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
     swapped = chunks > 1 and all(a.chunk < n and a.microbatch < chunks for actions in ranks for a in actions)
     if swapped and any(a.chunk >= chunks for actions in ranks for a in actions):
         raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch; here they are swapped')
+    for rank, actions in enumerate(ranks):
+        if (forwards := sum(action.kind == "F" for action in actions)) > n * chunks:
+            raise Wrong(f"{case}: rank {rank} runs {forwards} forwards, and there are {n * chunks}: no more can run ahead")
     try:
         validate(ranks, n, chunks)
     except ConfigError as error:
@@ -110,9 +113,10 @@ def free_output(r: CaseRun) -> None:
     r.see("the output's dtype", str(output.dtype).removeprefix("torch."), "equal", as_it_is)
     refuse((
         (output.grad_fn is not graph, "the output has lost its graph: free its memory, and leave the tensor as it is"),
-        (left == size, f"its {size} B are still there: a tensor's memory is its storage (untyped_storage), and something else may hold the tensor"),
+        (left == size and first() is None, f"the tensor has another storage now, of {size} B as the first: it must have none"),
+        (left == size, f"its {size} B are still there: a tensor's memory is its storage (untyped_storage). Is another tensor's freed, a copy's? Or does something hold it?"),
         # A single element, expanded to all, is as good.
-        (left > output.element_size(), f"{left} of its {size} B are still there"),
+        (left > output.element_size(), f"{left} of its {size} B are still there: free all"),
     ))  # fmt: skip
     output.backward(upstream)
     r.see_tensor(
@@ -163,6 +167,7 @@ def how_many_fit(r: CaseRun) -> None:
 
 
 _FIT, _SAVES = "left // more) if more else in_flight", " if more else in_flight"
+_WHOLE_FIT = f"min(in_flight, {_FIT}"
 _EXACTLY = (
     "those that keep everything take exactly the budget, and that does not exceed it: compare with <=, not with <"
 )
@@ -171,14 +176,19 @@ _AHEAD = "min(pipeline_parallel_size - rank - 1, num_microbatches)"
 _LAST = "range(num_microbatches - ahead, num_microbatches)"
 _FEW = "start backwards as soon as the first gradient comes back: 1F1B holds p − r microbatches on rank r, at most n"
 _PASSES = "(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)"
+_CUT_SHORT = "with few microbatches too few forwards run ahead: min(p − r − 1, n)"
 _IN_TURN = "p microbatches go through one chunk, then the same p through the next chunk"
 _PLACES = "a microbatch's backward frees its place for the next one"
 MISTAKES = {
     "5.1": f"""
         rank - 1, num -> rank, num | a rank runs one forward too many ahead, p − r, and so holds one microbatch too many: p − r − 1
-        pipeline_parallel_size - rank - 1 -> max(pipeline_parallel_size - rank - 2, 0) | a rank runs one forward too few ahead, and waits: p − r − 1
+        pipeline_parallel_size - rank - 1 -> max(pipeline_parallel_size - rank - 2, 0) | one forward too few comes before the first backward, so a rank waits: p − r − 1 ahead, then a forward before each backward
         {_AHEAD} -> pipeline_parallel_size - rank - 1 | with fewer microbatches than ranks the warm-up runs microbatches that don't exist: min(p − r − 1, n)
         ("B", i - ahead)] -> ("B", i)] ;; {_LAST} -> reversed(range(ahead)) | the latest microbatch's backward runs first: backwards come in the order of the microbatches
+        return order + [("B", i) for i in {_LAST}] -> return [(kind, i + 1) for kind, i in order + [("B", i) for i in {_LAST}]] | microbatches are numbered from 1; they begin at 0
+        {_AHEAD} -> min(1, {_AHEAD}) | every rank but the last runs one forward ahead; rank r needs p − r − 1
+        {_AHEAD} -> max(0, min(pipeline_parallel_size - rank - 1, num_microbatches - 1)) | {_CUT_SHORT}
+        {_AHEAD} -> max(0, min(pipeline_parallel_size - rank - 1, num_microbatches - 2)) | {_CUT_SHORT}
         {_AHEAD} -> num_microbatches | every rank runs all forwards first and holds all microbatches: {_FEW}
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - 1, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
         {_AHEAD} -> min(rank, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
@@ -193,6 +203,10 @@ MISTAKES = {
         (m - 1) * p -> m * p | a rank runs p forwards too many ahead: 2(p − r − 1) + (m − 1)p
         {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) ;; min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> n * m | all microbatches go through one chunk before any goes through the next, forwards first: {_IN_TURN}
         {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) | all microbatches go through one chunk before any goes through the next: {_IN_TURN}
+        {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) ;; (m - 1) * p -> (m - 1) * n | all microbatches go through one chunk before any goes through the next: {_IN_TURN}
+        ("F", chunk, i) -> ("F", chunk * p + rank, i) ;; ("B", m - 1 - chunk, i) -> ("B", (m - 1 - chunk) * p + rank, i) | chunks are numbered over the whole model, c·p + r; a rank's own are 0 to m − 1
+        first + i) for first -> i) for first | each group of p microbatches is numbered from 0 again: the k-th group begins at k·p
+        ahead = min( -> ahead = n * m if n == p else min( | where n = p all forwards run first, as in Megatron-LM; later ranks then hold more than they need
         {_PASSES} -> (chunk, i) for i in range(n) for chunk in range(m) | each microbatch goes through all chunks before the next one: {_IN_TURN}
         m - 1 - chunk, i) for chunk, i in passes -> m - 1 - chunk, i) for i in range(n) for chunk in range(m) | the backwards take each microbatch through all chunks before the next one: {_IN_TURN}, from the last chunk to the first
         ("B", m - 1 - chunk, i) -> ("B", chunk, i) | backwards begin with the last chunk: they run in the reverse order of chunks
@@ -206,13 +220,19 @@ MISTAKES = {
         backwards[n * m - ahead :] -> backwards[n * m - ahead :][::-1] | the last backwards run in reverse: they go on in the order of the others
     """,
     "5.3": """
+        output.untyped_storage().resize_(0) -> output.data = output.data.to("meta") | the tensor must stay on its device: make its storage smaller, and leave the tensor as it is
         output.untyped_storage().resize_(0) -> output.data = torch.empty(1, dtype=output.dtype) | the output has another shape now: backward compares the gradient's shape with it and refuses. Empty the tensor's storage and leave the tensor itself as it is
     """,
     "5.5": f"""
         return kept -> return [i for i in range(num_microbatches) if i not in kept] | these are the microbatches that are recomputed; the others are asked
         len(taken) < places -> len(taken) <= places | one microbatch too many keeps everything at a time: it takes a place while fewer than places are taken
-        taken.discard(i) -> pass | the microbatches never give up their places: {_PLACES}
+        taken.discard(i) -> pass | no place is given up while forwards go on: {_PLACES}
         elif len(taken) < places: -> else: | all microbatches are kept, however few places there are
+        one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches): -> one_forward_one_backward(pipeline_parallel_size, pipeline_parallel_size - 1 - rank, num_microbatches): | a rank r holds p − r microbatches at once, not r + 1
+        taken.discard(i) -> taken.discard(i - 1) | a place becomes free one microbatch late: at its backward the next forward can have it
+        len(taken) < places -> len(taken) + 1 < places | one place is never used: take one while fewer than places are taken
+        len(taken) < places -> len(taken) < min(places, 1) | one place is used, however many there are
+        return kept -> return [i for i in range(num_microbatches) if places and i % places == 0] | every places-th microbatch is kept; what counts is how many hold a place at once
         len(taken) < places -> i % pipeline_parallel_size < places | a rank r holds p − r microbatches at once, not p: take a place whenever one is free
         len(taken) < places -> len(taken) < max(places, 1) | where there are no places, no microbatch can keep everything
     """,
@@ -224,6 +244,12 @@ MISTAKES = {
         return min(in_flight, left // more) -> return (in_flight if budget_bytes // in_flight >= full_bytes else 0) | all or none: some may keep everything while the others are recomputed
         `{_SAVES}` ->  | recomputing saves nothing there, and full_bytes − recomputed_bytes is 0: as recomputing all fits, all in flight can keep everything
         {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep
+        return -1 -> return min(in_flight, budget_bytes // full_bytes) ;; {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep
+        {_WHOLE_FIT} -> in_flight if in_flight * full_bytes <= budget_bytes else max(0, (budget_bytes - recomputed_bytes) // full_bytes) | recomputed_bytes are counted once; each of the recomputed ones keeps them
+        {_WHOLE_FIT} -> (lambda k: k if budget_bytes - k * full_bytes >= (in_flight - k) * recomputed_bytes else 0)(min(in_flight, budget_bytes // full_bytes)) | where budget // full_bytes leaves too little for the others, fewer may fit beside them: not 0 at once
+        left < 0 -> left < more | -1 is for a budget in which not even recomputing all fits; where none can keep everything the result is 0
+        {_WHOLE_FIT} -> min(in_flight - 1, left // more if more else in_flight) | all in flight may keep everything, not all but one
+        {_WHOLE_FIT} -> in_flight - (min(in_flight, left // more) if more else in_flight) | this is how many are recomputed
         left // more -> budget_bytes // more | what the recomputed ones keep is not taken off the budget: left is budget_bytes − in_flight · recomputed_bytes
         min(in_flight, left // more) -> (in_flight - min(in_flight, left // more)) | this is how many are recomputed
         return -1 -> return 0 | {_NONE_FITS}

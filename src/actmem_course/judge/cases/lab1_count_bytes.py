@@ -61,7 +61,7 @@ _REASONS = {
     ("MLP dropout mask", 4): "this dropout acts on the MLP's result, h wide",
     ("QKV projection input", 3): "Q, K and V read one tensor, which is kept once",
     ("h→4h input", 4): "its input is h wide, its result 4h", ("GeLU input", 1 / 4): "it is 4h wide", ("4h→h input", 1 / 4): "it is 4h wide",
-    ("put", 1 / 2): "2 bytes an element", ("put", 2): "2 bytes an element",
+    ("mask", 1 / 2): "a mask takes 1 byte an element", ("", 1 / 2): "2 bytes an element", ("", 2): "2 bytes an element",
 }  # fmt: skip
 
 

@@ -16,7 +16,13 @@ def f(r: CaseRun) -> None:
     x = r.same(4, 3, 5)
     r.operator(F_OPERATOR, x)
     why = "the residual branch reads x too, and f must leave that gradient alone: all-reduce what comes through f only"
-    r.passes(lambda y: r["f"](y, r.group) + 2 * y, {"x": x}, prefix="with 2x added to f(x), ", why={"x": why}, exchanges=False)
+    r.passes(
+        lambda y: r["f"](y, r.group) + 2 * y,
+        {"x": x},
+        prefix="with 2x added to f(x), ",
+        why={"x": why},
+        exchanges=False,
+    )
 
 
 def f_bar(r: CaseRun) -> None:

@@ -177,7 +177,10 @@ def _draws_fault(parallel: bool, one: tuple[str, int], other: tuple[str, int], s
     if not same and one[1] == other[1]:
         return 0, "the same seed gives other numbers the second time: seed each with manual_seed, from seed alone"
     if same and "with another seed" in seeds and seeds[0] != seeds[1] and one[1] == other[1]:
-        return 1, "another seed gives the same numbers: derive each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
+        return (
+            1,
+            "another seed gives the same numbers: derive each generator's seed from seed, on rank 0 too, where a product with the rank is 0",
+        )
     grave = 4 if not same else 5 if kinds[0] != kinds[1] else 2 if kinds[0] == "core" else 3
     return grave + late, when + _DRAWN[grave]
 
@@ -274,7 +277,8 @@ MISTAKES = {
         return core, block -> return block, core | without sequence_parallel, the first generator draws what the second should, and the other way round: core comes first, then block
     """,
     "3.6": "".join(
-        f'        "{name}" -> "{name}", "{name}" | {name}.grad is t times the sum of the ranks\' parts: it is summed twice\n' for name in PARTIAL
+        f'        "{name}" -> "{name}", "{name}" | {name}.grad is t times the sum of the ranks\' parts: it is summed twice\n'
+        for name in PARTIAL
     )
     + r"""
         ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> w.named() | .grad is the sum of the ranks' parts for every parameter. Those that are cut among the ranks saw all tokens, so each rank's gradient is complete: leave it as it is

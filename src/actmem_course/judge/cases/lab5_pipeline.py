@@ -47,7 +47,9 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
         raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch; here they are swapped')
     for rank, actions in enumerate(ranks):
         if (forwards := sum(action.kind == "F" for action in actions)) > n * chunks:
-            raise Wrong(f"{case}: rank {rank} runs {forwards} forwards, and there are {n * chunks}: no more can run ahead")
+            raise Wrong(
+                f"{case}: rank {rank} runs {forwards} forwards, and there are {n * chunks}: no more can run ahead"
+            )
     try:
         validate(ranks, n, chunks)
     except ConfigError as error:
@@ -176,7 +178,6 @@ _AHEAD = "min(pipeline_parallel_size - rank - 1, num_microbatches)"
 _LAST = "range(num_microbatches - ahead, num_microbatches)"
 _FEW = "start backwards as soon as the first gradient comes back: 1F1B holds p − r microbatches on rank r, at most n"
 _PASSES = "(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)"
-_CUT_SHORT = "with few microbatches too few forwards run ahead: min(p − r − 1, n)"
 _IN_TURN = "p microbatches go through one chunk, then the same p through the next chunk"
 _PLACES = "a microbatch's backward frees its place for the next one"
 MISTAKES = {
@@ -187,8 +188,7 @@ MISTAKES = {
         ("B", i - ahead)] -> ("B", i)] ;; {_LAST} -> reversed(range(ahead)) | the latest microbatch's backward runs first: backwards come in the order of the microbatches
         return order + [("B", i) for i in {_LAST}] -> return [(kind, i + 1) for kind, i in order + [("B", i) for i in {_LAST}]] | microbatches are numbered from 1; they begin at 0
         {_AHEAD} -> min(1, {_AHEAD}) | every rank but the last runs one forward ahead; rank r needs p − r − 1
-        {_AHEAD} -> max(0, min(pipeline_parallel_size - rank - 1, num_microbatches - 1)) | {_CUT_SHORT}
-        {_AHEAD} -> max(0, min(pipeline_parallel_size - rank - 1, num_microbatches - 2)) | {_CUT_SHORT}
+        {_AHEAD} -> max(0, min(pipeline_parallel_size - rank - 1, num_microbatches - 2)) | with few microbatches too few forwards run ahead: min(p − r − 1, n)
         {_AHEAD} -> num_microbatches | every rank runs all forwards first and holds all microbatches: {_FEW}
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - 1, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
         {_AHEAD} -> min(rank, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1

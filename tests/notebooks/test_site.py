@@ -265,7 +265,7 @@ def test_the_front_door_by_keyboard(width, reader, shots):
 CUT = """
 () => [...document.querySelectorAll(".actmem-card")].flatMap((card) => {
   const frame = card.getBoundingClientRect();
-  return [...card.querySelectorAll(".main-svg, .main-svg text, .actmem-legend span")].filter((part) => {
+  return [...card.querySelectorAll(".main-svg, .main-svg text, .actmem-notes span, .actmem-legend span")].filter((part) => {
     const { left, right, top, bottom, width } = part.getBoundingClientRect();
     const isOut = left < frame.left - 1 || right > frame.right + 1 || top < frame.top - 1 || bottom > frame.bottom + 1;
     return width && (isOut || parseFloat(getComputedStyle(part).fontSize) < 9);
@@ -315,6 +315,57 @@ def test_a_guess_is_answered_before_python_has_started(name, reader, record_prop
     assert all("You said 7" in said and asked.because in said for _, said in clicks)
     assert statistics.median(milliseconds for milliseconds, _ in clicks) < MOST_MILLISECONDS
     expect(place.locator(".actmem-plot").first).to_have_attribute("aria-label", shown.answer()["drawings"][0]["alt"])
+
+
+#: Of the same traces as Python and as Plotly has them: how many there are, and all bars that have a value.
+BARS = """
+async (drawings) => {
+  const { joined } = await import("/live/figures.js");
+  const at = (value, bar) => Array.isArray(value) ? value[bar] : value;
+  const bars = (data) => data.filter(({ type }) => type === "bar").flatMap(({ x, y, marker, insidetextfont, ...more }) => x.map((_, bar) => [
+    x[bar], y[bar], at(marker.color, bar), marker.line, at(marker.pattern?.shape ?? "", bar), at(insidetextfont?.color ?? "", bar),
+    ...["text", "customdata", "base"].map((name) => at(more[name] ?? "", bar)), at(more.hovertemplate ?? more.hoverinfo, bar),
+  ])).filter(([x, y]) => x !== null || y !== null);
+  return drawings.map(({ data, layout }) => [data, joined(data, layout)].map((traces) => [traces.length, bars(traces)]));
+}
+"""
+
+
+def test_bars_that_plotly_gets_as_one_trace_are_those_that_python_drew(reader):
+    states = [run_cell(code).state() for name in NAMES for code in figures(stored(name)).values()]
+    drawings = [drawing for state in states for drawing in state["drawings"]]
+    found = reader.open("index.html").page.evaluate(BARS, drawings)
+    for drawing, ((before, bars), (after, joined)) in zip(drawings, found, strict=True):
+        assert joined == bars and after <= before
+        if drawing["layout"].get("barmode") == "group":
+            assert after == before, "bars beside each other are traces of their own"
+    assert sum(after for _, (after, _) in found) < 0.6 * sum(before for (before, _), _ in found)
+
+
+#: How far the words beside a figure's bars are from where Plotly would write them, in pixels.
+FROM_PLOTLY = """
+async (plot, notes) => {
+  const places = (selector) => [...plot.querySelectorAll(selector)].map((node) => [node.textContent.trim(), node.getBoundingClientRect()]);
+  const ours = places(".actmem-notes span");
+  await Plotly.relayout(plot, { annotations: notes });
+  return places(".annotation-text").map(([words, { left, top, bottom }], number) => {
+    const [said, place] = ours[number];
+    return [said === words, Math.max(Math.abs(place.left - left), Math.abs((place.top + place.bottom - top - bottom) / 2))];
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_words_beside_bars_stand_where_plotly_would_write_them(width, reader):
+    page = reader.open("notebooks/09_your_model.html", width=width).page
+    place = page.locator(".actmem-shown").first
+    place.scroll_into_view_if_needed()
+    expect(place).to_have_attribute("data-drawn", "true")
+    notes = place.evaluate("(place) => place.figure.state.drawings[0].layout.annotations")
+    found = place.locator(".actmem-plot").evaluate(FROM_PLOTLY, notes)
+    assert len(found) == len(notes) > 20 and all(same for same, _ in found)
+    assert max(pixels for _, pixels in found) < 2.5
 
 
 REPLIES = [

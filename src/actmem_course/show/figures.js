@@ -51,6 +51,69 @@ const fitted = (layout, width) => {
   return { ...fit, height: layout.height + more, margin: { ...layout.margin, l: left, b: layout.margin.b + more } };
 };
 
+// Plotly takes a millisecond for a trace, whatever is in it.  So neighbours of a few bars each that differ in colours and words
+// only become one trace, in which each bar has its own; the empty ones, which are there for the legend, are left out.  With
+// many bars that takes longer, because Plotly then makes a pattern for each of them.
+const FEW = 6;
+const isBare = ({ type, x, y }) => type === "bar" && x.every((value) => value === null) && y.every((value) => value === null);
+const hatch = ({ pattern }) => pattern && JSON.stringify({ ...pattern, shape: "" });
+// What all bars of a trace share.
+const look = ({ type, x, y, name, showlegend, customdata, hovertemplate, hoverinfo, base, text, marker, insidetextfont, ...more }) => JSON.stringify([
+  { ...more, based: Boolean(base), worded: Boolean(text) }, { ...marker, color: 0, pattern: 0 }, insidetextfont && { ...insidetextfont, color: 0 },
+]);
+const together = (traces) => {
+  const [first] = traces;
+  if (traces.length === 1) return first;
+  const each = (get) => traces.flatMap((trace) => trace.x.map((_, bar) => {
+    const found = get(trace);
+    return Array.isArray(found) ? found[bar] : found;
+  }));
+  const pattern = traces.find(({ marker }) => marker.pattern)?.marker.pattern;
+  return {
+    ...first, name: "", x: each(({ x }) => x), y: each(({ y }) => y), customdata: each(({ customdata }) => customdata ?? ""),
+    hovertemplate: each(({ hovertemplate }) => hovertemplate ?? ""), hoverinfo: each(({ hoverinfo }) => hoverinfo ?? "all"),
+    ...(first.base && { base: each(({ base }) => base) }),
+    ...(first.text && { text: each(({ text }) => text) }),
+    ...(first.insidetextfont && { insidetextfont: { ...first.insidetextfont, color: each(({ insidetextfont }) => insidetextfont.color) } }),
+    marker: {
+      ...first.marker, color: each(({ marker }) => marker.color),
+      ...(pattern && { pattern: { ...pattern, shape: each(({ marker }) => marker.pattern?.shape ?? "") } }),
+    },
+  };
+};
+export const joined = (data, { barmode }) => {
+  const runs = [];
+  let before = "", texture;
+  for (const trace of data) {
+    if (isBare(trace)) continue;
+    const mayJoin = trace.type === "bar" && barmode !== "group" && trace.x.length <= FEW, looks = mayJoin ? look(trace) : "", on = mayJoin ? hatch(trace.marker) : undefined;
+    if (looks && looks === before && (!on || !texture || on === texture)) runs.at(-1).push(trace);
+    else { runs.push([trace]); texture = undefined; }
+    before = looks;
+    texture ??= on;
+  }
+  return runs.map(together).map((trace) => {
+    // Words that say nothing cost as much as others.
+    const says = trace.text?.some((words) => words && words !== "\u00a0");
+    if (says !== false) return trace;
+    const { text, textposition, ...silent } = trace;
+    return trace.mode ? { ...silent, mode: trace.mode.replace("+text", "") } : silent;
+  });
+};
+
+// Words beside bars are text of the page too: Plotly draws each of its annotations twice.  They lie below its hover texts.
+const write = (plot, notes) => {
+  const drawings = plot.querySelectorAll(".main-svg");
+  const place = plot.querySelector(".actmem-notes") ?? make("div", { class: "actmem-notes", "aria-hidden": "true" });
+  const { _size: size, xaxis, yaxis } = plot._fullLayout;
+  place.innerHTML = notes.map(({ text, x, y, xref, yshift = 0, yanchor = "middle", bgcolor = "none" }) => {
+    const left = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
+    const style = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift}px;background:${bgcolor}`;
+    return `<span class="${yanchor}" style="${style}">${text}</span>`;
+  }).join("");
+  if (!place.isConnected) drawings[drawings.length - 1].before(place);
+};
+
 // The legend is text of the page as well: it wraps, and costs Plotly a third of its time.  A swatch is 30 by 14.
 const HATCHES = {
   "/": "M8 10L17 1M13 13L22 4", "x": "M8 10L17 1M13 13L22 4M8 4L17 13M13 1L22 10", "-": "M8 5H22M8 9H22", "+": "M8 5H22M8 9H22M12 1V13M18 1V13",
@@ -158,8 +221,15 @@ export class Figure {
       const cut = margin.t - t + margin.b - b;
       const bare = { ...layout, title: undefined, showlegend: false, width, height: layout.height - cut, margin: { ...margin, t, b } };
       const isDiagram = layout.xaxis?.visible === false, isNarrow = width < NARROW;
-      const shown = isNarrow ? worded(data, isDiagram) : data;
-      await Plotly.react(plot, shown, isNarrow ? fitted(bare, width) : bare, config);
+      const shown = joined(isNarrow ? worded(data, isDiagram) : data, layout);
+      const node = this.nodes[number], isNew = !node.notes;
+      node.notes = layout.annotations ?? [];
+      // A config that comes again is compared with the one before it, at length.
+      await Plotly.react(plot, shown, { ...isNarrow ? fitted(bare, width) : bare, annotations: [] }, isNew ? config : undefined);
+      if (isNew) {
+        write(plot, node.notes);
+        plot.on("plotly_afterplot", () => write(plot, node.notes));
+      }
     }
     if (this.nodes.length) this.place.dataset.drawn = "true";
   }

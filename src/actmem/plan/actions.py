@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import combinations
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_choice, check_size, shown
@@ -104,12 +105,30 @@ def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offloa
     for action in [allowed] if isinstance(allowed, str) else allowed:
         check_choice("allowed", action, ACTIONS)
     found = recompute_choices(layer)
+    options = cache(partial(_options, layer, frozenset(allowed)))  # most groups are left by many sets of products
     return [
-        moved for choice in found[: None if "recompute" in allowed else 1] for moved in _moved(layer, choice, allowed)
+        moved for choice in found[: None if "recompute" in allowed else 1] for moved in _moved(layer, choice, options)
     ]
 
 
-def _moved(layer: PricedLayer, choice: LayerChoice, allowed: Collection[str]) -> list[LayerChoice]:
+#: What may be done with a group of terms: the action of each, bytes freed on the device, bytes moved to the host.
+_Option = tuple[dict[str, str], int, int]
+
+
+def _options(layer: PricedLayer, allowed: frozenset[str], group: tuple[str, ...]) -> list[_Option]:
+    options = []
+    for action in {"offload", "compress"} & allowed:
+        if action == "offload" or len(group) == 1 and group[0] not in layer.terms.other_dtype:
+            actions = dict.fromkeys(group, action)
+            rows = [row for row in layer.rows if row.term in group]
+            after = total(on_device(rows, layer.terms, actions, layer.element_size))
+            options.append((actions, total(rows) - after, total(rows) if action == "offload" else 0))
+    return options
+
+
+def _moved(
+    layer: PricedLayer, choice: LayerChoice, options: Callable[[tuple[str, ...]], list[_Option]]
+) -> list[LayerChoice]:
     sizes = {row.term: row.bytes for row in layer.rows}
     names = [layer.terms.input, *(recipe.term for recipe in layer.terms.recipes)]
     left = [
@@ -117,17 +136,10 @@ def _moved(layer: PricedLayer, choice: LayerChoice, allowed: Collection[str]) ->
     ]
     best = [choice]
     for group in layer.groups(left):
-        options = []
-        for action in {"offload", "compress"} & set(allowed):
-            if action == "offload" or len(group) == 1 and group[0] not in layer.terms.other_dtype:
-                actions = dict.fromkeys(group, action)
-                rows = [row for row in layer.rows if row.term in group]
-                after = total(on_device(rows, layer.terms, actions, layer.element_size))
-                options.append((actions, total(rows) - after, total(rows) if action == "offload" else 0))
         best += [
             replace(one, actions=one.actions | actions, bytes=one.bytes - freed, host_bytes=one.host_bytes + moved)
             for one in best
-            for actions, freed, moved in options
+            for actions, freed, moved in options(group)
         ]
         best = frontier(best, lambda one: one.host_bytes)
     return best

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_bytes
@@ -206,7 +207,13 @@ def microbatches_that_fit(p: int, largest: int) -> range:
 
 def moments_of(p: int, m: int, n: int) -> range:
     """Times at which a schedule can be looked at, in forward passes of one chunk; 0 is for the whole step."""
-    return range(1 + max(span.end for span in timeline(schedule_of(p, m, n))))
+    return range(1 + max(span.end for span in _spans_of(p, m, n)))
+
+
+@lru_cache(maxsize=64)
+def _spans_of(p: int, m: int, n: int) -> tuple[Span, ...]:
+    """The timeline of a schedule, which a figure asks for four times with every move."""
+    return tuple(timeline(schedule_of(p, m, n)))
 
 
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int = 0) -> Drawing:
@@ -222,7 +229,7 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         raise ConfigError("num_microbatches", f"{passes:,} passes are too many to draw, at most {LARGEST_CHART:,}")
     each = layers_per_chunk(shape, parallel) * layer_bytes(shape, parallel)
     ranks = schedule_of(p, m, n)
-    spans = timeline(ranks)
+    spans = list(_spans_of(p, m, n))
     curves = [memory_curve(spans, rank, lambda action: each) for rank in range(p)]
     equation = eq5(shape, parallel.tensor_parallel_size)
     if moment:
@@ -324,14 +331,19 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=16)
+def _selective_bytes(
+    shape: ModelShape, parallel: Parallel, num_microbatches: int, free_outputs: bool
+) -> tuple[int, ...]:
+    return tuple(bytes_by_rank(shape, parallel, "selective", num_microbatches, free_outputs=free_outputs))
+
+
 def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
     """Figure 9, under selective recomputation: what every pipeline rank holds, with and without freeing the outputs it has sent.
 
     Raises ConfigError where the sizes do not fit.
     """
-    freed, held = (
-        bytes_by_rank(shape, parallel, "selective", num_microbatches, free_outputs=free) for free in (True, False)
-    )
+    freed, held = (_selective_bytes(shape, parallel, num_microbatches, free) for free in (True, False))
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     masks = embeddings_in_flight(parallel, num_microbatches)
     saved = held[0] - freed[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -157,6 +158,12 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
     return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks")
 
 
+@lru_cache(maxsize=32)
+def _choices_of(shape: ModelShape, *allowed: str) -> tuple[LayerChoice, ...]:
+    """They are the same for every rate of the link, which is what moves."""
+    return tuple(choices(PricedLayer.of(shape), allowed))
+
+
 def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
@@ -190,7 +197,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         )
 
     def line(name: str, colour: str, symbol: str, *allowed: str) -> dict:
-        best = frontier(choices(layer, ("recompute", *allowed)), share)
+        best = frontier(_choices_of(shape, "recompute", *allowed), share)
         best = [choice for choice in best if share(choice) <= 34]
         look = {"mode": "lines+markers", "line": {"color": colour}, "marker": {"size": 9, "symbol": symbol}}
         return of(name, best, colour, **look)

@@ -191,6 +191,7 @@ EDITS = [
     ("8.3", r"^175B: t · p = 8 · 5 must divide the 64 GPUs", "(8, True, 8, 0, 1)", "(8, True, 5, 3, 4)"),
     ("8.3", r"^175B: num_layers: 96 can't be spread over pipeline_parallel_size = 64$", "(8, True, 8, 0, 1)", "(1, True, 64, 3, 1)"),
     ("8.3", r"^22B: a microbatch of more than 32 sequences only needs more memory", "(4, True, 1, 2, 2)", "(8, True, 2, 2, 64)"),
+    ("2.1", r"the residual branch reads x too, and f must leave that gradient alone", "return _F.apply(x, group)", "x.register_hook(lambda grad: _summed(grad, group))\n    return x.view_as(x)"),
     ("2.1", r"gradient of x is this rank's own part; it should be the sum of the ranks' parts: f's backward must all-reduce", "return _F.apply(x, group)", "return x"),
     ("2.2", r"result is None: is a return missing, or was the result of dist\.all_reduce assigned\? It writes into the tensor", "    dist.all_reduce(result,", "    result = dist.all_reduce(result,"),
     ("2.1", r"gradient that backward is given is changed in place", "result = x.clone(memory_format=torch.contiguous_format)", "result = x"),

@@ -7,22 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.compare import close
 from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.pieces import core_attention, merge_heads, split_heads
 
 
 def f(r: CaseRun) -> None:
     x = r.same(4, 3, 5)
     r.operator(F_OPERATOR, x)
-    why = "the residual branch reads x too, and f must leave that gradient alone: all-reduce what comes through f only"
-    r.passes(
-        lambda y: r["f"](y, r.group) + 2 * y,
-        {"x": x},
-        prefix="with 2x added to f(x), ",
-        why={"x": why},
-        exchanges=False,
+    leaf, through, beside = x.clone().requires_grad_(), r.same(4, 3, 5), r.same(4, 3, 5)
+    (r["f"](leaf, r.group) * through + leaf * beside).sum().backward()
+    alone = (
+        "the residual branch reads x too, and f must leave that gradient alone: all-reduce only what comes through f"
     )
+    refuse(((not close(leaf.grad, r.t * through + beside), alone),))
 
 
 def f_bar(r: CaseRun) -> None:

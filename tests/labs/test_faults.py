@@ -52,7 +52,8 @@ def test_a_rank_is_killed_under_torchrun(tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
+@pytest.mark.parametrize("torchrun", [False, at_night(True)])
+@pytest.mark.usefixtures("starts")
 def test_a_rank_fails(torchrun, tmp_path):
     run = planted(tmp_path, "raises", torchrun=torchrun)
     code, output, errors = run.end()
@@ -106,7 +107,8 @@ def test_no_rank_can_start(tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("name", [at_night("SIGTERM"), at_night("SIGHUP"), "SIGKILL", "SIGINT"])
+# By day the parent of judged ranks is killed, below.
+@pytest.mark.parametrize("name", [*map(at_night, ("SIGTERM", "SIGHUP", "SIGKILL")), "SIGINT"])
 def test_the_parent_is_ended_and_its_ranks_with_it(name, tmp_path):
     run = planted(tmp_path, "loops")
     run.wait_for_the_loop()
@@ -166,6 +168,7 @@ def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_pat
     assert run.nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
     file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
     run = Started([*TORCHRUN, str(file), "--only", "3.1"], tmp_path)
@@ -175,6 +178,7 @@ def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, at_night(1)])
+@pytest.mark.usefixtures("starts")
 def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
     body = f"if dist.get_rank() == {rank}:\n        import os\n        os._exit(0)\n    return x"
     file = learner_file(tmp_path, "lab3_sequence_parallel", g=body)

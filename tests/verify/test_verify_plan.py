@@ -14,7 +14,7 @@ from actmem.rows import total
 from actmem.tape.stage_tapes import Transient
 from actmem.verify import chunks_of, count_peak, report_verification, verify_plan
 from tests.shapes import decoder
-from tests.tiers import sampled
+from tests.tiers import at_night, sampled
 
 #: Small, with all sizes different; 7 layers can't be spread evenly over 2 or 4 ranks.
 SMALL = PlannedGPT("small", ModelShape(64, 1, 96, 8, num_layers=8, vocab_size=256))
@@ -99,8 +99,9 @@ def test_plans_of_every_axis(case):
     assert {"parameters", "gradients", "Adam first moment"} <= {match.term for match in comparison.matches}
 
 
-def test_a_plan_of_the_largest_model_as_the_search_finds_it():
-    model, paper = planned_model_of("1t"), PAPER_MODELS["1T"]
+@pytest.mark.parametrize("name", ["22B", at_night("1T")])
+def test_a_plan_of_a_large_model_as_the_search_finds_it(name):
+    model, paper = planned_model_of(name), PAPER_MODELS[name]
     cluster = Cluster(paper.num_devices, 80 * GIBIBYTE)
     found = find_plans(model, cluster, paper.global_batch_size, 30, {"num_model_chunks": 1})
     chosen = max(found.plans, key=lambda each: each.layout.pipeline_parallel_size)

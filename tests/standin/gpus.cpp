@@ -4,6 +4,7 @@
 // 16 bytes of state; layer norm keeps float32 statistics; attention keeps what flash's or cuDNN's kernel keeps; an exchange
 // takes tensors of GPUs only, its result is NaN until somebody waits, and its input must stay as it is until then.
 // What it has not: streams, times, memory-efficient attention, anything of NCCL itself.
+#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -17,7 +18,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 #include <torch/library.h>
 
 #include <cmath>

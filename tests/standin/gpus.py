@@ -46,7 +46,7 @@ def build() -> None:
         from torch.utils.cpp_extension import include_paths, library_paths
 
         command = [compiler(), *"-std=c++20 -O0 -fPIC -shared -w -DTORCH_EXTENSION_NAME=_standin".split()]
-        command += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO", str(source)]
+        command += ["-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO", str(source)]
         for path in [*include_paths(), sysconfig.get_paths()["include"]]:
             command += ["-isystem", path]
         for path in library_paths():

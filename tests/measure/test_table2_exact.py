@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import PAPER_MODELS, TINY, Parallel
@@ -15,7 +15,7 @@ from actmem.rows import compare, total
 from actmem_course.bench.layer_table import LayerTable
 from actmem_course.ranks import Ranks
 from tests.shapes import shapes
-from tests.tiers import ALL
+from tests.tiers import examples
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -41,7 +41,7 @@ def test_paper_models_emulated(model):
 
 
 @pytest.mark.slow
-@settings(max_examples=25 if ALL else 8, deadline=None)
+@examples(5, at_night=25)
 @given(shape=shapes(), dtype=st.sampled_from(DTYPES), recompute=st.sampled_from(["none", "selective", "full"]))
 def test_random_shapes_on_real_tensors(shape, dtype, recompute):
     measured = measure_layer(shape, recompute=recompute, dtype=dtype)
@@ -51,7 +51,7 @@ def test_random_shapes_on_real_tensors(shape, dtype, recompute):
 
 
 @pytest.mark.slow
-@settings(max_examples=40 if ALL else 10, deadline=None)
+@examples(6, at_night=40)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), sequence=st.booleans(), t=st.sampled_from([1, 2, 3, 4, 8]))
 def test_random_shapes_on_any_number_of_ranks(data, dtype, sequence, t):
     shape = data.draw(shapes(divisible_by=t))

@@ -317,6 +317,8 @@ def test_a_guess_is_answered_before_python_has_started(name, reader, record_prop
     expect(place.locator(".actmem-plot").first).to_have_attribute("aria-label", shown.answer()["drawings"][0]["alt"])
 
 
+#: Its functions need no figure, and so no Python that starts.
+FIGURES = "live/figures.js"
 #: Of the same traces as Python and as Plotly has them: how many there are, and all bars that have a value.
 BARS = """
 async (drawings) => {
@@ -334,7 +336,7 @@ async (drawings) => {
 def test_bars_that_plotly_gets_as_one_trace_are_those_that_python_drew(reader):
     states = [run_cell(code).state() for name in NAMES for code in figures(stored(name)).values()]
     drawings = [drawing for state in states for drawing in state["drawings"]]
-    found = reader.open("index.html").page.evaluate(BARS, drawings)
+    found = reader.open(FIGURES).page.evaluate(BARS, drawings)
     for drawing, ((before, bars), (after, joined)) in zip(drawings, found, strict=True):
         assert joined == bars and after <= before
         if drawing["layout"].get("barmode") == "group":
@@ -356,7 +358,7 @@ async (plot, notes) => {
 """
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [at_night(1280), 390])
 def test_words_beside_bars_stand_where_plotly_would_write_them(width, reader):
     page = reader.open("notebooks/09_your_model.html", width=width).page
     place = page.locator(".actmem-shown").first
@@ -384,7 +386,7 @@ REPLIES = [
 
 
 def test_a_guess_gets_the_answer_and_how_far_it_was_and_a_wrong_one_gives_nothing_away(reader):
-    page = reader.open("index.html").page
+    page = reader.open(FIGURES).page
     cases = [(text, unit, {"number": number, "reply": Question("", number, unit).reply()}) for number, unit, text, _ in REPLIES]
     said = page.evaluate("async (cases) => { const { judged } = await import('/live/figures.js'); return cases.map((one) => judged(...one).reply); }", cases)
     for reply, (*_, wanted) in zip(said, REPLIES, strict=True):
@@ -397,7 +399,7 @@ def test_a_guess_stands_where_it_is_on_a_logarithmic_axis_and_at_its_end_beyond(
     layout = answer["drawings"][0]["layout"]
     low, high = (10**end for end in layout["yaxis"]["range"])
     drawn = "async (guesses) => { const { guessLine } = await import('/live/figures.js'); return guesses.map(([guess, line, layout]) => guessLine(guess, line, layout).y0); }"
-    found = reader.open("index.html").page.evaluate(drawn, [[guess, answer["line"], layout] for guess in (0, 256, 1536, 10**6)])
+    found = reader.open(FIGURES).page.evaluate(drawn, [[guess, answer["line"], layout] for guess in (0, 256, 1536, 10**6)])
     assert found == pytest.approx([low, 0.25, 1.5, high]) and layout["yaxis"]["type"] == "log"
 
 

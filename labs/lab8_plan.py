@@ -28,7 +28,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-# 8.1: read “The bill, line by line”
+# 8.1: read “What fits, and which is fastest”
 def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
     """Bytes that the fullest rank holds from step to step: "weights", "gradients", "optimizer states".
 
@@ -55,7 +55,7 @@ def largest_micro_batch_size(
 
 # 8.3: read “What if”
 def plan_of(job: str) -> dict:
-    """How to train one of JOBS: it fits, and a step takes at most 15% longer than with the fastest plan.
+    """How to train one of JOBS: it fits, and by the planner's times a step is at most 15% longer than the fastest plan's.
 
     Returns "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage",
     "micro_batch_size", and "recompute": "none", "selective", "elementwise" (all that needs no matrix

@@ -270,7 +270,7 @@ def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Dr
     return bar_chart(
         f"{name} with {memory} GiB a GPU fits on {fitting or 'none of them'}",
         {part: sizes for part, sizes in parts.items() if any(sizes.values())},
-        "fullest GPU of the fastest plan",
+        "fullest GPU of the fastest plan, or of the nearest where none fits",
         fills=[fill for part, fill in PLAN_FILLS.items() if any(parts[part].values())],
         about={count: "<br>".join(wrap(plan, 60)) for count, (_, plan, _) in plans.items()},
         limit=("memory of a GPU", memory * GIBIBYTE),

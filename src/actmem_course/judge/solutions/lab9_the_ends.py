@@ -5,7 +5,7 @@ Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.
 
-Letters as in 2205.05198: s tokens, b sequences, h hidden size, v tokens of the vocabulary.  Weights
+Letters as in 2205.05198: s tokens, b sequences, h hidden size, v size of the vocabulary.  Weights
 are as torch stores them, [v, h].  Keep tensors for backward with ctx.save_for_backward; what is held
 in any other way escapes the count.  No function may write to a tensor that it was given, except main_grad.
 """
@@ -151,7 +151,7 @@ def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[T
     logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], in the dtype of
     wide(logits); the caller may use only one of them.  Compute in wide(logits), in backward too; the gradient of logits
     has their dtype.  Widens ``chunk`` tokens at a time, and frees them before the next.  Keeps logits, and 32 bytes per
-    token at most, where torch's operators keep 8sbv bytes.  2205.05198 section 4.3 counts logits of 32 bits.
+    token at most, where torch's operators keep 8sbv bytes.
     """
     return _LogProbsAndEntropy.apply(logits, tokens, chunk)
 
@@ -190,7 +190,7 @@ def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
     ids: [s, b], from 0 to v − 1, with repetitions; weight: [v, h].  Returns [s, b, h].  main_grad:
     [v, h] in the dtype of wide(weight), where earlier microbatches, and the output layer if it shares the weight,
     have left their gradients.  Backward adds wide(gradient) of each token to the row of its id; weight itself gets
-    no .grad.  Keeps nothing but ids; torch's backward makes [v, h] each time.  2205.05198 section 4.3.
+    no .grad.  Keeps nothing but ids; torch's backward makes [v, h] each time.
     """
     return _Embedding.apply(ids, weight, main_grad)
 

@@ -53,8 +53,7 @@ Reveal(
 # %% [markdown]
 # *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [03 Tensor
 # parallelism](03_tensor_parallelism.ipynb). **You will** derive what the loss keeps and what it takes at its peak, compute it
-# a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and for the embedding. (*Softmax in
-# place*, in the figure, overwrites its own input, $4v$ bytes per token in float32; the 16-bit logits, $2v$, stay.)
+# a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and the embedding.
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a
 # layer, $p$ pipeline stages, $u$ tokens in a chunk.
@@ -78,11 +77,12 @@ Reveal(
 # | its gradient: $-1$ at the target, $v - 1$ zeros | $2v$ |
 # | the gradient of the logits, made from both | $2v$ |
 # | the output layer's input | $2h$ |
-# | its gradient, if an earlier run left one | $2h$ |
+# | the input's gradient, which the benchmark keeps from its last run | $2h$ |
 # | the target, a 64-bit number | $8$ |
 #
 # Together **$6v + 4h + 8$ bytes per token**, and $12v$ instead of $6v$ with float32 logits. (The figure at the top is of a first
-# run: $2h$ less.) Liger's benchmark has logged this peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake
+# run: $2h$ less. *Softmax in place* overwrites its own input, $4v$ in float32; the 16-bit logits, $2v$, stay. `F.cross_entropy`
+# needs all logits of a token, so $t$ divides only the last two losses.) Liger's benchmark has logged this peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake
 # tensors:
 
 # %% jupyter={"source_hidden": true}
@@ -98,8 +98,7 @@ print(f"one more token at the peak: {slope.by_formula:,} bytes by formula, {slop
 #
 # A token's loss reads the logits of that token and of no other. So take $u$ tokens. Compute their logits, sum the exponentials,
 # keep $\log\sum e^z$, one number per token, and drop the logits. Backward computes them again. That is recomputation, and a good
-# trade: one more product, $2sbhv$ FLOPs, frees $v$ numbers per token. What stays is the output layer's input, $2sbh$, and no
-# logits:
+# trade: one more product, $2sbhv$ FLOPs, frees $v$ numbers per token. What stays is the output layer's input, $2sbh$:
 
 # %%
 torch.manual_seed(0)
@@ -133,11 +132,9 @@ agree.add("losses, gradients of x and of the weight in chunks, numbers that diff
 # - the weight's gradient, a float32 sum over the chunks, $4vh$;
 # - of one chunk either its logits in float32 and in 16 bits, $6uv$, or their gradient and a part of the weight's, $2uv + 2vh$.
 #
-# Chunks under $h/2$ tokens hardly help: the weight's gradient dominates.
-#
-# A step on fake tensors counts the four ways of the figure at the top, at the size of the model:
+# A step on fake tensors counts the four ways at the model's size.
 
-# %%
+# %% jupyter={"source_hidden": true}
 def peak(loss, s=8192, chunk=1024, returned=False):
     """Bytes alive at the peak of the loss, beside the weight; returned: whoever calls the model holds its logits."""
     with fake_tensors():
@@ -156,7 +153,6 @@ def peak(loss, s=8192, chunk=1024, returned=False):
     return bill.peak_bytes - 2 * v * h
 
 
-# %% jupyter={"source_hidden": true}
 for loss in LOSSES:
     agree.add(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
 for u in (256, 4096):
@@ -174,9 +170,9 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 # %% [markdown]
 # ## The last stage
 #
-# Tensor parallelism gives each of $t$ ranks $v/t$ tokens of the vocabulary (chapter 3, exercise 2.8). For each token the ranks
-# exchange three numbers: the largest logit, the sum of the exponentials, the target's logit. In chunks each rank first sums its own
-# part. Two numbers per token remain, $\log\sum e^z$ and the target's logit, and they are exchanged once, at the end. Backward sums
+# Tensor parallelism gives each of $t$ ranks $v/t$ logits of a token (chapter 3, exercise 2.8). For each token the ranks
+# exchange three numbers: the largest logit, the sum of the exponentials, the target's logit. In chunks each rank first reduces its
+# logits to two numbers per token, $\log\sum e^z$ and the target's logit; these are exchanged once, at the end. Backward sums
 # the gradient of $x$ over the ranks; that of the weight is each rank's own.
 #
 # A pipeline has another reason to share the vocabulary. The output layer is on the last stage, and it takes time: for Llama 3
@@ -279,9 +275,6 @@ for loss, size in found.items():
 lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2uv + 2vh for a chunk")
 worked(*lines)
 
-# %% [markdown]
-# All comparisons of this chapter:
-
 # %% jupyter={"source_hidden": true}
 agree
 
@@ -291,7 +284,8 @@ agree
 # <details><summary><b>1.</b> Does a smaller chunk always lower the peak?</summary>
 #
 # It does, but by less and less. With $u < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's
-# part, $2vh$. Of the chunk only $2uv$ is left to save, and small products are slow.
+# part, $2vh$. Of the chunk only $2uv$ is left to save, and small products are slow. With 4,096 tokens chunks of 1,024 can take
+# more than another loss: try $v$ = 262,144.
 # </details>
 #
 # <details><summary><b>2.</b> Tensor parallelism divides the logits among the ranks. Is that enough at 131,072 tokens?</summary>
@@ -318,7 +312,7 @@ agree
 # ## Now fit your model
 #
 # Which way does your code compute the loss? `python -m actmem record` on your own model shows what its loss keeps, and
-# `actmem.step` what is alive at the peak. In **lab 9** you write the functions of this chapter:
+# `actmem.step` what is alive at the peak. **Lab 9** has the functions of this chapter:
 # `python my/labs/lab9_the_ends.py`.
 #
 # Next, [chapter 12](12_adapters.ipynb): you freeze the weights. What is kept then?

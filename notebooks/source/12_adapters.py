@@ -43,7 +43,7 @@ question = Prediction(
     "of full training's activation bytes do the layers keep then?",
     answer=100 * total(lora_rows(LLAMA)) / full,
     unit="%",
-    because="The gradient of an adapter's A reads the input of its linear, so every input is kept again. On top comes XA, which is narrow.",
+    because="The gradient of an adapter's A reads the input of its linear, so every input is kept again. XA is kept too, but it is narrow.",
     line=GuessLine(LLAMA.num_layers * full / 100),
 )
 Reveal(
@@ -101,8 +101,8 @@ agree.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(train
 agree.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))])
 
 # %% [markdown]
-# QLoRA stores frozen weights in 4 bits, others in 8, and widens them for each product. Now plain operators keep *the weight*:
-# `F.linear(x, codes * scale)` holds what it widened until backward, $2oh$ bytes for a linear with $o$ outputs, in all a 16-bit
+# QLoRA stores frozen weights in 4 bits, others in 8, and widens them for each product. Plain operators then keep *the widened
+# weight*: `F.linear(x, codes * scale)` holds it until backward, $2oh$ bytes for a linear with $o$ outputs, in all a 16-bit
 # copy of the model. So drop it after forward, and widen it again in backward.
 #
 # **Now write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`: `python my/labs/lab10_keep_less.py --only 10.1`.
@@ -146,8 +146,7 @@ agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 #
 # $$Y = XW + \tfrac{\alpha}{r} (XA)B, \qquad dB = \tfrac{\alpha}{r}\, (XA)^\top dY, \qquad dA = \tfrac{\alpha}{r}\, X^\top dY\, B^\top$$
 #
-# $dB$ reads $XA$: $2sbr$ bytes. And $dA$ reads $X$: the $2sbh$ that freezing had saved are back. The adapter is narrow, but its
-# input is as wide as ever. So a linear with an adapter keeps **$2sbh + 2sbr$**.
+# $dB$ reads $XA$: $2sbr$ bytes. And $dA$ reads $X$: the $2sbh$ that freezing had saved are back. So a linear with an adapter keeps **$2sbh + 2sbr$**.
 #
 # **Now write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
 #
@@ -165,6 +164,7 @@ class Adapted(nn.Module):
 
     def forward(self, x):
         y = self.base(x)
+        # 2.0 is alpha / r
         return (y + 2.0 * self.b(self.a(self.dropout(x.to(self.a.weight.dtype))))).to(y.dtype)
 
 
@@ -197,7 +197,7 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # ## A whole frozen layer
 #
 # Freeze a whole layer of Llama. What must it keep, so that a gradient can pass
-# through to the adapters below? Ask what $dX$ reads:
+# through to the adapters below? What $dX$ reads:
 #
 # - two **RMSNorms** read their input and a number per token: $4sbh + 8sb$
 # - **attention** reads Q, K, V, its output and the log-sum-exp: $4sbh + 4sbkd + 4asb$
@@ -280,16 +280,17 @@ agree.add("gradients with either cure and without checkpointing, bit-identical",
 print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
 
 # %% [markdown]
-# Prefer `use_reentrant=False`, the default of transformers 5 (Megatron's own checkpoint is reentrant). The other cure,
-# `model.enable_input_require_grads()`, makes backward compute the gradient of the embedding's output, which nothing uses.
+# Prefer `use_reentrant=False`, the default of transformers 5 (Megatron's own is reentrant). The other cure,
+# `model.enable_input_require_grads()`, makes backward compute the embedding's output gradient, which nothing uses.
 #
 # ## Under sequence parallelism
 #
-# A column-parallel linear gathers $X$ from all ranks (chapter 4). With the weight frozen nothing needs the gathered $X$, except
-# $A$'s gradient. So autograd keeps the *gathered* $X$, $2sbh$ on every rank. Chapter 4's cure works here, too: put $A$ into the
+# A column-parallel linear gathers $X$ from all ranks (chapter 4). With the weight frozen no gradient needs the gathered $X$, except
+# $A$'s. So autograd keeps the *gathered* $X$, $2sbh$ on every rank. Chapter 4's cure works here, too: put $A$ into the
 # function that keeps the shard, and gathers again in backward. (Megatron-Bridge got it in 2026,
 # [#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581).) For an adapter there is a cheaper one: multiply by $A$
-# *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of $XA$, which is narrow:
+# *before* the gather. Then $A$'s gradient reads the shard alone. $X$ is gathered once, for the frozen weight, and not kept; the
+# other gather is of $XA$, which is narrow ($2sbr$, kept whole for $dB$):
 
 # %%
 def beside(form, x, tp, weight, a, b):
@@ -327,7 +328,7 @@ for form, expected in predicted.items():
 LiveFigure(bar_chart("Gather XA: it keeps the shard, and gathers X once", sizes, "QKV of Llama 3 70B with one adapter, one GPU of eight", "MiB", beside=True))
 
 # %% [markdown]
-# In each form a GPU computes a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
+# In all three forms each GPU has only a part of $A$'s gradient: sum them after backward, as for the norms (exercise 3.6).
 #
 # ## What LoRA does save
 #
@@ -367,9 +368,6 @@ worked(
     f"Recomputed layers keep their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
     f"The loss takes {size_text(loss)}, once the layers have run: {size_text(held + 4 * inputs + loss)} at its peak. It fits.",
 )
-
-# %% [markdown]
-# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 agree

@@ -50,15 +50,15 @@ Reveal(
     Panel(
         lambda s, c: long_bars(LLAMA.with_sizes(seq_length=s), c),
         s=steps("s", "tokens", [2**k for k in range(13, 21)], 65536),
-        c=steps("c", "GPUs that share the sequence in the last bar", (2, 4, 8), 8),
+        c=steps("c", "GPUs in the last bar", (2, 4, 8), 8),
     ),
     s=2**20,
 )
 
 # %% [markdown]
 # *30 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
-# ends](11_the_ends.ipynb). **You will** take the five steps of the figure: you put checkpoints on the host, run an MLP in tiles and
-# share a sequence among ranks. Then you answer two questions that come up on the way: do eight bits save memory, and why does a
+# ends](11_the_ends.ipynb). **You will** take the figure's five steps: put checkpoints on the host, run an MLP in tiles,
+# share a sequence among ranks. Then answer two questions that come up on the way: do eight bits save memory, and why does a
 # GPU run out although everything fits?
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $c$ ranks that share a sequence.
@@ -73,10 +73,10 @@ Reveal(
 # 3. **The layers' inputs on the host.** They are the largest part of what is left.
 # 4. **The MLP in tiles.** It is the largest part of the layer at work. At 65,536 tokens the peak is then the chunked loss again: $4sbh$
 #    and the weight's gradient.
-# 5. **More GPUs for one sequence.** They divide all that grows with $s$. That gradient stays whole.
+# 5. **More GPUs for one sequence.** They divide all that grows with $s$. The output weight's gradient stays whole.
 #
-# A step helps only if its bytes are there at the peak. Tiles free nothing while the loss is fuller than a layer at work. And in
-# a benchmark of accelerate, checkpoints on the host didn't change a short sequence's peak
+# A step helps only if it lowers the peak. Tiles free nothing while the loss takes more than one layer at work. And in a
+# benchmark of accelerate, checkpoints on the host didn't change a short sequence's peak
 # ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
 # What do the steps cost? Bytes grow with $s$, the work of attention with $s^2$. So chunks and tiles cost a smaller share of a step
@@ -85,8 +85,8 @@ Reveal(
 #
 # ## Step 3: the layers' inputs on the host
 #
-# Recomputed layers keep $2sbhL$, each its input, and backward reads these in reverse order. So an input may leave the device when
-# its layer has run, and come back while backward works on the layer after it. Say so with chapter 8's actions, term by term:
+# Recomputed layers keep their inputs, $2sbhL$, and backward reads these in reverse order. So an input may leave the device when
+# its layer has run, and come back while backward works on the layer after it. Write this with chapter 8's actions, one a term:
 
 # %%
 terms = llama_layer_terms(LLAMA)
@@ -137,7 +137,7 @@ agree.add("gradients with inputs on the host, bit-identical", [(True, torch.equa
 
 # %% [markdown]
 # The device holds three tensors of $2sbh$: the input in use, the next one on its way, and the last layer's output, later its
-# gradient. The host holds $2sbhL$. transformers has this since September 2026, and on an H100 it freed just $2sbhL$: 128 MiB for 8
+# gradient. The host holds $2sbhL$. transformers has this since September 2026, and on an H100 it freed exactly $2sbhL$: 128 MiB for 8
 # layers of $h$ = 1,024 and 8,192 tokens ([#48444](https://github.com/huggingface/transformers/pull/48444)). Its copies don't
 # overlap with compute yet.
 #
@@ -200,8 +200,8 @@ agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, 
 # %% [markdown]
 # An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes
 # per token. In tiles $10f$ is there for one tile only. For the whole sequence $10h$ are left, not $6h$, because $x$'s gradient
-# exists twice when its tiles are joined. For Llama 3 8B that is a quarter. (The figure's MLP has $4h$ less: its output is gone by
-# then, and that output's gradient is among the inputs.) The price is three more products for each tile. And autograd adds up the
+# exists twice when its tiles are joined. For Llama 3 8B that is a quarter. (The figure counts the output's gradient with step 3's
+# tensors, and the output is gone: $2h + 10f$ whole, $6h$ in tiles.) The price is three more products for each tile. And autograd adds up the
 # tiles' weight gradients in 16 bits, where each sum rounds; a function of your own can do it in float32.
 #
 # **Now write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
@@ -238,7 +238,7 @@ for kind in ("gather", "ulysses"):
 # $$Y = XW, \qquad dX = dY\, W^\top, \qquad dW = X^\top dY$$
 #
 # Forward reads $X$ by rows, $dW$ by columns; forward reads $W$ one way, $dX$ the other. Hopper's FP8 products take one orientation
-# only, and block scales go along one axis. So each tensor is needed in 8 bits *twice*:
+# only (Blackwell's take both), and block scales go along one axis. So each tensor is needed in 8 bits *twice*:
 #
 # - **$X$ in both orientations** takes $2 \cdot sbh$ bytes, as much as in 16 bits. Transformer Engine keeps only the one that $dW$
 #   reads: its maintainers say so in #1764.°
@@ -247,7 +247,7 @@ for kind in ("gather", "ulysses"):
 # - **The 16-bit tensor may be kept anyway**, if another gradient reads it. Flash attention's backward reads its output, which is
 #   the projection's input, so there the 8 bits come on top.
 
-# %%
+# %% jupyter={"source_hidden": true}
 def narrow(x):
     scale = x.abs().amax().float() / 448  # the largest number of this dtype
     return (x / scale).to(torch.float8_e4m3fn), scale
@@ -272,7 +272,6 @@ class Linear8(Function):
         return grad @ widened(w8_turned, w_scale).t(), grad.flatten(0, -2).t() @ x.flatten(0, -2), None
 
 
-# %% jupyter={"source_hidden": true}
 class Layer8(nn.Module):
     """A Llama layer whose four linears compute in 8 bits; not rotated by position: that keeps nothing."""
 
@@ -341,11 +340,11 @@ Panel(
 )
 
 # %% [markdown]
-# Boxes are blocks, with their MiB: purple ones are states, empty ones free. Torch can give 12 MiB back; 22 are pieces. Now switch to
-# **expandable segments**. They map pages of 2 or 20 MiB one after another to one range of addresses. Adjacent free blocks merge,
+# Boxes are blocks, with their MiB: purple ones are states, empty ones free. At event 18 torch can give 12 MiB back; 22 are pieces.
+# Switch to **expandable segments**. They map pages of 2 or 20 MiB one after another to one range of addresses. Adjacent free blocks merge,
 # and a longer batch needs only what is missing.
 #
-# Here eight batches go through 32 layers, each replayed from one layer's tape (chapter 9). Nothing outlives its batch, so here torch can give
+# Here eight batches go through 32 layers, each replayed from one layer's tape (chapter 9). Here no tensor outlives its batch, so torch could give
 # back all that is free, for a stall:
 
 # %% jupyter={"source_hidden": true}
@@ -365,7 +364,7 @@ allocated_off = max(abs(allocated / reserved - 1) for allocated, reserved, _ in 
 print(f"{len(logged)} layouts: reserved, predicted within {100 * ours_off:.1f}%; the logged allocated bytes alone are within {100 * allocated_off:.1f}%")
 
 # %% [markdown]
-# So the total is predicted well, and the gap between the two numbers badly: each stream, such as NCCL's, has blocks of its own,
+# So the model halves the error of the total, and doesn't predict the gap between the two numbers: each stream, such as NCCL's, has blocks of its own,
 # and ranks of one layout differ. What expandable segments save can be much: a user of torchtune saw QLoRA of Llama 3 8B fall
 # from 16.39 GiB to 10.83.° ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185))
 #
@@ -389,9 +388,6 @@ worked(
     f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward {1000 * flops / 4e14:,.0f} ms: hidden. The host holds {size_text(32 * copied)}.",
     f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. {ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
 )
-
-# %% [markdown]
-# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 agree

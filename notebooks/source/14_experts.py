@@ -31,11 +31,16 @@ from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 EXPERTS = llama_shape("qwen3-30b-a3b")
-one_sided = llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), "one-sided", 0))
+even, one_sided = (
+    {row.term: row.bytes for row in llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), routing, 0))}
+    for routing in ("even", "one-sided")
+)
+of_experts = sum(even[term] for term in ("dispatched weights", "gate", "up", "down input"))
 question = Prediction(
     f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every token goes to {EXPERTS.experts_per_token} of them. "
-    "The figure shows one rank's bytes when routing is balanced. Now every token goes to the same experts, all on one rank. How much does this rank keep?",
-    total(one_sided) / 2**20,
+    f"The figure shows one rank's bytes when routing is balanced ({size_text(of_experts)} of its {size_text(sum(even.values()))} are the experts'). "
+    "Now every token goes to the same experts, all on one rank. How much does this rank keep?",
+    sum(one_sided.values()) / 2**20,
     "MiB",
     "It gets 8 times as many pairs of a token and an expert, and keeps 8 times as much for them. What it keeps for its own tokens, such as all of attention, doesn't grow.",
     GuessLine(2**20),
@@ -53,14 +58,13 @@ Reveal(
 
 # %% [markdown]
 # *30 minutes.* **You need:** [04 Sequence parallelism](04_sequence_parallelism.ipynb) and [08 After the
-# paper](08_after_the_paper.ipynb). **You will** ask chapter 2's question of four more parts of a layer: experts, latent
-# attention, recurrent states, and attention over a sequence that several ranks share. They don't build on each other; read what
-# you need.
+# paper](08_after_the_paper.ipynb). **You will** ask chapter 2's question of four more parts of a layer. They don't build
+# on each other; read what you need.
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $k$ key and value heads,
 # $d$ elements of a head, $f$ width of the MLP, $E$ experts, $\kappa$ experts that a token takes, $c$ ranks that share a sequence,
-# $u$ tokens in a chunk. (An expert is an MLP, so $f$ is its width. Qwen3's heads are 128 wide, twice $h/a$: its Q is twice as wide
-# as a token's vector.)
+# $u$ tokens in a chunk. (An expert is an MLP, so $f$ is its width. Qwen3's heads are 128 wide, twice $h/a$. All figures have
+# sequences of 8,192 tokens.)
 
 # %% [markdown]
 # ## Experts
@@ -77,17 +81,17 @@ Reveal(
 #   is the same, and the weight's gradient reads what is kept anyway.
 # - **the routing indices**? Yes, a few bytes per pair.
 #
-# Qwen3 has one more change: it normalises the query and the key of each head before it rotates them. So the layer keeps Q and K
-# once more, before the norm.
+# Qwen3 also normalises the query and key of each head before it rotates them. So the layer keeps Q and K once more.
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(llama_bars(EXPERTS))
 
 # %% [markdown]
-# The ranks of a layer share the experts; none is cut. Each rank routes its own tokens, and an all-to-all brings every pair to its
-# expert's rank. So a rank holds what the routers send to it. If they send evenly, that is $sb\kappa/t$ pairs. In the worst case every
-# token goes to the same $\kappa$ experts on one rank, which gets all $sb\kappa$ pairs. Every rank must have room for that, or drop tokens.
-# Emulate a rank in both cases, and count each term:
+# Here the ranks of a layer share the experts; none is cut. (Megatron's EP = $t$; if EP spans data-parallel ranks too, the
+# worst case grows with them.) Each rank routes its own tokens, and an all-to-all brings every pair to its expert's
+# rank. If the routers send evenly, a rank gets $sb\kappa/t$ pairs. In the worst case every token goes to the same $\kappa$ experts,
+# all on one rank (if it holds as many), which gets all $sb\kappa$ pairs. Every rank must have room for that, or drop tokens. Count each
+# term:
 
 # %%
 for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
@@ -130,9 +134,13 @@ LiveFigure(bar_chart(
 # $$S_i = S_{i-1} + k_i^\top v_i, \qquad o_i = q_i S_i$$
 #
 # To generate text you need only the last $S$. But to train? $dq_i$ reads $S_i$, so autograd through a loop over tokens keeps one
-# state *per token*: $4shd$ bytes in float32, where flash attention keeps about $8sh$. With $d$ = 128 that is 64 times as much.
-# So do as chapter 13 does with an MLP: keep one state for each chunk of $u$ tokens. Inside a chunk
-# $O = \mathrm{tril}(QK^\top)\,V + QS$, with $S$ the state before it. No other state is ever made:
+# state *per token*: $4sbhd$ bytes in float32 ($h = ad$), where flash attention keeps about $8sbh$. With $d$ = 128 that is 64 times
+# as much. So keep one state for each chunk of $u$ tokens, as chapter 13 does with an MLP. Inside a chunk, with $S$ the state before
+# it and $D$ the gradient of the state after it,
+#
+# $$O = \mathrm{tril}(QK^\top)\,V + QS, \qquad dQ = \mathrm{tril}(dO\,V^\top)\,K + dO\,S^\top$$
+#
+# $$dK = \mathrm{tril}(dO\,V^\top)^\top Q + V D^\top, \qquad dV = \mathrm{tril}(QK^\top)^\top dO + KD, \qquad D \leftarrow D + Q^\top dO$$
 
 # %%
 class Chunked(Function):
@@ -191,8 +199,8 @@ apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in o
 agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/u$, and its output, $2sh$, for the projection. With $u = d$
-# that is $12sh$, half as much again as attention. But its work grows with $s$, not with $s^2$. Mamba's kernel keeps one state per
+# In 16 bits with states in float32 a chunked layer keeps $6sbh + 4sbhd/u$, and its output, $2sbh$, for the projection. With $u = d$
+# that is $12sbh$, 1.5 times what attention keeps. But its work grows with $s$, not with $s^2$. Mamba's kernel keeps one state per
 # 2,048 tokens, and recomputes the others.°
 #
 # ## Context parallelism
@@ -208,9 +216,9 @@ agree.add("gradients of a loop and of chunks, numbers that differ from the quadr
 #   heads, the projection by tokens: one more copy, which *elementwise* drops. The course's layer cuts no head, so $t \cdot c$ must divide $k$;
 #   others repeat key heads.
 #
-# None of this divides a weight. The bars are Llama 3 70B ($k = 8$), on 8 ranks and on 16. After each layout is what a rank sends in
-# one layer: to the others of its $t$, plus to those of its $c$. With $c$ = 2 tensor parallelism sends the vectors of $s/2$ tokens
-# instead of $s$:
+# The bars are Llama 3 70B ($k = 8$), on 8 ranks and on 16. After each layout: MiB sent in one layer
+# to the ranks that share it + to those that share the sequence (Ulysses sends Q and the output as well). With $c$ = 2 tensor
+# parallelism sends the vectors of $s/2$ tokens:
 
 # %% jupyter={"source_hidden": true}
 shape = llama_shape("llama3-70b")
@@ -281,12 +289,12 @@ worked(
 #
 # ## Now fit your model
 #
-# Plan a model with experts for the worst case, and look at the bill of its fullest rank:
+# Plan a model with experts for the worst case:
 #
 # ```
 # python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
 # ```
 #
 # This is the last chapter. You started with four bars that didn't fit on a GPU. Now you can say which tensors are in them, which
-# you can divide, drop or move, and what that costs. Do it for a model of your own, with the `plan config.json` command in [10
-# Plan a model](10_plan_a_model.ipynb).
+# you can divide, drop or move, and what that costs. Do it for your own: `python -m actmem plan config.json --at s=8192,b=1 --gpus 8
+# --memory 80`.

@@ -101,7 +101,7 @@ def adapter_bars(
     }
     trained = adapter_parameters(shape, PLACES[where], rank) / (shape.attention_weights + shape.mlp_weights)
     return bar_chart(
-        f"Adapters on {where} train {three_digits(100 * trained)}% of the weights,<br>"
+        f"Adapters on {where} train {three_digits(100 * trained)}% of the layers' weights,<br>"
         f"and keep {three_digits(100 * total(each['LoRA']) / total(whole))}% of the bytes of full training",
         parts,
         f"kept by {shape.num_layers} layers",

@@ -24,7 +24,7 @@ _FILLS = {
     _LAYERS: PAINT["green"],
     "logits or their gradient": PAINT["red"],
     "log P or P, and its gradient": PAINT["orange"],
-    "input; in chunks its gradient too": PAINT["blue"],
+    "input (and its gradient)": PAINT["blue"],
     "gradient of the weight": PAINT["sky"],
 }
 
@@ -34,7 +34,7 @@ def _kind(row: Row) -> str:
     last = row.term.split()[-1]
     kinds = {"logits": "logits or their gradient", "softmax": "log P or P, and its gradient"}
     kinds["weight"] = kinds["gradient"] = "gradient of the weight"
-    return kinds.get(last, "input; in chunks its gradient too")
+    return kinds.get(last, "input (and its gradient)")
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
@@ -53,7 +53,8 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
     whole, chunked = (Fraction(total(peaks[loss]), layers) for loss in ("16 bits", "in chunks"))
     terms = {_NAMES[loss]: "<br>".join(f"{row.term}: {row.bytes:,} B" for row in rows) for loss, rows in peaks.items()}
     return bar_chart(
-        f"The loss takes {float(whole):.1f} times what {shape.num_layers} layers keep,<br>a chunk at a time {float(chunked):.2f} times",
+        f"16-bit logits take {float(whole):.2f} times what {shape.num_layers} layers keep,<br>"
+        f"the loss a chunk at a time {float(chunked):.2f} times",
         parts,
         f"on one rank, s = {shape.seq_length:,}, v = {shape.vocab_size:,}, t = {t}",
         fills=list(_FILLS.values()),

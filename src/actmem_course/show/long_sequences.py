@@ -114,7 +114,7 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
     """The peak after each step, with who asked for it and what it costs."""
-    steps = {f"{one.name} ({one.asked})": one for one in long_steps(shape, c)}
+    steps = {one.name: one for one in long_steps(shape, c)}
     first, *_, on_one, _ = steps.values()
     return bar_chart(
         f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"
@@ -123,6 +123,7 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
         "at the peak, beside weights",
         fills=tuple(_FILLS.values()),
         notes={name: f"{size_text(step.bytes)}, {step.price}" for name, step in steps.items()},
+        about={name: step.asked for name, step in steps.items()},
     )
 
 
@@ -218,7 +219,7 @@ def memory_map(moment: int, segments: str = _PLAIN) -> Drawing:
     return diagram(
         f"{doing}:<br>{held} MiB allocated, {reserved} MiB reserved",
         boxes(drawn),
-        f"{len(memory.segments)} segments of {', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
+        f"{len(memory.segments)} segment{'s' * (len(memory.segments) > 1)} of {', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
         f"{held} MiB of them hold tensors. {doing}.",
         width=102, height=7, pixels=340, left=-1, top=-0.3,
     )  # fmt: skip

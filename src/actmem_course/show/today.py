@@ -152,9 +152,12 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
         name = f"{routing} router" + f": {tokens:,} pairs" * shown
         experts = total(row for row in rows if row.term in _ROUTED)
         parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
-    title = f"One of {t} ranks takes all tokens, and must have room for them" if "one-sided" in routings else (
-        f"Even routing: each of {t} ranks keeps {size_text(total(llama_rows(shape, parallel)))}"
-    )  # fmt: skip
+    each = f"Even routing: each of {t} ranks keeps" if t > 1 else "One rank keeps"
+    title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"
+    if "one-sided" in routings:
+        title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
+            "One rank takes all tokens, whatever the router does"
+        )  # fmt: skip
     return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks")
 
 

@@ -124,7 +124,7 @@ LiveFigure(first_aid("llama3-70b", 80))
 #    there are some, ZeRO-2 is cheaper.) Divide weights (ZeRO-3), if the bytes are states.
 # 6. **Nothing helps?** Run the planner: if nothing fits, its last lines say how much memory or how many GPUs would be enough.
 #
-# Prices change after every step, with every model, and with the length of the sequence. So plan again after each change.
+# Prices change with every step, model and length. So plan again after each change.
 
 # %% [markdown]
 # ## The bill, line by line
@@ -142,7 +142,7 @@ LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_byte
 
 # %% [markdown]
 # The last line is an allowance, not a prediction: at least 4 GiB for CUDA's context, NCCL's buffers and what the allocator
-# reserves beyond what it hands out. `python -m actmem plan` prints these three; chapter 13 is about the allocator.
+# reserves beyond what it hands out. (Chapter 13 is about the allocator.)
 #
 # **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
 # leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
@@ -194,7 +194,7 @@ for refused in found.nearest[:1]:
 # llm-analysis. We copied each formula from its code and chose the settings that suit it best, for one layer of the 22B model on
 # one of eight ranks. What an emulated rank keeps is counted, without the small terms that the paper leaves out too. And for a
 # Llama, two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU. Open the
-# line to see how far off each calculator is:
+# line to see how far off each is:
 
 # %% jupyter={"source_hidden": true}
 printed = measure_calculators()
@@ -248,7 +248,7 @@ LiveFigure(bar_chart(
     f"{len(choices) - len(behind)} of {len(choices)} published plans are the planner's first;<br>of the others {sum(bool(r.reason) for r in behind)} run what it can't plan",
     {
         "within the time model's error": {r.setting: float(r.behind_percent) for r in behind if not r.reason},
-        "as planned, without what it really runs": {r.setting: float(r.behind_percent) for r in behind if r.reason},
+        "the planner's limit": {r.setting: float(r.behind_percent) for r in behind if r.reason},
     }, "longer", "%",
 ))
 
@@ -263,8 +263,8 @@ Fold(
 )
 
 # %% [markdown]
-# No bar ranks a plan: the time model's own error is as large. The four long ones are the planner's limits, and the fold says how
-# near each plan is without them. If two plans take as long, take the one that hides less.
+# These bars don't rank plans: the time model's own error is as large. The four long ones are the planner's limits, and the fold says how
+# near each plan is without them.
 
 # %% jupyter={"source_hidden": true}
 agree

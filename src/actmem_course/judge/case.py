@@ -48,8 +48,8 @@ class Noted:
 
     how: by which rule it must agree with ours: numbers up to rounding (close, near, half), to the bit (bits), only their
     sum over the ranks (total), values (equal), which of all ranks' values are the same (pattern; why:
-    of two values' names and ranks, and whether they are the same, how late the sentence comes, and the sentence), no more (most, kept),
-    exchanges.  Of several right ways, "any" is right, and tells mistakes apart.  why: for the sentence.  parts: what this rank had before an exchange.
+    of two values' names and ranks, and whether they are the same, how late the sentence comes, and the sentence), no more (most, kept,
+    and sent, which explains what is kept), exchanges.  Of several right ways, "any" is right, and tells mistakes apart.  why: for the sentence.  parts: what this rank had before an exchange.
     """
 
     name: str
@@ -272,7 +272,10 @@ def alike(a: Noted | None, b: Noted | None) -> bool:
         return close(x, y, _NEAR)
     if a.how == "half":
         return _close_in_half(x, y)
-    return close(x, y, 1e-9 if x.dtype == torch.float64 else 4 * torch.finfo(x.dtype).eps)
+    if x.dtype != torch.float64 or close(x, y, 1e-9):
+        return close(x, y, 4 * torch.finfo(x.dtype).eps if x.dtype != torch.float64 else 1e-9)
+    # Whoever computes in float32 makes the same mistakes, up to its digits.
+    return x.equal(x.float().double()) != y.equal(y.float().double()) and bool(x.any() and y.any()) and close(x, y, _NEAR)
 
 
 def _close_in_half(a: Tensor, b: Tensor) -> bool:
@@ -292,8 +295,8 @@ def differences(found: Happened, right: Happened) -> dict[str, list[int]]:
     return wrong
 
 
-#: What is kept explains why much is alive, so it comes first.
-_LATER = {"kept": 0.2, "most": 0.5}
+#: What is sent explains what is kept, and that why much is alive.
+_LATER = {"sent": 0.1, "kept": 0.2, "most": 0.5}
 
 
 def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
@@ -308,7 +311,7 @@ def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
         return all(value is not None for value in everyone) and close(summed(everyone), summed(all_right))
     if how == "any":
         return True
-    if how == "most":
+    if how in ("most", "sent"):
         return a <= b
     if how == "kept":
         return not too_much(a, b.bytes + sum(other.why[3:]), other.why[0], len(found.seen))
@@ -354,7 +357,7 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         what, more, element_size, *spare = other.why
         remedy = "; ".join(filter(None, (more, _beside(a, b, element_size, sum(spare)))))
         return [too_much(a, b.bytes + sum(spare), what, t, remedy)]
-    if how == "most":
+    if how in ("most", "sent"):
         many_ways = any(seen.how == "any" for seen in right.seen[rank].values())
         return ["the numbers are right, but " * (not many_ways) + (one.why or name).format(found=a, enough=b)]
     if how == "exchanges":
@@ -397,8 +400,19 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
     said = [f"{forward}{name} {words}" for words in _exchanged(found, right, name, rank)]
     if not said and b.dtype == torch.float64 and close(a, b, 1e-5):
         return [f"{forward}{name} has the digits of float32: compute in the dtype of the input"]
-    why = f": {other.why}" if t == 1 and other.why else ""
-    return said or [_with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t) + why]
+    if said:
+        return said
+    said = _with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t, _sizes(right, rank))
+    why = other.why if t == 1 else ""
+    if why and " is wrong in " in said:  # the cause comes before the rows
+        return [f"{forward}{name} is wrong: {why}. It is wrong in {said.partition(' is wrong in ')[2]}"]
+    return [said + f": {why}" * bool(why)]
+
+
+def _sizes(right: Happened, rank: int) -> set[int]:
+    """Over what a mean may be taken: dimensions of what a rank sees, and their products."""
+    shapes = [seen.value.shape for seen in right.seen[rank].values() if isinstance(seen.value, Tensor)]
+    return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 
 
 def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[str]:
@@ -407,7 +421,9 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
     if t == 1 or ours.how == "near" or not isinstance(value, Tensor) or not isinstance(ours.value, Tensor):
         return []
     if value.numel() < 2:  # any number is a multiple of another
-        return []
+        whole = describe("", value, ours.value, t).strip()
+        added = whole.startswith("is t (") and all(part.equal(ours.value) for part in right.value(name))
+        return [f"{whole}: every rank has the whole of it, and it is added up over the ranks"] * added
     if ours.parts is not None:
         parts = [part for own in right.seen if (part := own[name].parts) is not None]
         backward = found.seen[rank].get(name.partition("the gradient")[0] + "backward")
@@ -424,7 +440,7 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
     own = f"each rank's {name.rpartition('the gradient of ')[2]} is its own, so its gradient needs no exchange"
     alone = ours.why or (own if "gradient" in name else "each rank has another one")
-    said = describe("", value, parts[rank]).strip()
+    said = describe("", value, parts[rank], sizes=_sizes(right, rank)).strip()
     if "a sum belongs" in said and f" 1/{t} " not in said:
         return [said]
     return explain_exchange(value, parts, rank, OWN_PART, alone)
@@ -457,11 +473,11 @@ def _with_exchanges(found: Happened, right: Happened, name: str, rank: int) -> s
 
 def _beside(found: KeptBytes, right: KeptBytes, element_size: int, spare: int) -> str:
     """Which tensors are kept that ours does without, and that are larger than what is allowed besides."""
-    left, words = [view for saved in right.saved for view in saved.views], []
-    for saved in sorted(found.saved, key=lambda saved: -saved.bytes):
+    left, words = [(dtype, math.prod(shape)) for saved in right.saved for dtype, shape in saved.views], []
+    for saved in sorted(found.saved, key=lambda saved: (-saved.given, -saved.bytes)):
         for dtype, shape in saved.views:
-            if (dtype, shape) in left:
-                left.remove((dtype, shape))
+            if (view := (dtype, math.prod(shape))) in left:  # one keeps it flat, another in its shape
+                left.remove(view)
                 continue
             how = "a wider copy: widen again" if dtype.itemsize > element_size else "make it again"
             size = math.prod(shape) * dtype.itemsize

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -68,15 +69,15 @@ def check_whole_number(what: str, value: Any) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        hint = "; divide with //" if isinstance(value, float) else ""
+        hint = "; divide with //, which rounds down, or up by -(-a // b)" if isinstance(value, float) else ""
         raise Wrong(f"{what} must be a whole number, not {value!r}{hint}") from None
     if number.bit_length() > 128:  # Python writes no number of more than 4,300 digits
         raise Wrong(f"{what} is a whole number of {number.bit_length():,} bits: nothing here is so large")
     return number
 
 
-def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
-    """How ``found`` differs from ``expected``, when no known mistake explains it."""
+def describe(what: str, found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> str:
+    """How ``found`` differs from ``expected``, when no known mistake explains it.  sizes: over what a mean may be taken."""
     if found.shape != expected.shape:
         transposed = found.dim() == 2 and close(found.t(), expected)
         why = ": it is transposed" * transposed
@@ -87,7 +88,7 @@ def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
         return f"{what} is zero everywhere"
     ratio = factor(found, expected)
     if ratio is not None:
-        mean = ": is a mean taken where a sum belongs?" * ("1/" in times(ratio, t) and t == 1)
+        mean = ": is a mean taken where a sum belongs?" * (t == 1 and any(math.isclose(ratio * n, 1) for n in sizes if n > 1))
         return f"{what} is {times(ratio, t)} what it should be{mean}"
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:

@@ -30,7 +30,8 @@ from actmem_course.judge.workbench import Bench
 class Saved:
     """One storage that autograd keeps.
 
-    line: where the learner's file saved it.  views: what was saved of it, each once.  copied: it has the input's values, and is another.
+    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.  copied: it has the input's
+    values, and is another.
     """
 
     bytes: int
@@ -38,6 +39,7 @@ class Saved:
     shape: tuple[int, ...]
     line: str
     views: list[tuple[torch.dtype, tuple[int, ...]]]
+    given: bool = False
     copied: bool = False
 
     @property
@@ -134,7 +136,8 @@ class Keeping:
             before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
                 saved = Saved(
-                    storage.nbytes(), part.dtype, shape, _line_in(self._file), [], self._copied(part, storage)
+                    storage.nbytes(), part.dtype, shape, _line_in(self._file), [],
+                    self.input is not None and self.input[1]() is storage, self._copied(part, storage),
                 )
                 before = weakref.ref(storage), saved
                 self._saved[id(storage)] = before
@@ -244,7 +247,8 @@ def too_much(found: KeptBytes, at_most: int, what: str, size: int, more: str = "
     # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
     if found.hidden_bytes > 8 * size:
         fits = found.bytes + found.hidden_bytes <= at_most
-        enough = f"{at_most:,} B are enough ({what})" if at_most else "backward needs none of it"
+        needed = f"the {at_most:,} B of {what} are enough" if what else f"{at_most:,} B are enough"
+        enough = needed if at_most else "backward needs none of it"
         return (
             f"it keeps {found.hidden_bytes:,} B where no hook can see them (a tensor as an attribute of ctx, or in a "
             f"closure): {'what backward reads goes to ctx.save_for_backward, the rest can go' if fits else f'drop it, {enough}'}"

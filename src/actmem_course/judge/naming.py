@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -193,7 +194,9 @@ class Naming:
                 names = edit.names(self.module.__file__ or "")
                 if names is None:
                     continue
-                outcome = self.run([names] * self.ranks.size, group, found)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch's, of what an edit of ours does
+                    outcome = self.run([names] * self.ranks.size, group, found)
                 _KNOWN.put(key, outcome)
                 self.progress()
             there = [

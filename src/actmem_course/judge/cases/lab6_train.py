@@ -32,9 +32,9 @@ from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
 
 
-def batch(r: CaseRun) -> None:
+def batch(r: CaseRun) -> str | None:
     """Many batches are right, so what counts is how targets lie beside tokens, and which batches are the same."""
-    s, size = 9, 4
+    s, size = 9, 8
     # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as numbers.
     text = torch.stack((torch.arange(200), torch.arange(200) + 1000), 1).flatten().to(r.device)
     place, drawn = {token: i for i, token in enumerate(text.tolist())}, {}
@@ -44,7 +44,10 @@ def batch(r: CaseRun) -> None:
         for k, (start, row) in enumerate(zip(starts, rows)):
             if row != text[start : start + s].tolist():
                 raise Wrong(f"row {k} of tokens is not a piece of text: expected {s} consecutive tokens")
-        ahead = {place.get(t, -1) - start - i for start, row in zip(starts, following) for i, t in enumerate(row)}
+        by_row = [{place.get(t, -1) - start - i for i, t in enumerate(row)} for start, row in zip(starts, following)]
+        ahead = set[int]().union(*by_row)
+        elsewhere = "the targets come from other places in the text than the tokens: draw the starts once, for both"
+        refuse([(len(ahead) > 1 and all(len(one) == 1 for one in by_row), elsewhere)])
         why = "the target of a token is the one that follows it"
         r.see("by how many tokens targets are ahead", sorted(ahead), "equal", why)
         drawn[name] = starts
@@ -60,6 +63,11 @@ def batch(r: CaseRun) -> None:
             tokens, targets = _windows(r, text, step, s, size, case)
             if not torch.equal(targets, tokens + 1):
                 raise Wrong(over)
+    torch.manual_seed(r.rank)
+    with r.b.watching():
+        r["batch"](text, 0, s, size)
+    seeds = "right, but it seeds torch's default generator, from which dropout draws: give randint a generator of its own"
+    return seeds if torch.initial_seed() != r.rank else None
 
 
 _OVER_ITS_END = "a piece runs over the text's end; the last one starts at len(text) - seq_length - 1"
@@ -199,7 +207,8 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
     """By how much the parameters move in each step, in units of the rate and of a small limit, and the result."""
     mode = next(mode for mode in TABLE2 if mode.name == name)
     model = ours.make_model(small_shape(r.b), mode, r.group, dtype=torch.float64, device=r.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    optimizer, calls = torch.optim.SGD(model.parameters(), lr=_RATE), list[None]()
+    optimizer.register_step_pre_hook(lambda *_: calls.append(None))
     unit = _RATE * min(1.0, max_norm)
     for number in range(1, count + 1):
         microbatches = random_microbatches(r.b, number)
@@ -208,6 +217,9 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
         before = [parameter.detach().clone() for _, parameter in parameters]
         with r.b.watching():
             returned = r["training_step"](model, optimizer, microbatches, max_norm)
+        if len(calls) != number:
+            often = f"{len(calls) - number + 1} times in one step" if len(calls) > number else "never"
+            raise Wrong(f"optimizer.step() runs {often}: once, after the last microbatch, when the gradients are complete and scaled")
         limited = ", with a norm above max_norm" * (max_norm == _LIMIT)
         case = f"mode {name!r}, step {number}{limited}: "
         for (own, parameter), old in zip(parameters, before):
@@ -318,8 +330,14 @@ def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> I
     modes = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
     # A model that nobody shares is right on any group.
     ranks = dist.get_process_group_ranks(tp.group or r.group) if shared and tp.size > 1 else r.b.members
+    if not shared:
+        size = "only modes with tensor parallelism share the model"
+    elif tp.group is None:
+        size = "in this mode the ranks share the model: tensor_parallel(group, …) says how"
+    else:
+        size = "TensorParallel(group) by itself is one rank: tensor_parallel(group, …) asks group for its size"
     for what, found, right, why in (
-        ("model.tp.size", tp.size, r.t if shared else 1, "only modes with tensor parallelism share the model"),
+        ("model.tp.size", tp.size, r.t if shared else 1, size),
         ("the list of model.tp.group's ranks", ranks, r.b.members, "give group to tensor_parallel"),
         ("model.tp.sequence_parallel", tp.sequence_parallel, mode.sequence_parallel, "give mode's to tensor_parallel"),
         ("model.tp.keep_gathered_input", tp.keep_gathered_input, False, "table 2 keeps each rank's own tokens"),
@@ -350,8 +368,10 @@ def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
     for microbatches in seen.tokens[:_NUM_STEPS]:
         found = [len(tokens) for tokens in microbatches]
         words = f"expected NUM_MICROBATCHES ({NUM_MICROBATCHES}) of shape.micro_batch_size ({size})"
-        said = f"a step runs microbatches of {', '.join(map(str, found))} sequences; {words}"
-        yield found != [size] * NUM_MICROBATCHES, said
+        ran = f"{len(found)} microbatch{'es' * (len(found) != 1)} of {', '.join(map(str, dict.fromkeys(found)))} sequences"
+        yield found != [size] * NUM_MICROBATCHES, f"a step runs {ran}; {words}"
+        twice = "the microbatches of a step are the same: each has sequences of its own"
+        yield any(torch.equal(one, other) for one, other in combinations(microbatches, 2)), twice
     steps = [torch.cat(microbatches) for microbatches in seen.tokens[:_NUM_STEPS]]
     same = any(torch.equal(steps[0], other) for other in steps[1:])
     yield same, "two steps train on the same batch: pass the number of the step to batch"
@@ -384,13 +404,11 @@ _BACKWARD, _STEP = "        loss.backward()", r"    optimizer.step()\n"
 _REDUCED = f"{_REDUCE.lstrip()}"
 _SUMMED = "[dist.all_reduce(p.grad{}, group=model.tp.group) for p in model.parameters() if model.tp.size > 1]"
 _CLIPPED = "norm = gradient_norm(model); [p.grad.mul_(min(1.0, max_norm / norm)) for p in model.parameters()]"
-_BELONGS = (
-    "between the last backward and gradient_norm: some parameters saw only this rank's tokens, and reduce_partial_gradients "
-    "sums their gradients over the ranks, once, after the last backward; only then has gradient_norm the norm of the whole, complete gradient"
-)
+_CALL_IT = "Call it once: after the last backward, before gradient_norm"
 _BY_THE_WHOLE = "by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)"
-_ONCE = f"reduce_partial_gradients runs after each backward: it belongs {_BELONGS}"
-_TOO_LONG = "steps are too long, as often as there are microbatches: the loss is their mean, so divide each loss by their number"
+_ONCE = f"reduce_partial_gradients runs after each backward, so that sums are summed again. {_CALL_IT}"
+_AFTER_NORM = f"reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. {_CALL_IT}"
+_TOO_LONG = "the gradient is too large by the number of microbatches: divide each loss by len(microbatches) before backward"
 _AS_DATA = (
     "gradients of parameters that are cut are added up over the ranks: each rank has another part of the weight, "
     "and its gradient is complete; only reduce_partial_gradients remains to be called (this is not a data-parallel group)"
@@ -401,7 +419,7 @@ _LAST = "only the last microbatch counts: zero_grad belongs before the first, so
 #: Where the statements of a training step belong.
 PLACES = {
     "optimizer.zero_grad()": "before the first backward",
-    "reduce_partial_gradients": _BELONGS,
+    "reduce_partial_gradients": "after the last backward, before gradient_norm",
     "gradient_norm": "after reduce_partial_gradients",
     "“if norm > max_norm”": "between gradient_norm and optimizer.step()",
     "optimizer.step()": "at the end",
@@ -419,11 +437,14 @@ MISTAKES = {
         seq_length + 1, -> seq_length + 2, ;; {_PIECES} -> windows[:, :-2], windows[:, 2:] | targets are 2 tokens ahead of tokens; the next token is 1 ahead
         windows[:, 1:] -> windows[:, :-1].roll(-1, 1) | only the last target of a row is wrong: it is the token after the piece, so cut seq_length + 1
         SEED + step) -> 1000 * dist.get_rank() + step) | {_OTHER_BATCHES}
+        (batch_size,), generator -> (batch_size // dist.get_world_size(),), generator | each rank has its share of the sequences: that is data parallelism. The ranks of a tensor-parallel group work on the same, whole batch
+        , generator=torch.Generator().manual_seed(SEED + step) ->  | ranks have different batches, and one step has another each time: pass generator=torch.Generator().manual_seed(SEED + step) to torch.randint
         SEED + step) -> SEED) | every step has the same batch: choose different pieces each step
     """,
     "6.2": rf"""
         seed=SEED -> seed=torch.initial_seed() | {_DIFFERS}
         seed=SEED -> seed=SEED + dist.get_rank(group) | {_DIFFERS}
+        p=dropout -> p=1.0 - dropout | GPT's p is the probability to drop, as dropout is: pass dropout itself, not 1 − dropout
         seed=SEED -> seed=SEED + len(mode.name) | the weights are not the same as in mode 'none': pass seed=SEED to GPT in every mode
     """,
     "6.3": rf"""
@@ -450,14 +471,13 @@ MISTAKES = {
         hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are treated as replicated: whatever has a partition_dim is cut
     """,
     "6.4": rf"""
-        `        loss = model` ->         total and optimizer.step()\n        loss = model | optimizer.step() runs after each microbatch: it belongs at the end, once
         optimizer.zero_grad() -> pass | the gradients of the step before are still there: call optimizer.zero_grad() before the first backward
-        `{_REDUCE}` ->     pass | reduce_partial_gradients is missing: it belongs {_BELONGS}
-        `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | reduce_partial_gradients comes after gradient_norm: it belongs {_BELONGS}
+        `{_REDUCE}` ->     pass | reduce_partial_gradients is missing: under sequence parallelism some parameters saw only this rank's tokens. {_CALL_IT}
+        `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | {_AFTER_NORM}
+        `{_REDUCE}` ->     pass ;; `{_STEP}` ->     {_REDUCED}\n{_STEP} | {_AFTER_NORM}
         if norm > max_norm -> if False | the gradients are not scaled down where their norm is larger than max_norm
         parameter.grad *= max_norm / norm -> parameter.grad *= norm / max_norm | the gradients are scaled up, by norm / max_norm: scale them by max_norm / norm
         parameter.grad *= max_norm / norm -> parameter.grad *= (max_norm / norm) ** 2 | the gradients are scaled by max_norm / norm twice: once
-        `{_STEP}` ->     pass\n | no parameter moves: optimizer.step() is missing
         ` / len(microbatches)\n` -> \n | {_TOO_LONG}
         ` / len(microbatches)\n` -> \n ;; return total -> return total / len(microbatches) | {_TOO_LONG}
         loss.backward() -> (loss / len(microbatches)).backward() | steps are too short: the losses are divided by the number of microbatches twice
@@ -479,8 +499,6 @@ MISTAKES = {
         parameter.grad *= max_norm / norm -> torch.nn.utils.clip_grad_norm_([parameter], max_norm) | {_OWN_NORM}
         `{_BACKWARD}` -> {_BACKWARD}; {_CLIPPED} | {_EACH_CLIPPED}
         `{_BACKWARD}` -> {_BACKWARD}; {_CLIPPED} ;; if norm > max_norm: -> if False: | {_EACH_CLIPPED}
-        `{_BACKWARD}` -> {_BACKWARD}; optimizer.step() | optimizer.step() runs after each microbatch: it belongs at the end, once
-        `{_BACKWARD}` -> {_BACKWARD}; optimizer.step() ;; `{_STEP}` ->     pass\n | optimizer.step() runs after each microbatch: it belongs at the end, once
         return total -> return total * len(microbatches) | the parameters are right, but the result is the sum of the microbatches' losses; return their mean
         return total -> return total / len(microbatches) | the parameters are right, but the result is the mean of the losses, divided by the number of microbatches once more
         return total -> return loss.item() * len(microbatches) | the parameters are right, but the result is the last microbatch's loss; return the mean of all

@@ -275,7 +275,9 @@ def alike(a: Noted | None, b: Noted | None) -> bool:
     if x.dtype != torch.float64 or close(x, y, 1e-9):
         return close(x, y, 4 * torch.finfo(x.dtype).eps if x.dtype != torch.float64 else 1e-9)
     # Whoever computes in float32 makes the same mistakes, up to its digits.
-    return x.equal(x.float().double()) != y.equal(y.float().double()) and bool(x.any() and y.any()) and close(x, y, _NEAR)
+    return (
+        x.equal(x.float().double()) != y.equal(y.float().double()) and bool(x.any() and y.any()) and close(x, y, _NEAR)
+    )
 
 
 def _close_in_half(a: Tensor, b: Tensor) -> bool:

@@ -212,8 +212,9 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
     for part, diagnosis in _AUTOGRAD.items():
         if part in message:
             summed = own and re.search(r"\.(sum|mean)\(\)\.backward\(", own[-1].line or "")
-            more = " And the incoming gradient is left out: torch.autograd.backward(y, grad) starts from it" * bool(summed)
-            return Outcome(rank, WRONG, f"{diagnosis}{more} (torch: {clipped(message)})", where)
+            if summed:
+                diagnosis += ". And the incoming gradient is left out: torch.autograd.backward(y, grad) starts from it"
+            return Outcome(rank, WRONG, f"{diagnosis} (torch: {clipped(message)})", where)
     if (
         isinstance(error, TypeError)
         and not own
@@ -235,7 +236,7 @@ _AUTOGRAD = {
     "is a view and is being modified inplace": "the result of forward shares its storage with the input and is changed in place",
     "returned an invalid gradient": "backward returns a gradient of another shape than the argument has",
     "You must implement either the backward": "the torch.autograd.Function has a forward and no backward",
-    "does not require grad and does not have a grad_fn": "backward starts from a result that has no graph: was it computed under no_grad, as all is in a backward of your own, but for what runs under torch.enable_grad()?",
+    "does not require grad and does not have a grad_fn": "backward starts from a result that has no graph: was it computed under no_grad? In a backward of your own all is, but for what runs under torch.enable_grad()",
 }
 #: Where in its source gloo stopped, and when: nothing for a learner.
 _OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")

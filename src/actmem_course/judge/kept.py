@@ -136,8 +136,13 @@ class Keeping:
             before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
                 saved = Saved(
-                    storage.nbytes(), part.dtype, shape, _line_in(self._file), [],
-                    self.input is not None and self.input[1]() is storage, self._copied(part, storage),
+                    storage.nbytes(),
+                    part.dtype,
+                    shape,
+                    _line_in(self._file),
+                    [],
+                    self.input is not None and self.input[1]() is storage,
+                    self._copied(part, storage),
                 )
                 before = weakref.ref(storage), saved
                 self._saved[id(storage)] = before

@@ -142,7 +142,7 @@ ALL_LABS = (
         Exercise("7.4", "recipe_linear", "What needs no product"),
         Exercise("7.5", "split_grouped_heads", "More ranks than key heads", takes_group=True),
         Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
-    ), fewest_virtual=4),  # on two, the ranks that share a head are all of them
+    ), fewest_virtual=8),  # on two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
         Exercise("8.1", "rank_state_bytes", "What fits, and which is fastest"),
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),

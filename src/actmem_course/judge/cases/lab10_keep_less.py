@@ -88,8 +88,17 @@ def tiled_mlp(r: CaseRun) -> None:
     with FlopCounterMode(display=False) as flops:
         made = r.makes(own, {"x": x, "up": up, "down": down})
     enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
+    # Rows of the largest tensor inside the MLP -> what is tiled.
+    tiled = {
+        s * b: "the MLP runs for the whole sequence at once: run it for ``tile`` positions at a time",
+        s * tile: "the sequences are tiled, not their positions: split dimension 0",
+        -(-s // tile) * b: "there are ``tile`` tiles: each has ``tile`` positions, so split, not chunk",
+    }
+    causes = {when: tiled.get(one.elements // f, "") for when, one in made.items()}
     for when, one in made.items():
-        words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough: four tensors [tile, b, f], three of each of x, "
+        both = "forward and backward" if len({*causes.values()}) == 1 else when
+        words = f"in {both} {causes[when]}. In " if causes[when] else "in "
+        words += f"{when} {{found:,}} B live at once, where {{enough:,}} are enough: four tensors [tile, b, f], three of each of x, "
         words += f"up and down. Most of it: {one.most()}"
         r.see(f"the peak of {when}", max(enough, one.peak), "most", words)
     products = -(-flops.get_total_flops() // (2 * s * b * h * f))
@@ -193,6 +202,9 @@ def offloading_checkpoint(r: CaseRun) -> None:
 
 MISTAKES = {
     "10.1": r"""
+        return grad @ (codes * scale) -> return F.linear(grad, codes * scale) | the forward is right; backward multiplies by the transposed weight: y = x Wᵀ, so the gradient of x is grad @ W
+        codes * scale -> codes * scale / 127 | the weight is divided by 127: scale is what one step of a code is worth, so the weight is codes * scale
+        codes * scale -> (codes * scale.to(codes.dtype)).to(scale.dtype) | scale is rounded to a whole number, in the dtype of codes, and 0.01 is 0 there: codes * scale has the dtype of scale
         return grad @ (codes * scale) -> return grad @ (codes * scale).abs() | the forward is right; the gradient of x comes from the weight without its signs: it is codes * scale in backward too
         return F.linear(x, codes * scale) -> return F.linear(x.round(), codes * scale) | x is rounded to whole numbers: only the weight is stored in 8 bits
         return F.linear(x, codes * scale) -> return F.linear(x, codes.to(x.dtype)) | the scale is missing in forward: the weight is codes * scale
@@ -223,7 +235,7 @@ MISTAKES = {
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; forward makes a tensor as large as the frozen weight: weight + alpha/r · b @ a, or a wide copy of weight? Neither is needed: multiply x by weight as it is, and by a, and that by b
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y | the adapter is merged into weight and taken out again: others read weight, and rounding stays in it. Multiply x by a, and that by b
         return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a tensor as large as the frozen weight. Its gradient, or weight + alpha/r · b @ a? Neither is needed
-        return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
+        return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): write a torch.autograd.Function that keeps both in the dtype of x, and rounds a and b again in backward
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
         return _LoraLinear.apply(x, weight, a, b, alpha) -> from torch.utils.checkpoint import checkpoint\n    lora = lambda x, a, b: F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))\n    return checkpoint(lora, x, a, b, use_reentrant=False) | forward and gradients are right; backward runs the frozen product again, which nothing needs: keep x and F.linear(x, a)
         grad_b = scaled -> grad_b = ctx.scale * scaled | the forward is right; the gradient of b has the factor alpha/r twice
@@ -240,10 +252,7 @@ MISTAKES = {
         torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> torch.zeros_like(up), torch.zeros_like(down) | right in float64; in bfloat16 the gradients of many tiles are added up in 16 bits, where one more than 256 alike adds nothing: add up in wide(up) and wide(down)
         return _TiledMlp.apply(x, up, down, tile) -> return mlp(x, up, down) | forward and gradients are right; the MLP runs for the whole sequence at once: run it for ``tile`` positions at a time
         return _TiledMlp.apply(x, up, down, tile) -> return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) | forward and gradients are right; autograd keeps the inside of every tile: keep x alone, and make each tile's inside again in backward
-        for rows in x.split(tile)]) -> for rows in x.chunk(tile)]) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.chunk(ctx.tile), grad.chunk(ctx.tile)) | forward and gradients are right; there are ``tile`` tiles: each has ``tile`` positions, so split, not chunk
-        [mlp(rows, up, down) for rows in x.split(tile)]) -> [mlp(rows, up, down) for rows in x.split(tile, 1)], 1) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.split(ctx.tile, 1), grad.split(ctx.tile, 1)) ;; return torch.cat(grads_x), -> return torch.cat(grads_x, 1), | forward and gradients are right; the sequences are tiled, not their positions: split dimension 0
-        [mlp(rows, up, down) for rows in x.split(tile)] -> [mlp(x, up, down)] | forward and gradients are right; forward runs the MLP for the whole sequence at once: run it tile by tile
-        zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile
+        return torch.cat(grads_x), -> whole = torch.zeros_like(x)\n        for of_rows in grads_x:\n            whole[: len(of_rows)] = of_rows\n        return whole, | the forward is right; each tile's gradient of x is written where the first tile's belongs: it belongs to its own positions
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
         grad_down += of_down -> grad_down += upstream.flatten(0, 1).t() @ F.linear(rows, up).flatten(0, 1) | the forward is right; the gradient of down reads F.linear(x, up): it needs what GeLU makes of that
         torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, grad[: len(y)]) | the forward is right; every tile takes the first rows of the incoming gradient: each has its own

@@ -66,7 +66,9 @@ def batch(r: CaseRun) -> str | None:
     torch.manual_seed(r.rank)
     with r.b.watching():
         r["batch"](text, 0, s, size)
-    seeds = "right, but it seeds torch's default generator, from which dropout draws: give randint a generator of its own"
+    seeds = (
+        "right, but it seeds torch's default generator, from which dropout draws: give randint a generator of its own"
+    )
     return seeds if torch.initial_seed() != r.rank else None
 
 
@@ -219,7 +221,9 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
             returned = r["training_step"](model, optimizer, microbatches, max_norm)
         if len(calls) != number:
             often = f"{len(calls) - number + 1} times in one step" if len(calls) > number else "never"
-            raise Wrong(f"optimizer.step() runs {often}: once, after the last microbatch, when the gradients are complete and scaled")
+            raise Wrong(
+                f"optimizer.step() runs {often}: once, after the last microbatch, when the gradients are complete and scaled"
+            )
         limited = ", with a norm above max_norm" * (max_norm == _LIMIT)
         case = f"mode {name!r}, step {number}{limited}: "
         for (own, parameter), old in zip(parameters, before):
@@ -407,8 +411,12 @@ _CLIPPED = "norm = gradient_norm(model); [p.grad.mul_(min(1.0, max_norm / norm))
 _CALL_IT = "Call it once: after the last backward, before gradient_norm"
 _BY_THE_WHOLE = "by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)"
 _ONCE = f"reduce_partial_gradients runs after each backward, so that sums are summed again. {_CALL_IT}"
-_AFTER_NORM = f"reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. {_CALL_IT}"
-_TOO_LONG = "the gradient is too large by the number of microbatches: divide each loss by len(microbatches) before backward"
+_AFTER_NORM = (
+    f"reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. {_CALL_IT}"
+)
+_TOO_LONG = (
+    "the gradient is too large by the number of microbatches: divide each loss by len(microbatches) before backward"
+)
 _AS_DATA = (
     "gradients of parameters that are cut are added up over the ranks: each rank has another part of the weight, "
     "and its gradient is complete; only reduce_partial_gradients remains to be called (this is not a data-parallel group)"

@@ -63,6 +63,9 @@ def llama_layer_bytes(r: CaseRun) -> None:
         for words, value in _HEADS.items() if term in ("K", "V") else ():
             if all(found == value(true, z["a"], z["k"], z["t"]) for (found, true), z in zip(pairs, sizes)):
                 return words
+        of_heads = all(found * z["a"] == true * max(z["k"], z["t"]) for (found, true), z in zip(pairs, sizes))
+        if term == "log-sum-exp" and of_heads:
+            return "is counted for the key and value heads: each query head has its own, a/t on a rank"
         has, forgotten = next(words for ending, words in _SIZES.items() if term.endswith(ending))
         return explain_ratio(pairs, sizes, has) + forgotten
 
@@ -184,6 +187,7 @@ def sum_shared_gradients(r: CaseRun) -> None:
                         "it makes a process group: all ranks must make it together, at each call. Exchange within group: a place "
                         "for each head, with zeros for the others', and one all-reduce"
                     )
+        r.see(f"{words}whether it exchanges", bool(seen.collectives), "any")
         why = f"add up what the {share} ranks that share a key head computed, each from its own query heads"
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
@@ -223,10 +227,12 @@ MISTAKES = {
     """,
     "7.4": r"""
         return F.linear(recipe(*sources), weight) -> return F.linear(sources[0], weight) | the recipe is left out: the first source is the linear's input
+        ctx.recipe = recipe\n        ctx.save_for_backward(weight, *sources)\n        return F.linear(recipe(*sources), weight) -> ctx.leaves = [source.detach().requires_grad_() for source in sources]\n        with torch.enable_grad():\n            ctx.x = recipe(*ctx.leaves)\n        ctx.save_for_backward(weight)\n        return F.linear(ctx.x.detach(), weight) ;; weight, *sources = ctx.saved_tensors\n        leaves = [source.detach().requires_grad_() for source in sources]\n        with torch.enable_grad():\n            x = ctx.recipe(*leaves) -> (weight,) = ctx.saved_tensors\n        x, leaves = ctx.x, ctx.leaves | forward and gradients are right; forward keeps the recipe's graph, with its result: keep the sources alone, and run recipe again in backward
         x.detach().flatten(0, -2) -> sources[0].flatten(0, -2) | the forward is right; the gradient of weight comes from the first source; the linear's input is recipe(*sources)
         `*torch.autograd.grad(x, leaves, grad @ weight)` -> *[grad @ weight if s.dim() > 1 else (grad @ weight).sum((0, 1)) for s in sources] | the forward is right; the gradient of a source is that of the linear's input: go on through the recipe
     """,
     "7.5": r"""
+        own = rank * parts // t -> own = rank * parts // t if t <= num_key_value_heads else min(rank // num_key_value_heads, num_key_value_heads - 1) | with more ranks than key heads a rank has head rank // k; its query heads read head rank · k // t
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight[rank * (n := projection_weight.shape[1] // t) : (rank + 1) * n] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
         own = rank * parts // t -> own = 0 | every rank has the first key and value heads; its query heads read those from rank · k // t on
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
@@ -243,6 +249,8 @@ MISTAKES = {
         q_weight.chunk(t)[rank] -> q_weight[rank * (n := num_attention_heads // t * (q_weight.shape[1] // num_attention_heads)) : (rank + 1) * n] | a head is taken to have h/a elements; q_weight has d for each of a heads: h need not be a·d
     """,
     "7.6": r"""
+        weight.grad.copy_(heads[own]) -> pass | the sum is made, and .grad stays as it was: write the sum there
+        weight.grad.copy_(heads[own]) -> weight.grad.add_(heads[own]) | the sum is added to .grad, which has this rank's own part already: it takes its place
         heads[own] = weight.grad -> heads[own] = weight.detach() | the weights are added up, not their gradients
         own = rank * num_key_value_heads // t -> own = rank % num_key_value_heads | the gradients of ranks rank % k, rank % k + k, … are added up; neighbours share a head: rank · k // t
     """,

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from actmem.config import Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
@@ -48,19 +48,24 @@ def _fault_of_states(part: str, pairs: Pairs) -> str:
     """The bytes of a parameter, or the stages in which it is divided, or an example."""
     (whole, _), (first, each, reason) = pairs[0], _STATES[part]
     divided: dict[int, set[bool]] = {}
+    another = ""
     for (n, dp, stage), (found, _) in zip(STATES, pairs):
         if dp > 1 and whole:
             # Up to the rounding of the share, which may be wrong as well.
-            divided.setdefault(stage, set()).add(abs(found * STATES[0][0] / (whole * n) - 1 / dp) < 1e-6)
+            share = found * STATES[0][0] / (whole * n)
+            divided.setdefault(stage, set()).add(abs(share - 1 / dp) < 1e-6)
+            if share and min(abs(share - 1), abs(share - 1 / dp)) > 1e-6 and stage >= first:
+                by = f"{1 / share:.4g} in stage {stage} with {dp} data-parallel ranks"
+                another = another or f"are divided by {by}: divide by data_parallel_size"
     said, stages = [], [stage for stage, is_divided in divided.items() if is_divided == {True}]
     if whole != each * STATES[0][0]:
         said.append(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}: {reason}")
-    if stages != list(range(first, 4)):
-        at = (
-            "are never divided"
-            if not stages
-            else f"are divided among the data-parallel ranks in stages {listed(list(map(str, stages)))}"
-        )
+    if another:
+        said.append(another)
+    elif stages != list(range(first, 4)):
+        few = "only " * (set(stages) < set(range(first, 4)))
+        where = f"{few}in stage{'s' * (len(stages) > 1)} {listed(list(map(str, stages)))}"
+        at = f"are divided among the data-parallel ranks {where}" if stages else "are never divided"
         said.append(f"{at}; ZeRO divides them from stage {first} on")
     n, dp, stage, found, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
     example = (
@@ -72,7 +77,10 @@ def _fault_of_states(part: str, pairs: Pairs) -> str:
 def largest_micro_batch_size(r: CaseRun) -> None:
     for memory, fixed, each, p, sequences in MEMORIES:
         case = f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, {p=}, {sequences} sequences"
-        r.see_number(case, r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
+        found = check_whole_number("the result", r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
+        if found > 0 and sequences % found:
+            raise Wrong(f"{case}: the result is {found}, and the sequences aren't whole microbatches of that size")
+        r.see_number(case, found)
 
 
 #: A plan that takes longer than the fastest by more than this is no answer.
@@ -116,15 +124,53 @@ def judged_plan(job: str, answer: Any) -> Plan:
     ))  # fmt: skip
     if reason := refusal(model, Parallel(t, bool(sequence_parallel and t > 1), p, micro_batch_size=b)):
         raise Wrong(f"{job}: {reason}")
+    chosen = {**dict(zip(_SIZES, sizes)), "recompute": recompute}
+    plan = _planned(job, chosen)
+    if isinstance(plan, Refused):
+        raise Wrong(f"{job}: {_overflow_text(model, plan, cluster)}. {_lever(job, chosen)}")
+    return plan
+
+
+def _planned(job: str, chosen: Mapping[str, Any]) -> Plan | Refused:
+    """The plan with these choices, or what it needs if it doesn't fit.  Raises ConfigError if there is none."""
+    model, cluster = asked(job)
+    t, p = chosen["tensor_parallel_size"], chosen["pipeline_parallel_size"]
     # One rank alone has nothing to divide: any answer means the same.
-    fixed = dict(zip(_SIZES, sizes)) | {
-        "sequence_parallel": bool(sequence_parallel and t > 1),
-        "zero_stage": zero_stage * (dp > 1),
+    fixed = {name: chosen[name] for name in _SIZES} | {
+        "sequence_parallel": bool(chosen["sequence_parallel"] and t > 1),
+        "zero_stage": chosen["zero_stage"] * (cluster.gpus > t * p),
     }
-    found = find_plans(model.with_modes([recompute]), cluster, batch, 1, fixed | _FIXED, windows=False)
-    if not found.plans:
-        raise Wrong(f"{job}: {_overflow_text(model, found.nearest[0], cluster)}")
-    return found.plans[0]
+    modes, batch = model.with_modes([chosen["recompute"]]), JOBS[job]["global_batch_size"]
+    found = find_plans(modes, cluster, batch, 1, fixed | _FIXED, windows=False)
+    return found.plans[0] if found.plans else found.nearest[0]
+
+
+def _lever(job: str, chosen: Mapping[str, Any]) -> str:
+    """Which one other choice makes a plan fit that doesn't; if none does, which frees most."""
+    model, cluster = asked(job)
+    now, modes, nodes = dict(chosen), model.recompute_modes, range(1, cluster.gpus + 1)
+    others = [
+        *(("sequence_parallel", True) for _ in [0] if now["tensor_parallel_size"] > 1 and not now["sequence_parallel"]),
+        *(("recompute", mode) for mode in modes[modes.index(now["recompute"]) + 1 : -1]),
+        *(("zero_stage", stage) for stage in range(now["zero_stage"] + 1, 4)),
+        *(("micro_batch_size", b) for b in range(now["micro_batch_size"] - 1, 0, -1)),
+        *(("tensor_parallel_size", t) for t in nodes if now["tensor_parallel_size"] < t <= cluster.per_node),
+        *(("pipeline_parallel_size", p) for p in nodes if p > now["pipeline_parallel_size"]),
+        ("recompute", modes[-1]),  # which takes longest
+    ]
+    needed: dict[tuple[str, Any], int] = {}
+    for name, value in others:
+        try:
+            plan = _planned(job, {**now, name: value})
+        except ConfigError:
+            continue
+        if isinstance(plan, Plan):
+            return f"With {name} {value!r} it would fit"
+        needed[name, value] = plan.bytes
+    if not needed:
+        return ""
+    name, value = min(needed, key=needed.__getitem__)
+    return f"No one other choice makes it fit; {name} {value!r} would leave {gib(needed[name, value] - cluster.usable_bytes)} too much"
 
 
 def _sizes(job: str, answer: Any) -> list[int]:
@@ -164,8 +210,9 @@ def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> s
     full_at = next(name for (name, _), end in zip(lines, ends) if end > cluster.usable_bytes)
     largest = ", ".join(f"{name} {gib(size)}" for name, size in sorted(lines, key=lambda line: -line[1])[:3])
     return (
-        f"it doesn't fit: rank {refused.pipeline_rank}'s bill passes {gib(cluster.usable_bytes)} at the line “{full_at}” and ends "
-        f"{gib(bill.bytes - cluster.usable_bytes)} above it. Its largest lines: {largest}"
+        f"it doesn't fit: rank {refused.pipeline_rank}'s bill passes {gib(cluster.usable_bytes)} ({gib(cluster.memory_bytes)} less "
+        f"{gib(cluster.allowance_bytes)} that stay free) at the line “{full_at}” and ends {gib(bill.bytes - cluster.usable_bytes)} above it. "
+        f"Its largest lines: {largest}"
     )
 
 
@@ -209,7 +256,8 @@ MISTAKES = {
         {_FLIGHT} -> pipeline_parallel_size | with a large microbatch there are only a few of them, so fewer than p are in flight: min(p, n)
         {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) | the first stage holds p microbatches, its own in backward too, not p − 1
         <= memory_bytes -> < memory_bytes | what takes exactly the memory fits: compare with <=
-        if sequences % b: -> if False: | the sequences can't be split into whole microbatches of that size
+        range(1, sequences + 1) -> range(1, sequences) | the whole step in one microbatch isn't tried: b may be sequences itself
+        {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) or 1 | the first stage holds p microbatches, its own in backward too, not p − 1
         fitting = 0 -> fitting = 1 | not even a microbatch of one sequence fits, so the result must be 0
         in_flight * b * bytes -> in_flight * bytes | a microbatch of b sequences keeps b times bytes_per_sequence
         fitting = b -> fitting = fitting or b | this is the smallest that fits; expected the largest

@@ -85,9 +85,10 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
         )
         for when, seen, enough in zip(("forward", "backward"), passes, (3 * r.t * size_of(upstream), size_of(x))):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
-            what = "a few numbers a token" if when == "forward" else "x's gradient, each token's once"
+            own_words = "a few numbers a token, since each rank makes the logits of its own words"
+            what = own_words if when == "forward" else "x's gradient, each token's once"
             said = f"{when} exchanges {{found:,}} B ({text_of(seen.collectives)}) where {{enough:,}} are enough: {what}"
-            r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", said)
+            r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "sent", said)
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
         return function(x, w, targets, _CHUNK)
@@ -109,8 +110,10 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
     largest = max(chunk * 512, weight.numel(), x.numel())
     enough = 8 * (4 * chunk * 512 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
     for when, one in made.items():
-        words = f"{when} makes {one.what}: {{found:,}} elements, where the logits of a chunk, x and weight have {{enough:,}} at most. "
-        words += "Make the logits of ``chunk`` tokens, use them up, and go on to the next"
+        at_once = one.elements // 512
+        positions = ", not so many positions of all sequences" * (at_once == 3 * chunk)
+        words = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}. It makes {one.what}: {{found:,}} "
+        words += "elements, where the logits of a chunk, x and weight have {enough:,} at most. Use up a chunk's, and go on to the next"
         r.see(f"the largest tensor of {when}", max(largest, one.elements), "most", words)
         r.see(f"the peak of {when}", max(enough, one.peak), "most", _LIVE.format(when=when, most=one.most()))
     many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
@@ -233,11 +236,12 @@ MISTAKES = {
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.unsqueeze(-1)).to(logits.dtype) / grad.numel(), None | the forward is right; the gradient of logits is that of a mean: each token's loss is its own
         slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1)) -> slope[..., targets.flatten()] -= 1 | the forward is right; every token's gradient subtracts 1 at all tokens' targets: subtract it at its own
         slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return (slope * grad.unsqueeze(-1)).to -> slope = slope * grad.unsqueeze(-1)\n        slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return slope.to | the forward is right; the 1 at the target is not multiplied by the incoming gradient: subtract it before
-        ctx.save_for_backward(logits, targets, normaliser) -> ctx.save_for_backward(logits, targets, normaliser.to(logits.dtype)) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
+        ctx.save_for_backward(logits, targets, normaliser) -> ctx.save_for_backward(logits, targets, normaliser.to(logits.dtype)) | right in float64; the logsumexp is rounded to 16 bits, kept or in backward, so that each probability is off by percents: leave it in 32
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.mean()).to(logits.dtype), None | the forward is right; each token's gradient is multiplied by the mean of the incoming ones: multiply by its own
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.t().reshape(grad.shape).unsqueeze(-1)).to(logits.dtype), None | the forward is right; the incoming gradient's s and b are swapped
     """,
     "9.2": r"""
+        return _LinearCrossEntropy.apply(x, weight, targets, chunk) -> return cross_entropy(F.linear(x, weight), targets) | the logits of all tokens are made at once, and kept: make those of ``chunk`` tokens at a time, and again in backward
         return _LinearCrossEntropy.apply(x, weight, targets, chunk) -> parts = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))\n    return torch.cat([cross_entropy(F.linear(rows, weight), ids) for rows, ids in parts]).view(targets.shape) | forward goes chunk by chunk, and autograd keeps every chunk's logits: make them again in backward, in a torch.autograd.Function
         logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.logsumexp(-1))\n            losses -> logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.exp().sum(-1).log())\n            losses | for logits of a thousand, exp overflows: subtract the largest first, or use logsumexp
         losses.append(normalisers[-1] - logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)) -> losses.append(logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - normalisers[-1]) | the result is the log-probability of the target; the loss is its negative
@@ -299,8 +303,9 @@ MISTAKES = {
         (up_chosen + up_entropy * (log_p + h)) -> (up_chosen - up_entropy * (log_p + h)) | the forward is right; the gradient of the entropy has the wrong sign: −p (log p + H)
         (up_chosen + up_entropy * (log_p + h)) -> up_chosen | the forward is right; the entropy gives no gradient: −p (log p + H)
         slope = -log_p.exp() * (up_chosen + up_entropy -> slope = -log_p.exp() * (up_entropy | the forward is right; the gradient of the log-probabilities is that of the token's logit alone: subtract p
+        slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_add_(-1, ids, torch.ones_like(up_chosen)) | the forward is right; the 1 at the token is not multiplied by the incoming gradient of log p: add that gradient
         slope.scatter_add_(-1, ids, up_chosen) -> slope | the forward is right; the gradient of the log-probabilities lacks the 1 of the token itself
-        torch.cat(normalisers), entropy)\n        return torch.cat(chosen) -> torch.cat(normalisers).to(logits.dtype), entropy)\n        return torch.cat(chosen) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
+        torch.cat(normalisers), entropy)\n        return torch.cat(chosen) -> torch.cat(normalisers).to(logits.dtype), entropy)\n        return torch.cat(chosen) | right in float64; the logsumexp is rounded to 16 bits, kept or in backward, so that each probability is off by percents: leave it in 32
         (up_chosen + up_entropy * (log_p + h)) -> (-up_chosen + up_entropy * (log_p + h)) ;; ids, up_chosen) -> ids, -up_chosen) | the forward is right; the gradient of the log-probabilities has the wrong sign: 1 at the token, less p
         def backward(ctx, grad_chosen, grad_entropy) -> def backward(ctx, grad_entropy, grad_chosen) | the forward is right; the two incoming gradients are swapped: they come in the order of the results
         slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient takes the place of what is there: add it

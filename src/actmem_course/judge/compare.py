@@ -88,9 +88,8 @@ def describe(what: str, found: Tensor, expected: Tensor, t: int = 1, sizes: Coll
         return f"{what} is zero everywhere"
     ratio = factor(found, expected)
     if ratio is not None:
-        mean = ": is a mean taken where a sum belongs?" * (
-            t == 1 and any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
-        )
+        of_mean = t == 1 and any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
+        mean = ": is a mean taken where a sum belongs?" * of_mean
         return f"{what} is {times(ratio, t)} what it should be{mean}"
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:

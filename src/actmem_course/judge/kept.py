@@ -135,15 +135,8 @@ class Keeping:
                 continue
             before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
-                saved = Saved(
-                    storage.nbytes(),
-                    part.dtype,
-                    shape,
-                    _line_in(self._file),
-                    [],
-                    self.input is not None and self.input[1]() is storage,
-                    self._copied(part, storage),
-                )
+                line, of_input = _line_in(self._file), self._of_input(part, storage)
+                saved = Saved(storage.nbytes(), part.dtype, shape, line, [], *of_input)
                 before = weakref.ref(storage), saved
                 self._saved[id(storage)] = before
                 self._places[id(storage)] = set()
@@ -154,11 +147,12 @@ class Keeping:
         # An output that is saved itself would hold the graph that holds it: a leak.
         return tensor.detach() if tensor.requires_grad else tensor
 
-    def _copied(self, part: Tensor, storage: object) -> bool:
+    def _of_input(self, part: Tensor, storage: object) -> tuple[bool, bool]:
+        """Whether it is the input, and whether it is another with its values."""
         if self.input is None or self.input[1]() is storage or part.dtype is not self.input[0].dtype:
-            return False
+            return self.input is not None and self.input[1]() is storage, False
         with no_dispatch_modes():
-            return torch.equal(part.detach().flatten(), self.input[0].detach().flatten())
+            return False, torch.equal(part.detach().flatten(), self.input[0].detach().flatten())
 
     def _note(self, tensor: Tensor) -> None:
         for part in plain_tensors(tensor):

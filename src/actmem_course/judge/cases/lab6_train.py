@@ -66,9 +66,7 @@ def batch(r: CaseRun) -> str | None:
     torch.manual_seed(r.rank)
     with r.b.watching():
         r["batch"](text, 0, s, size)
-    seeds = (
-        "right, but it seeds torch's default generator, from which dropout draws: give randint a generator of its own"
-    )
+    seeds = "right, but it seeds torch's default generator, from which dropout draws: give randint one of its own"
     return seeds if torch.initial_seed() != r.rank else None
 
 
@@ -221,9 +219,7 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
             returned = r["training_step"](model, optimizer, microbatches, max_norm)
         if len(calls) != number:
             often = f"{len(calls) - number + 1} times in one step" if len(calls) > number else "never"
-            raise Wrong(
-                f"optimizer.step() runs {often}: once, after the last microbatch, when the gradients are complete and scaled"
-            )
+            raise Wrong(f"optimizer.step() runs {often}: once, when the gradients of all microbatches are scaled")
         limited = ", with a norm above max_norm" * (max_norm == _LIMIT)
         case = f"mode {name!r}, step {number}{limited}: "
         for (own, parameter), old in zip(parameters, before):
@@ -411,12 +407,8 @@ _CLIPPED = "norm = gradient_norm(model); [p.grad.mul_(min(1.0, max_norm / norm))
 _CALL_IT = "Call it once: after the last backward, before gradient_norm"
 _BY_THE_WHOLE = "by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)"
 _ONCE = f"reduce_partial_gradients runs after each backward, so that sums are summed again. {_CALL_IT}"
-_AFTER_NORM = (
-    f"reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. {_CALL_IT}"
-)
-_TOO_LONG = (
-    "the gradient is too large by the number of microbatches: divide each loss by len(microbatches) before backward"
-)
+_LATE = f"reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. {_CALL_IT}"
+_TOO_LONG = "the gradient is too large by the number of microbatches: divide each loss by their number before backward"
 _AS_DATA = (
     "gradients of parameters that are cut are added up over the ranks: each rank has another part of the weight, "
     "and its gradient is complete; only reduce_partial_gradients remains to be called (this is not a data-parallel group)"
@@ -481,8 +473,8 @@ MISTAKES = {
     "6.4": rf"""
         optimizer.zero_grad() -> pass | the gradients of the step before are still there: call optimizer.zero_grad() before the first backward
         `{_REDUCE}` ->     pass | reduce_partial_gradients is missing: under sequence parallelism some parameters saw only this rank's tokens. {_CALL_IT}
-        `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | {_AFTER_NORM}
-        `{_REDUCE}` ->     pass ;; `{_STEP}` ->     {_REDUCED}\n{_STEP} | {_AFTER_NORM}
+        `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | {_LATE}
+        `{_REDUCE}` ->     pass ;; `{_STEP}` ->     {_REDUCED}\n{_STEP} | {_LATE}
         if norm > max_norm -> if False | the gradients are not scaled down where their norm is larger than max_norm
         parameter.grad *= max_norm / norm -> parameter.grad *= norm / max_norm | the gradients are scaled up, by norm / max_norm: scale them by max_norm / norm
         parameter.grad *= max_norm / norm -> parameter.grad *= (max_norm / norm) ** 2 | the gradients are scaled by max_norm / norm twice: once

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
@@ -147,30 +148,26 @@ def _planned(job: str, chosen: Mapping[str, Any]) -> Plan | Refused:
 
 def _lever(job: str, chosen: Mapping[str, Any]) -> str:
     """Which one other choice makes a plan fit that doesn't; if none does, which frees most."""
-    model, cluster = asked(job)
-    now, modes, nodes = dict(chosen), model.recompute_modes, range(1, cluster.gpus + 1)
-    others = [
-        *(("sequence_parallel", True) for _ in [0] if now["tensor_parallel_size"] > 1 and not now["sequence_parallel"]),
-        *(("recompute", mode) for mode in modes[modes.index(now["recompute"]) + 1 : -1]),
-        *(("zero_stage", stage) for stage in range(now["zero_stage"] + 1, 4)),
-        *(("micro_batch_size", b) for b in range(now["micro_batch_size"] - 1, 0, -1)),
-        *(("tensor_parallel_size", t) for t in nodes if now["tensor_parallel_size"] < t <= cluster.per_node),
-        *(("pipeline_parallel_size", p) for p in nodes if p > now["pipeline_parallel_size"]),
-        ("recompute", modes[-1]),  # which takes longest
+    (model, cluster), now = asked(job), dict(chosen)
+    modes = model.recompute_modes[model.recompute_modes.index(now["recompute"]) :]
+    others: list[tuple[str, Sequence[Any]]] = [
+        ("sequence_parallel", [True]),
+        ("recompute", modes[1:-1]),
+        ("zero_stage", range(now["zero_stage"] + 1, 4)),
+        ("micro_batch_size", range(now["micro_batch_size"] - 1, 0, -1)),
+        ("tensor_parallel_size", range(now["tensor_parallel_size"] + 1, cluster.per_node + 1)),
+        ("pipeline_parallel_size", range(now["pipeline_parallel_size"] + 1, cluster.gpus + 1)),
+        ("recompute", modes[-1:]),  # which takes longest
     ]
-    needed: dict[tuple[str, Any], int] = {}
-    for name, value in others:
-        try:
+    needed: dict[str, int] = {}
+    for name, value in [(name, value) for name, values in others for value in values]:
+        with suppress(ConfigError):  # there is no such plan
             plan = _planned(job, {**now, name: value})
-        except ConfigError:
-            continue
-        if isinstance(plan, Plan):
-            return f"With {name} {value!r} it would fit"
-        needed[name, value] = plan.bytes
-    if not needed:
-        return ""
-    name, value = min(needed, key=needed.__getitem__)
-    return f"No one other choice makes it fit; {name} {value!r} would leave {gib(needed[name, value] - cluster.usable_bytes)} too much"
+            if isinstance(plan, Plan):
+                return f"With {name} {value!r} it would fit"
+            needed[f"{name} {value!r}"] = plan.bytes
+    most = min(needed, key=needed.__getitem__)
+    return f"No one other choice makes it fit; {most} would leave {gib(needed[most] - cluster.usable_bytes)} too much"
 
 
 def _sizes(job: str, answer: Any) -> list[int]:

@@ -111,7 +111,7 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
     enough = 8 * (4 * chunk * 512 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
     for when, one in made.items():
         at_once = one.elements // 512
-        positions = ", not so many positions of all sequences" * (at_once == 3 * chunk)
+        positions = ", in tokens, not in positions of all sequences" * (at_once == 3 * chunk)
         words = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}. It makes {one.what}: {{found:,}} "
         words += "elements, where the logits of a chunk, x and weight have {enough:,} at most. Use up a chunk's, and go on to the next"
         r.see(f"the largest tensor of {when}", max(largest, one.elements), "most", words)

@@ -404,11 +404,11 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [f"{forward}{name} has the digits of float32: compute in the dtype of the input"]
     if said:
         return said
-    said = _with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t, _sizes(right, rank))
+    differs = _with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t, _sizes(right, rank))
     why = other.why if t == 1 else ""
-    if why and " is wrong in " in said:  # the cause comes before the rows
-        return [f"{forward}{name} is wrong: {why}. It is wrong in {said.partition(' is wrong in ')[2]}"]
-    return [said + f": {why}" * bool(why)]
+    if why and " is wrong in " in differs:  # the cause comes before the rows
+        return [f"{forward}{name} is wrong: {why}. It is wrong in {differs.partition(' is wrong in ')[2]}"]
+    return [differs + f": {why}" * bool(why)]
 
 
 def _sizes(right: Happened, rank: int) -> set[int]:

@@ -80,7 +80,7 @@ def largest_micro_batch_size(r: CaseRun) -> None:
         case = f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, {p=}, {sequences} sequences"
         found = check_whole_number("the result", r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
         if found > 0 and sequences % found:
-            raise Wrong(f"{case}: the result is {found}; {sequences} sequences are no whole number of microbatches of {found}")
+            raise Wrong(f"{case}: the result is {found}; {sequences} are no whole number of microbatches of {found}")
         r.see_number(case, found)
 
 

@@ -65,7 +65,7 @@ Reveal(
 #   needs only its columns of $X$ and computes a *partial* result of full size.
 #
 # GeLU decides. It acts on each element alone, so each rank can apply it to its finished columns. But it is not linear, so
-# no rank can apply it to a partial sum: $\mathrm{GeLU}(X + Y) \ne \mathrm{GeLU}(X) + \mathrm{GeLU}(Y)$. So cut the first
+# no rank can apply it to a partial sum: $\mathrm{GeLU}(U + V) \ne \mathrm{GeLU}(U) + \mathrm{GeLU}(V)$. So cut the first
 # product by columns and the second by rows. Then the ranks communicate only once, after the second product.
 #
 # Try it on numbers, all "ranks" in one process:
@@ -184,12 +184,12 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 
 
 # %% [markdown]
-# So doubling $t$ halves the divided part only, and helps less and less. And $t$ has a limit of its own: with more ranks than
-# one machine has GPUs, every all-reduce leaves the machine's fast links.
+# So doubling $t$ halves the divided part only, and helps less and less. And $t$ has a limit of its own: with more
+# ranks than share fast links (8 in most machines, 72 in an NVL72 rack), every all-reduce has to use slow ones.
 #
-# The output layer is cut by columns too, so each rank has the scores $z$ of $v/t$ of the vocabulary's $v$ tokens. The loss then
-# needs three numbers per token from all ranks: the largest score, the sum of exponentials, and the score of the right token.
-# Backward needs no more: $dz$ is the softmax, less 1 at the right token, and each rank computes its own columns.
+# The output layer is cut by columns too: each rank has the logits $z$ of $v/t$ entries of the vocabulary. The loss then needs
+# three numbers per token from all ranks: the largest logit, the sum of exponentials, and the logit of the target. Backward
+# needs no more: $dz$ is the softmax, less 1 at the target, and each rank computes its own columns.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.
@@ -262,8 +262,8 @@ worked(
 # %% [markdown]
 # ## Questions
 #
-# **1.** Two of the floor's six tensors are inputs of column-parallel products. Why can't each rank keep just a part of them, when each
-# has only a part of the weight?
+# **1.** Two of the floor's six tensors are inputs of column-parallel products. Why doesn't each rank keep just a part of them, when
+# each has only a part of the weight?
 #
 # <details><summary>Answer</summary>
 #
@@ -286,7 +286,8 @@ worked(
 # <details><summary>Answer</summary>
 #
 # Yes: each rank would sum over its part of $h$, and the ranks would have to exchange mean and variance forward, and two more sums
-# backward, for every layer norm. Some systems do. Along $s$ no exchange is needed at all, because each token is normalised alone.
+# backward, for every layer norm. Along $s$ each token is normalised alone, without an exchange; only the gradients of the norm's
+# weights must be added up (chapter 4).
 # </details>
 #
 # **4.** A row-parallel linear has a bias. Why is it added after $\bar f$, and not on each rank before the sum?

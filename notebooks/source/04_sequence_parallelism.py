@@ -52,7 +52,7 @@ Reveal(
 
 # %% [markdown]
 # **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
-# cut along the sequence. You take an all-reduce apart on a ring, find $4\,sbh$ bytes that obvious code keeps by accident, and
+# cut along the sequence. You take an all-reduce apart on a ring, find the bytes (nearly $4\,sbh$) that obvious code keeps by accident, and
 # check what "no extra communication" means. About 50 minutes.
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
@@ -101,12 +101,12 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # | $\bar g$ | out of the block | reduce-scatter along $s$ | all-gather along $s$ |
 #
 # $g$ forward: the block's first product needs all tokens. $\bar g$ forward: the block's last product leaves a partial sum
-# on every rank, and each rank gets the sum for its own tokens only. The backward of each is the forward of the other. For $g$
-# that does two things at once: it sums the ranks' gradients, as $f$ did, and keeps each rank's own tokens.
+# on every rank, and each rank gets the sum for its own tokens only. The backward of each is the forward of the other: every
+# rank used all of $X$, so $dX$ is a sum of $t$ terms, as for $f$, and each rank needs only its own tokens of it.
 #
 # The dropouts between the blocks had to draw the same mask on every rank (chapter 3). Now each rank has tokens of its own, so
 # the masks must *differ*, or every stretch of $s/t$ tokens gets the same pattern: `between_blocks` in
-# `actmem/layers/transformer.py` draws from the other random stream.
+# `actmem/layers/transformer.py` draws from the stream that differs from rank to rank.
 #
 # So $t$ divides every term of equation 2 (equation 4):
 #
@@ -209,10 +209,10 @@ agree.add("exchanges of a layer in three forms, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("Keeping the shard: least memory, two more all-gathers", sizes, "one rank of eight, one GPT-3 layer", "MiB", beside=True))
 
 # %% [markdown]
-# The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
+# The exchanges are counted on the running layer; the bytes sent are those of a ring.
 #
-# * **Same bytes** holds for the $4 + 4$ exchanges, which is how the paper counts. Keeping only the shard adds two gathers in
-#   backward, so the layer sends a quarter more. They run while a matrix product runs, so they cost time only where the link is
+# * The $4 + 4$ exchanges send the **same bytes**, as the paper says. Keeping only the shard adds two gathers in backward, so
+#   the layer sends a quarter more. They run while a matrix product runs, so they cost time only where the link is
 #   slower than the product. On a GPU they also take some of its SMs, and must be launched before the product: before
 #   Blackwell, Megatron wants `CUDA_DEVICE_MAX_CONNECTIONS=1` for that.
 # * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring the number of
@@ -220,10 +220,10 @@ LiveFigure(bar_chart("Keeping the shard: least memory, two more all-gathers", si
 #   along a tree, in about $2\log_2 t$ steps, and within one machine the NVSwitch can add them (NVLS). In return, layer norm
 #   and dropout now run on $s/t$ tokens.
 #
-# A model with three parameters shows it. They are assumptions; put in your own:
+# A model shows it. Its three numbers are assumptions; put in your own: 8 µs to start, 1 µs a step of the ring, 300 GB/s.
 
-# %%
-start_seconds, hop_seconds, bytes_per_second = 8e-6, 1e-6, 200e9
+# %% jupyter={"source_hidden": true}
+start_seconds, hop_seconds, bytes_per_second = 8e-6, 1e-6, 300e9
 
 
 def seconds(exchanges):
@@ -242,7 +242,7 @@ for length in (128, 8192):
         times[name][bar] = 1e6 * each
 
 # %%
-LiveFigure(bar_chart("Halves cost large tensors almost nothing; two more gathers cost time if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
+LiveFigure(bar_chart("With large tensors two halves cost hardly more than one all-reduce; two more gathers do, if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
@@ -278,7 +278,7 @@ if not on_sockets:
 # <details><summary>What is on the wire, and why not on GPUs</summary>
 #
 # torch's backend for CPUs is gloo. It puts a header of 48 bytes on each of its messages, and the prediction counts these. For
-# a reduce-scatter it runs an all-reduce and throws most of it away: the two halves would send *half as much again*. The course's
+# a reduce-scatter it runs an all-reduce and throws most of it away: the two halves would send *1.5 times as much*. The course's
 # own reduce-scatter (`actmem/parallel/collectives.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
 # But NCCL doesn't say what it sends, so these two processes run on the CPU even where there are GPUs.
 # </details>
@@ -358,7 +358,8 @@ worked(
 # <details><summary>Answer</summary>
 #
 # Yes: each of the ring's steps brings $s/t$ tokens, whose part of the product can be computed while the next ones are on
-# their way. This saves the buffer and hides the exchange. The paper does not do it; later systems do.
+# their way. This hides the exchange, and can save the buffer. The paper does not do it; later systems do (Megatron's
+# `--tp-comm-overlap`, with one shared buffer).
 # </details>
 #
 # ## What people get wrong here

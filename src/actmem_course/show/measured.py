@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from actmem_course.others.allocator import UNSPLIT
 from actmem_course.others.golden import WHY_APART, HereResult
 from actmem_course.results import RunResult, SpeedLine
 from actmem_course.show.bar_chart import bar_chart
@@ -135,11 +136,14 @@ def here_fold(results: Sequence[HereResult]) -> Fold:
         lines.append((name, r.logged_bytes, r.counted_bytes, f"{r.logged_bytes - r.counted_bytes:+,}"))
     far = max(math.ceil(1000 * abs(1 - r.counted_bytes / r.logged_bytes)) / 10 for r in results)
     first = results[0]
+    unsplit = max(((r.apart.get(UNSPLIT, 0), r.run.t) for r in results), default=(0, 1))
+    blocks = f"With t = {unsplit[1]}, {unsplit[0]:,} B are blocks larger than their tensors.\n" if unsplit[0] else ""
     parts = (f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in first.apart.items())
     return Fold(
         f"{len(results)} models: a laptop's count is within {far:.1f}% of what a GPU logged",
         text_table(("model", "logged, B", "counted here, B", "apart"), lines, " rrr")
         + f"\n\nThe first line's {first.logged_bytes - first.counted_bytes:,} B of difference. A log has one number for each run; "
         + "how it splits into lines is our simulation of the run.\n"
+        + blocks
         + "\n".join(parts),
     )

@@ -147,7 +147,10 @@ def operator_ring(operator: str, tensor_parallel_size: int, moment: int, payload
     pass_, kind, state = moments[moment]
     who = f"{operator}, {pass_}" + (f" (= {CONJUGATE_OF[operator]})" if pass_ == "backward" else "")
     last = max(one.step for one_pass, _, one in moments if one_pass == pass_)
+    before = max((one.sent_bytes for one_pass, _, one in moments if one_pass != pass_), default=0)
     sent = f"each has sent {size_text(state.sent_bytes)}"
+    if pass_ == "backward" and before:
+        sent = f"each has sent {size_text(state.sent_bytes - before)} ({size_text(state.sent_bytes)} in all)"
     if kind is None:
         return _drawn(state, f"{who}: nothing is sent;<br>every rank passes on what it has", f"{who}: {sent}.", kind)
     where, finding = f"step {state.step} of {last}" + (f", {state.phase}" if state.phase else ""), _finding(state, kind)

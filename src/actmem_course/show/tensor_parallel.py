@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from math import log10
+from math import ceil, log10
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_rows
@@ -88,7 +88,7 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
         )  # fmt: skip
 
     return chart(
-        f"{t} rank{'s' * (t > 1)}: {times} times what an even share would be;<br>from t = {three_digits(even)} on the floor is the larger part",
+        f"{t} rank{'s' * (t > 1)}: {times} times what an even share would be;<br>from {ceil(even)} ranks on the floor is the larger part",
         [
             over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
             over_t("divided by t", [parts[size][0] for size in drawn], VERMILION, "dash"),
@@ -233,7 +233,7 @@ def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads
     alone = sum(len(complete_heads(share)) for share in parts)
     finding = f"{alone} of {a} heads can be computed without an exchange"
     if alone == a:
-        finding = f"each rank attends with its {a // t} heads alone"
+        finding = f"each rank attends with its {a // t} head{'s' * (a > t)} alone"
     return diagram(
         f"Rows of the QKV weight {order}:<br>{finding}",
         [*boxes(drawn, 12), labels(names)],

@@ -68,9 +68,9 @@ def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, fe
 
 # 1.4: read “Where attention takes over”
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
-    """The smallest seq_length at which the core attention keeps more than the rest of the layer.
+    """The smallest seq_length at which the attention core keeps more than the rest of the layer.
 
-    Core attention: the three tensors of softmax and its dropout.  One device, no recomputation.
+    Attention core: the three tensors of softmax and its dropout.  One device, no recomputation.
     2205.05198 section 5.
     """
     raise NotImplementedError

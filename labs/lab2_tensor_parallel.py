@@ -116,7 +116,7 @@ def attention(
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
     """The cross entropy of each position, from logits whose vocabulary is shared among the ranks.
 
-    logits: [s, b, v/t], this rank's tokens, r·v/t and up on rank r.  targets: [s, b], ids from 0
+    logits: [s, b, v/t], of this rank's part of the vocabulary: ids r·v/t and up.  targets: [s, b], ids from 0
     to v − 1, the same on every rank.  Returns [s, b], the same on every rank.  The ranks may
     exchange a few numbers per position, but no logits.  2205.05198 section 4.3.
     """

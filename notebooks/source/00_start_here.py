@@ -55,8 +55,8 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # On a web page the figures work at once, and no code runs. In a notebook run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or
 # all with *Run → Run All Cells*; until then you see stored outputs, and pictures. Sliders also move with the arrow keys.
 #
-# A cell that only compares a prediction with a count shows nothing. Near the end of each chapter the line *predicted =
-# measured* says how many agree; open it for the list.
+# A cell that compares a prediction with a count shows nothing: near the end of each chapter *predicted = measured* says how
+# many agree. Open it for the list.
 
 # %% [markdown]
 # ## Map of the course
@@ -103,8 +103,7 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 #
 # A **rank** is one process with one device.
 #
-# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Later chapters list the letters that they
-# add. If a letter changes meaning, the chapter says so.
+# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. If a letter changes meaning, the chapter says so.
 #
 # Formulas count **bytes**. Between two layers a microbatch is a tensor of shape $[s, b, h]$: in 16 bits, $2sbh$ bytes. A
 # dropout mask with as many elements takes $sbh$, one byte for each. A GiB is $2^{30}$ bytes; an "80 GB" card has nearly 80 of
@@ -115,7 +114,7 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 #
 # A formula is a claim. The paper says that a layer on one device keeps $34sbh + 5as^2b$ bytes for its backward pass. Here
 # PyTorch runs a small layer, and `record` lists the tensors that autograd holds after forward. *Extra* is what PyTorch keeps
-# and the paper leaves out as small: two numbers per token for each layer norm. It has a formula of its own. First, your machine:
+# and the paper leaves out as small: two numbers per token for each layer norm. First, your machine:
 
 # %% jupyter={"source_hidden": true}
 import os
@@ -148,7 +147,7 @@ print(f"formula {eq1(TINY):,} bytes, extra {extra:,} bytes, measured {ledger.tot
 print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 
 # %% [markdown]
-# That zero is the point of this course. Chapters 3 to 5 show what divides these bytes and what drops them. In chapter 5
+# That zero is the point of this course. In chapter 5
 # you measure all six ways of the paper's table 2 on real processes, with the same zero. To see that table now, in a terminal:
 #
 # ```

@@ -78,7 +78,7 @@ print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr")
 
 # %% [markdown]
 # All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
-# optimizer states fit on each with room to spare. If you size a cluster by its parameters, you stop here.
+# optimizer states fit on each with room to spare.
 #
 # How many bytes is that for each parameter? Parameters have 16 bits. Gradients of many microbatches are added up in float32.
 # Adam's updates are too small for 16 bits, so it updates a float32 copy of the parameters, and keeps two moments for each. The

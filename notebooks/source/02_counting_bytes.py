@@ -96,7 +96,7 @@ Panel(
 )
 
 # %% [markdown]
-# Now go through the operations one by one, with a pencil. Then PyTorch runs them all, and you see whether you were right.
+# Now derive them one by one, with a pencil. Then PyTorch runs them all.
 #
 # ### Layer norm keeps its input (row 1, and row 11)
 #
@@ -158,7 +158,7 @@ Panel(
 #
 # ### Run them
 #
-# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs.
+# `record` lists the tensors that autograd saves for backward while a block runs.
 # The weights of the module that you pass are left out. The sizes here are small and all differ, so you recognise them in the
 # shapes.
 
@@ -202,7 +202,6 @@ LiveFigure(bar_chart(
 
 # %% [markdown]
 # Point at a bar (or tap it) to see its tensors. The linear's output, four times as large as its input, is not kept.
-# Adding keeps nothing. Dropout keeps only its mask.
 #
 # **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.1`.
@@ -243,8 +242,7 @@ agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in pred
 # %% [markdown]
 # ## At the size of GPT-3
 #
-# Go back to the figure at the top. Each segment is one of the 15 tensors; point at it to see its formula, its bytes and the
-# reason. Which slider changes the length of the bars, but not how they are divided? What does doubling $h$ do?
+# In the figure at the top each segment is one of the 15 tensors; point at it for its formula, bytes and reason. Which slider changes the length of the bars, but not how they are divided? What does doubling $h$ do?
 #
 # <details><summary>Answer</summary>
 #
@@ -267,7 +265,7 @@ with record(layer) as ledger:
 Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_bytes / (s * b * h):.1f} sbh", saved_text(ledger.saved))
 
 # %% [markdown]
-# Open the list. There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are
+# There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are
 # the course's own operations: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each
 # line as the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
 
@@ -276,7 +274,7 @@ extra = layer_extra_rows(shape)
 agree.add_rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
 
 # %% [markdown]
-# No tolerance hides what the paper leaves out. It has rows of its own, with reasons:
+# What the paper leaves out has rows of its own, with reasons:
 
 # %% jupyter={"source_hidden": true}
 Fold(

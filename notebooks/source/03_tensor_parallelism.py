@@ -138,7 +138,7 @@ Panel(
 # If you load weights whose rows have another order, nothing fails: the layer just computes nonsense. Whole heads are also why
 # $t$ must divide $a$; the code refuses anything else.
 #
-# Does the real layer do this? The cell below runs one of the 175B model's ranks and looks at what autograd keeps: Q, K and V
+# Does the real layer? The cell below runs one of the 175B model's ranks and looks at what autograd keeps: Q, K and V
 # of shape $[b \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
@@ -160,7 +160,7 @@ agree.add("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes
 # ## What divides and what does not
 #
 # Between the two blocks are layer norms, dropouts and residual additions. There every rank holds the same tensor, the
-# output of $\bar f$, and all of them repeat the same work. Look at the figure at the top again. Its lower bar has, from left
+# output of $\bar f$, and all of them repeat the same work. The lower bar of the figure at the top has, from left
 # to right:
 #
 # | whole on every rank | bytes |
@@ -228,7 +228,7 @@ agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * G
 # ## Real processes: the same numbers as one GPU
 #
 # An emulated rank runs real code at real sizes, but has no neighbours. So now two processes exchange data, started by
-# `torchrun` as you would in a terminal. They compare the output and every gradient, in float64, with those of an uncut layer
+# `torchrun`. They compare the output and every gradient, in float64, with those of an uncut layer
 # that has the same weights.
 
 # %%

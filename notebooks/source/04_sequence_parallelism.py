@@ -126,8 +126,7 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 #
 # A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
 # ranks adds up a tensor. The tensor is cut into $t$ chunks. In each step every rank sends one chunk to its neighbour. A box
-# shows how many of the $t$ terms its sum has; an arrow shows who has just sent to whom. Play it, or move `step` with the arrow
-# keys. It begins with $\bar f$, whose forward is an all-reduce. Choose another operator; after its forward comes its backward:
+# shows how many of the $t$ terms its sum has; an arrow shows who has just sent to whom. Play it. It begins with $\bar f$, whose forward is an all-reduce. Choose another operator; after its forward comes its backward:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -251,8 +250,8 @@ LiveFigure(bar_chart("With large tensors two halves cost hardly more than one al
 # %% [markdown]
 # ## The same bytes, on the wire
 #
-# So far the bytes sent were computed. You can also observe them: processes on CPUs communicate over TCP, and Linux counts what
-# each connection has sent. The bars predict it for two ranks. Then two real processes run, and their counts are compared.
+# So far the bytes sent were computed. But processes on CPUs communicate over TCP, and Linux counts what each connection has
+# sent. The bars predict it for two ranks; two real processes are compared.
 
 # %% jupyter={"source_hidden": true}
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
@@ -298,7 +297,7 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
-# position table and the final layer norm, where each rank has also seen only its own tokens. All of it is less than a
+# position table and the final layer norm. All of it is less than a
 # thousandth of what the layers send in an iteration.
 
 # %% jupyter={"source_hidden": true}

@@ -29,7 +29,7 @@ agree = Agreement()
 
 question = Prediction(
     f"The figure shows 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Drop them, and let backward recompute them: "
-    "QKᵀ runs once more, attention over V doesn't, because no gradient reads its output. By what percentage does that raise the FLOPs of the layer's forward and backward?",
+    "QKᵀ runs once more, attention over V doesn't: its output is the projection's input, which is kept anyway. By what percentage does that raise the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "One product of 2s²bh FLOPs runs again, against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
@@ -234,13 +234,13 @@ Panel(
 # %% [markdown]
 # Move $s$: the core's bar stays. Its bytes and its FLOPs both grow with $s^2$. Their ratio is
 #
-# $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \text{and that of a linear with } x \text{ times } h \text{ outputs}\quad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
+# $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h} \;(QK^\top \text{ reruns}), \qquad \text{and that of a linear with } x \text{ times } h \text{ outputs}\quad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
 # So per FLOP the core frees $5a/2$ times as many bytes, whatever $s$ is. In GPT-3 that is 240 times, so rerunning the MLP's
 # linears isn't worth it.
 #
-# Three groups need no product at all: the outputs of the norms and of GeLU, and the dropout masks. (No bars: they cost no product
-# FLOPs.) The paper keeps them. They are smaller than the core, and cost about as little time per byte (chapter 7). Today's
+# Three groups need no product at all: the outputs of the norms and of GeLU, and the dropout masks. By FLOPs they are
+# free (no bars); in time they cost about as much per byte as the core (chapter 7). The paper keeps them. Today's
 # Megatron can drop the norms' outputs (`--recompute-modules layernorm`), but not in its default layers: there a norm is
 # part of the linear that follows.
 
@@ -274,7 +274,7 @@ def count(shape, recompute):
     return counter.get_total_flops()
 
 # %% jupyter={"source_hidden": true}
-modes = {"the text: core once more": "paper-selective", "stopped early": "selective", "everything, to its end": "paper-full", "everything, stopped": "full"}
+modes = {"core, to its end (the text)": "paper-selective", "core, stopped early": "selective", "everything, to its end": "paper-full", "everything, stopped": "full"}
 without = {name: count(model_shape(name), "none") for name in PAPER_MODELS}
 by_torch = {(name, mode): count(model_shape(name), mode) for name in PAPER_MODELS for mode in modes.values()}
 
@@ -289,8 +289,8 @@ printed, once, stopped = (each["175B"] for each in added.values())
 LiveFigure(bar_chart(f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, not the paper's {printed}%", added, "FLOPs added to a layer", "%", beside=True))
 
 # %% [markdown]
-# Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where only one runs again. So the paper's method is
-# even cheaper than the paper says.
+# Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where only one runs again. So in FLOPs the paper's
+# method is even cheaper than it says. (Time: chapter 7.)
 #
 # **Now write it:** [exercise 4.5](../labs/lab4_recompute.py), `checkpoint_stopping_early`: `python
 # my/labs/lab4_recompute.py --only 4.5`.
@@ -299,13 +299,13 @@ LiveFigure(bar_chart(f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, 
 #
 # Full recomputation can stop early, too. The layer's last product is `4h→h`. The only stored tensor after it is the
 # dropout mask, which our layer draws before the product. A second run that stops there leaves out $8sbh^2$ FLOPs, a third of a
-# layer's linears, and costs about two thirds of what the paper says. The last bar of the figure at the top is this price.
+# layer's linears, and costs about two thirds of a run to the end, which is what the paper and its code do. The last bar of the
+# figure at the top is this price.
 #
 # ### What the second run sends
 #
-# On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The
-# attention core has none: each head is on one rank. The bars show one rank of eight. *To its end* means that the second run
-# doesn't stop early, as in the paper:
+# On $t$ ranks a layer that runs again repeats its exchanges (chapters 3 and 4), up to the point where it stops. The attention
+# core has none: each head is on one rank.
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import count_collectives, emulated_rank
@@ -335,12 +335,12 @@ LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputa
 #
 # ## Table 2: six ways to train a layer
 #
-# You now know every name in the paper's table 2, which says how many bytes one layer keeps on one device:
+# You now know every name in the paper's table 2, the bytes that one layer keeps on one device:
 #
 # - **none**: one device, nothing done about memory.
 # - **tensor** (chapter 3): $t$ devices share the layer's matrices and most of its activations.
 # - **tensor+sequence** (chapter 4): the rest of the activations is cut along the sequence.
-# - **…+selective**: the core of attention is recomputed.
+# - **tensor+selective** and **tensor+sequence+selective**: the core of attention is recomputed.
 # - **full**: only the layer's input is kept.
 
 # %% jupyter={"source_hidden": true}
@@ -386,11 +386,11 @@ LiveFigure(bar_chart(
 Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
 
 # %% [markdown]
-# Set what each keeps equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. Below that length a rank's part of the
+# Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. Below that length a rank's part of the
 # attention core, $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
 #
-# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps. The
-# A100s' logs of [chapter 2](02_counting_bytes.ipynb), with nothing and with everything recomputed, are compared too:
+# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps. (A100s'
+# logs are compared as in [chapter 2](02_counting_bytes.ipynb).)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.ranks import Ranks
@@ -408,13 +408,16 @@ agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
 # ## Does a larger batch pay for it?
 #
 # The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger batch runs
-# faster. When is that true? Let one pass over a microbatch cost a fixed part, plus a part for each sequence.
+# faster. When is that true? A pass over a microbatch costs a fixed part (starting it), and a part for each sequence. $\varphi$ is
+# the first over the second, in the pass that fits with nothing recomputed.
 #
-# - $\varphi$: the fixed part (starting a pass), over the pass's useful work with nothing recomputed;
-# - $\varepsilon$: the overhead, what recomputation adds to a sequence's work;
-# - $\rho$: how many times as many sequences fit in the same bytes, with room for the layer that is being rebuilt.
+# <details><summary>The formula</summary>
+#
+# Recomputation adds $\varepsilon$ to a sequence's work, and $\rho$ times as many sequences fit, with room for the layer that is
+# being rebuilt. So work 1 costs $1 + \varphi$ without it, and $1 + \varepsilon + \varphi/\rho$ with it:
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}, \qquad \text{so it pays above } \varphi = \frac{\varepsilon}{1 - 1/\rho}.$$
+# </details>
 
 # %%
 Panel(
@@ -424,10 +427,10 @@ Panel(
 )
 
 # %% [markdown]
-# The title gives each one's break-even $\varphi$. (*Full* runs to its end here, so its $\varepsilon$ is a third.) Full recomputation
-# fits more sequences, and still loses wherever the fixed part is small: as $\rho$ grows, $\varphi/\rho$ vanishes and $\varepsilon$ stays.
-# If one sequence keeps the GPU busy, $\varphi$ may be a few percent. Then selective recomputation pays and full recomputation
-# does not. With a small model, or short sequences, measure before you choose. And if you have a pipeline, larger microbatches
+# The title gives each one's break-even $\varphi$. (*Full* runs to its end here, and adds a third.) Full recomputation fits more
+# sequences, and still loses wherever the fixed part is small: shared by ever more sequences it vanishes, the overhead stays.
+# Assume that one sequence keeps the GPU busy, so $\varphi$ is a few percent: then selective recomputation pays and full does
+# not. With a small model, or short sequences, measure before you choose. And if you have a pipeline, larger microbatches
 # are fewer, and it idles more (chapter 6).
 #
 # ## FlashAttention has changed the question
@@ -475,7 +478,7 @@ layer_of = {mode: layer_bytes(GPT3, Parallel(ranks, True), mode) for mode in ("n
 factors = {"none": "(34 + 80)", "selective": "34", "full": "2"}
 gib = {mode: (GPT3.num_layers * size + (layer_of["none"] - size)) / 2**30 for mode, size in layer_of.items()}
 worked(
-    *(f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, and what backward rebuilds for one layer: {gib[mode]:.1f} GiB." for mode, size in layer_of.items()),
+    *(f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, plus one layer that backward rebuilds: {gib[mode]:.1f} GiB." for mode, size in layer_of.items()),
     f"Keeping everything doesn't fit. Both others do; take selective: it adds {float(100 * layer_overhead(GPT3, 'selective')):.2f}% FLOPs where full adds {float(100 * layer_overhead(GPT3, 'full')):.1f}%.",
 )
 
@@ -515,8 +518,8 @@ worked(
 #   recomputation raises those. Only the fixed part of a pass is shared by more sequences.
 # - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full recomputation keeps $2sbhL$.
 # - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
-#   sizes, less than one percent of the FLOPs.
-# - **"Full recomputation adds a third, because forward is a third."** Only if the second run goes to its end.
+#   sizes, adds less than two percent to the FLOPs.
+# - **"Full recomputation always adds a third."** In Megatron, whose second run goes to its end. One that stops early adds less.
 #
 # ## The lab
 #

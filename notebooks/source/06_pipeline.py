@@ -99,8 +99,8 @@ agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pa
 # ## Interleaving: less idle time, more bytes
 #
 # Give each rank $m$ chunks with fewer layers instead of one: each microbatch goes around the ranks $m$ times, and rank 0 has the
-# first chunk of every round. A pass through a chunk takes $1/m$ of the time, and so does filling and emptying the pipeline. But
-# now a rank runs further ahead:
+# first chunk of every round. A pass through a chunk takes $1/m$ of the time, and so does filling and emptying the pipeline. Idle
+# time falls, and a rank runs further ahead:
 
 # %%
 Panel(
@@ -109,10 +109,10 @@ Panel(
 )
 
 # %% [markdown]
-# If $n > p$, $m = 2$ costs most memory; larger $m$ costs less again.
+# If $n > p$, $m = 2$ needs the most memory. Larger $m$ needs less, but always more than $m = 1$.
 #
-# Count the chunk passes that rank 0 has in flight: $(m - 1)p$ forwards for the earlier chunks, $2(p - 1)$ more that the schedule
-# runs ahead, and the current one. If $n > p$, these are $pm + p - 1$ passes of $L/(pm)$ layers:
+# Before its first backward rank $i$ runs $(m - 1)p$ forwards for the earlier chunks, $2(p - i - 1)$ more to be ahead, and the
+# current one. If $n > p$, rank 0 has $pm + p - 1$ passes of $L/(pm)$ layers in flight:
 #
 # $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' worth.}$$
 #
@@ -132,7 +132,7 @@ agree.add("in flight on rank 0, by formula, by a list of actions and by the fact
 # %% [markdown]
 # Why does rank $i$ run $2(p - i - 1)$ forwards ahead, and not $p - i - 1$ as in 1F1B? The extra forwards hide the sends. If
 # sends took no time, the shorter warm-up would be as fast, and rank 0 would hold $pm$ chunk passes instead of $pm + p - 1$.
-# Exercise 5.2 takes either, and then compares the two.
+# Exercise 5.2 takes either.
 #
 # Now in bytes, for the layers of the first stage. Equation 5 keeps everything, equation 6 recomputes the attention core. Full
 # recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. If a model interleaves, the
@@ -158,14 +158,14 @@ LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation lea
 
 # %% [markdown]
 # And on A100s ([chapter 2](02_counting_bytes.ipynb)'s logs)? Two tests run 12 layers on four ranks and log the last one: with
-# one chunk of three layers, and with three chunks of one. Before its first backward this rank has run $(m - 1)p + 1$ chunk passes:
+# one chunk of three layers, and with three chunks of one, of which $(m - 1)p + 1$ = 9 are in flight:
 
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
 what, by_formula, logged = equalities()[2]
 Fold(
-    f"Interleaving holds {chunks - 3} more layers: {size_text(by_formula)}, and A100s logged the same to {logged - by_formula:,} B",
-    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged; six numbers differ, each in a block of 512 B",
+    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: {size_text(by_formula)}. A100s logged the same to {logged - by_formula:,} B",
+    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged; six more scalars, each in a block of 512 B",
     prose=True,
 )
 
@@ -200,8 +200,8 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResul
 # layer's input and the logits, for one microbatch.
 #
 # GPT-3's layers are too large for a laptop, but you can emulate one rank: real code, on tensors without storage. The model
-# is cut as in the paper, but has only $p \cdot m$ layers, one in each chunk. The rank runs its own actions up to the moment at which
-# it holds most bytes. A pass through the first chunk also keeps the embedding's mask.
+# is cut as in the paper, but has only $p \cdot m$ layers, one in each chunk. The rank runs until it holds the most bytes. A
+# pass through the first chunk also keeps the embedding's mask.
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -241,7 +241,7 @@ Panel(
 )
 
 # %% [markdown]
-# The kink at rank 0 is the embedding's dropout masks. How many are there? (This model's layers can't be cut into two chunks a
+# With $m = 3$, the kink at rank 0 is the embedding's dropout masks. How many are there? (This model's layers can't be cut into two chunks a
 # rank.)
 
 # %% jupyter={"source_hidden": true}
@@ -259,14 +259,13 @@ for m in (1, 3):
 # The lab counts outputs separately, at the moment when the rank holds most.
 
 # %% jupyter={"source_hidden": true}
-names = {r["pipeline_rank"]: f"rank {r['pipeline_rank']}" for r in measured}
+names = {r["pipeline_rank"]: f"rank {r['pipeline_rank']}" + ", its logits" * (r["pipeline_rank"] == 3) for r in measured}
 plain = {names[rank]: total(stage_output_rows(TINY, Parallel(pipeline_parallel_size=4), rank, 8)) for rank in names}
 left = {names[r["pipeline_rank"]]: r["output_bytes"] for r in measured}
 LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"measured": left, "if none were freed": plain}, "outputs held at the fullest moment", beside=True))
 
 # %% [markdown]
-# One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing. It holds its
-# logits, which are larger than an output.
+# One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing.
 #
 # **Now write it:** [exercise 5.3](../labs/lab5_pipeline.py), `free_output`: `python my/labs/lab5_pipeline.py --only
 # 5.3`.
@@ -303,7 +302,7 @@ for name, model in PAPER_MODELS.items():
         share = 1 - Fraction(len(moving_window(actions, count)), n * m)
         assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
         again[f"{name}, rank {rank}: {count} of {flight} fit in {size_text(budget)}"] = float(100 * share)
-LiveFigure(bar_chart("Last ranks keep everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
+LiveFigure(bar_chart("Last ranks of a pipeline keep everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
 
 # %% [markdown]
 # The 22B model has no pipeline: its one rank is the first and the last.
@@ -327,7 +326,8 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 LiveFigure(bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True))
 
 # %% [markdown]
-# That is why tensor parallelism stays within a machine, on its fast links, and pipeline stages go on different machines.
+# That is why tensor parallelism stays on fast links (in a machine, or an NVL72 rack), and pipeline stages go on different
+# machines.
 
 # %% jupyter={"source_hidden": true}
 agree

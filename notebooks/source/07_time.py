@@ -95,16 +95,22 @@ batch = cut22.micro_batch_size
 needed = eq7(cut22, batch)
 ways = {
     "nothing recomputed, eq. 7": ("none", needed),
-    "selective, as the text says": ("paper-selective", text_selective(cut22, batch)),
+    "selective, to its end": ("paper-selective", text_selective(cut22, batch)),
     "selective, stopped early": ("selective", hardware_flops(cut22, batch, "selective")),
     "full, stopped early": ("full", hardware_flops(cut22, batch, "full")),
 }
 agree.add("the 22B model, cut to 4 layers: FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs")
-more = {name: 100 * (predicted / needed - 1) for name, (_, predicted) in list(ways.items())[1:]}
-LiveFigure(bar_chart("What recomputation adds to the model's FLOPs, counted by torch", {"": {name: float(share) for name, share in more.items()}}, "FLOPs over equation 7", "%"))
+whole22 = PAPER_MODELS["22B"].shape
+by_formula = (text_selective(whole22, batch), hardware_flops(whole22, batch, "selective"), hardware_flops(whole22, batch, "full"))
+names = list(ways)[1:]
+more = {
+    "4 layers, counted by torch": {name: float(100 * (counted[ways[name][0]] / needed - 1)) for name in names},
+    f"all {whole22.num_layers} layers, by formula": {name: float(100 * (flops / eq7(whole22, batch) - 1)) for name, flops in zip(names, by_formula)},
+}
+LiveFigure(bar_chart("What recomputation adds to the 22B model's FLOPs", more, "FLOPs over equation 7", "%", beside=True))
 
 # %% [markdown]
-# (With 4 layers the logits are a large share of the FLOPs, so each bar is shorter than for the whole model.)
+# (With 4 layers the logits are a large share of the FLOPs.)
 #
 # ## Table 4: one layer, in milliseconds
 #
@@ -126,7 +132,7 @@ LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B l
 # %% [markdown]
 # **Why does full recomputation cost more than a third?** By FLOPs, backward should take twice as long as forward. Table 4's
 # ratio, under the bars, is lower: in backward the all-reduce overlaps the weight gradient's product. In forward nothing hides
-# it, and a second forward adds more of them.
+# the all-reduces, and a second forward adds more of them.
 #
 # **Why does selective recomputation cost more than its FLOPs?** The time is nearly four times what the FLOPs say, with
 # sequence parallelism or without. The roofline below shows why. (Each bar compares with the same layer that recomputes
@@ -177,8 +183,7 @@ Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
 # $$\frac{\text{FLOPs}}{\text{peak rate}} \quad\text{and}\quad \frac{\text{bytes}}{\text{bandwidth}}.$$
 #
 # FLOPs per byte decide which. The two are equal at the *ridge*, peak rate over bandwidth; below it an operation waits for
-# memory. Each operation here reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar for its
-# numbers.
+# memory. Each operation here reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar, or tap it.
 
 # %%
 SMALLEST = PAPER_MODELS["22B"].shape
@@ -218,8 +223,8 @@ LiveFigure(bar_chart("A GiB of the attention core takes little time to recompute
 
 # %% [markdown]
 # By FLOPs the core looks almost free. By the roofline it takes nine times as long, and is still ten times cheaper per byte than
-# everything outside the core together. Layer norms and GeLU are as cheap as the core: drop them next, if that is not enough. How close
-# is the core's time to table 4?
+# everything outside the core together. Layer norms and GeLU are as cheap as the core: drop them next, if that is not enough. How much
+# of the time in table 4 does the roofline explain?
 
 # %% jupyter={"source_hidden": true}
 selective = paper.TABLE4["selective"]
@@ -246,9 +251,9 @@ LiveFigure(bar_chart(
 agree
 
 # %% [markdown]
-# You have now met nearly every number of the paper. Most are right. Two of those that aren't matter: equation 8 counts the core
+# You have now met nearly every number of the paper. Most are right. Two differences are worth knowing: equation 8 counts the core
 # three times where once is enough ([chapter 5](05_recomputation.ipynb)), and interleaved stages keep twice as many embedding masks
-# as it says ([chapter 6](06_pipeline.ipynb)). The fold has all. None changes the paper's conclusions.
+# as it says ([chapter 6](06_pipeline.ipynb)). The fold has all, roundings too. None changes the paper's conclusions.
 
 # %% jupyter={"source_hidden": true}
 in_the_paper()
@@ -256,8 +261,7 @@ in_the_paper()
 # %% [markdown]
 # ## Gradients of a whole step
 #
-# Now put the chapters together: in lab 6 you train a small GPT. Four things make a step on many ranks equal to one on a single
-# device:
+# This is for lab 6, in which you train a small GPT. Four things make a step on many ranks equal to one on a single device:
 #
 # - **The batch.** Ranks that share a layer read the same tokens. So draw them from the step's number, never from the rank's.
 # - **Microbatches.** Gradients of several backwards add up. Divide each loss by the number of microbatches, and the sum is the
@@ -308,7 +312,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"Recomputation costs 33%."** In FLOPs, if the second run goes to its end. In time table 4 shows more, because it depends
+# - **"Full recomputation costs 33%."** In FLOPs, if the second run goes to its end. In time table 4 shows more, because it depends
 #   on which communication is hidden.
 # - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for memory.
 # - **MFU computed with the hardware's FLOPs.** Counting the recomputation makes a slower run look better utilised.

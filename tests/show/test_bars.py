@@ -78,7 +78,7 @@ SUMS = {
     ),
     "table 4": (table4_bars(), [row.forward_ms + row.backward_ms for row in paper.TABLE4.values()]),
     "table 4's first": (table4_bars(1), [paper.TABLE4["baseline, no recompute"].combined_ms]),
-    "least times": (least_times(SMALL, CUT), [1000 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
+    "least times": (least_times(SMALL, CUT), [1e6 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
     "plans": (today.plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
     **{
         f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model).values()) for model in PAPER_MODELS.values()])

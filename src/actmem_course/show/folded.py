@@ -86,7 +86,7 @@ def _number(value: int | Fraction | list) -> str:
 
 
 def in_the_paper() -> Fold:
-    """Where the paper disagrees with its own formulas, a paragraph for each place."""
+    """Where the paper's text, its formulas and our counts differ, a paragraph for each place."""
     found = disagreements()
-    line = f"Where the paper disagrees with its own formulas: {len(found)} places"
+    line = f"Where the paper's text, its formulas and our counts differ: {len(found)} places"
     return Fold(line, "\n\n".join(map(str, found)), prose=True)

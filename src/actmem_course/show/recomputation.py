@@ -163,7 +163,7 @@ def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Dr
             *blocks,
             *kinds_legend(rows, "y"),
             line("held", range(len(sizes)), [size / unit for size in sizes], GREEN, width=2, shape="hv", fill="tozeroy", **below),
-            points("recomputed", again, [sizes[place] / unit for place in again], VERMILION, "recomputed", "triangle-up", 9, 1, **below),
+            points("recomputed", again, [sizes[place] / unit for place in again], VERMILION, "recomputed", "triangle-up", 9, 1, **{**below, "showlegend": bool(again)}),
             line(
                 "now", [moment, moment], [0, sizes[moment] / unit], INK, width=2, mode="lines+markers",
                 marker={"color": INK, "size": [0, 11]}, **below,
@@ -336,6 +336,6 @@ def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
         f"Lines of throughput over the fixed share φ: selective recomputation passes 1 at {even['selective']:.2f}%, full, run to its end, at "
         f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
         xaxis=scale("φ: fixed part of a pass, percent of the work of its sequences", -1, 101, ticksuffix="%"),
-        yaxis=scale("sequences a second, relative", 0.7, 1.7),
+        yaxis=scale("sequences a second, relative", 0.7, 1.9),
         height=430,
     )

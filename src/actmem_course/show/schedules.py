@@ -361,7 +361,7 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) ->
             over_ranks("outputs stay until backward", held, VERMILION, "dash", "diamond"),
             over_ranks("outputs freed once sent", freed, BLUE, "solid", "circle"),
         ],
-        f"Lines over {p} pipeline ranks with {m} chunks each, selective recomputation: freed, rank 0 holds {freed[0]:,} bytes, rank 1 "
+        f"Lines over {p} pipeline ranks with {m} chunk{'s' * (m > 1)} each, selective recomputation: freed, rank 0 holds {freed[0]:,} bytes, rank 1 "
         f"{freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that stay add {saved:,} bytes on rank 0.",
         xaxis=scale("pipeline rank", -0.03 * p - 0.2, p - 1 + 0.03 * p + 0.2),
         yaxis=scale("activations of one GPU, GiB", 0, 1.08 * max(held) / GIB),
@@ -378,6 +378,9 @@ def interleaving(shape: ModelShape, parallel: Parallel, num_microbatches: int, c
     held = {name: first_stage_bytes(shape, cut, "none", n) for name, cut in cuts.items()}
     first, second, *_, last = cuts
     more = [f"{name} {float(held[name] / held[first] - 1):.0%}" for name in (second, last)]
+    finding = f"and rank 0 holds more: with {' more, with '.join(more)}"
+    if held[second] == held[first]:
+        finding = f"and rank 0 holds the same, {size_text(held[first])}"
     return [
         bar_chart(
             f"p = {p}, n = {n}: {last} brings idle time from {idle[first]:.0f}% to {idle[last]:.0f}%",
@@ -385,7 +388,5 @@ def interleaving(shape: ModelShape, parallel: Parallel, num_microbatches: int, c
             "idle share of a step",
             "%",
         ),
-        bar_chart(
-            f"and rank 0 holds more: with {' more, with '.join(more)}", {"layers": held}, "its layers' activations"
-        ),
+        bar_chart(finding, {"layers": held}, "its layers' activations"),
     ]

@@ -47,7 +47,8 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
         "one layer of the 22B model on 8 GPUs",
         "ms",
         fills=list(_PASSES.values()),
-        notes={name: f"{percent:+.0f}%" if percent else f"{first} ms" for name, percent in longer.items()},
+        notes=dict.fromkeys(rows, "?")
+        | {name: f"{percent:+.0f}%" if percent else f"{first} ms" for name, percent in longer.items()},
         room_for=max(ends),
     )
 
@@ -133,9 +134,9 @@ def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
     groups = {name: group for (name, *_), group in zip(_KINDS, _grouped(operations))}
     return bar_chart(
         f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the forward pass's least time",
-        {name: {o.name: 1000 * float(o.least_seconds(*_A100)) for o in group} for name, group in groups.items()},
+        {name: {o.name: 1e6 * float(o.least_seconds(*_A100)) for o in group} for name, group in groups.items()},
         f"least time on one A100 at {_sizes(shape, parallel)}",
-        "ms",
+        "µs",
         fills=[fill for *_, fill in _KINDS],
         order=[o.name for o in operations],
         about={o.name: _bound(o) for o in operations},

@@ -25,7 +25,8 @@ def g(x: Tensor, group) -> Tensor:
 
     x: [s/t, b, h], this rank's tokens.  Returns [s, b, h].  The incoming gradient differs from
     rank to rank; the one passed on must be that of the whole output.  One collective in each
-    pass, of no more bytes than it takes.  Keeps nothing for backward.  2205.05198 section 4.2.2.
+    pass; send no more than needed (no all-reduce).  Keeps nothing for backward.  2205.05198
+    section 4.2.2.
     """
     return _G.apply(x, group)
 
@@ -58,8 +59,8 @@ def g_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
 
     x: [s, b, h], different on every rank.  Returns [s/t, b, h].  The incoming gradient is that
-    of this rank's tokens.  One collective in each pass, of no more bytes than it takes.  Keeps
-    nothing for backward.  2205.05198 section 4.2.2.
+    of this rank's tokens.  One collective in each pass; send no more than needed (no
+    all-reduce).  Keeps nothing for backward.  2205.05198 section 4.2.2.
     """
     return _GBar.apply(x, group)
 
@@ -92,8 +93,8 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
     x + dropout(attention(norm(x))), and the same with the MLP.  x: [s/t, b, h], this rank's
     tokens.  w: this rank's weights.  dropouts.core is for the attention weights, dropouts.block
     for what is added to x.  linear: the column-parallel linear to use, called like
-    gathering_linear.  Returns [s/t, b, h].  Exchanges: 2 all-gathers and 2 reduce-scatters in
-    each pass, besides what linear adds.  2205.05198 figure 5.
+    gathering_linear.  Returns [s/t, b, h].  Exchanges in each pass, with gathering_linear:
+    2 all-gathers and 2 reduce-scatters.  2205.05198 figure 5.
     """
     heads_here = w.num_attention_heads // dist.get_world_size(group)
     y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight, w.qkv_bias, group)

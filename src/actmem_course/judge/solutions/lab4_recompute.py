@@ -70,7 +70,8 @@ def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """layer(x, w, dropouts), recomputing the core attention, and nothing else, in backward.
 
     x: [s, b, h].  layer takes a fourth argument, core: what to call instead of core_attention,
-    with the same arguments (q, k, v, dropout).  2205.05198 section 5.
+    with the same arguments (q, k, v, dropout).  dropouts draw from torch's default generators.
+    2205.05198 section 5.
     """
 
     def core(q, k, v, dropout):

@@ -36,7 +36,7 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 
     text: [length], token ids.  Returns tokens and targets, [batch_size, seq_length] each: pieces of
     text, and for each position the token that follows.  The ranks of a tensor-parallel group work
-    on the same batch.  Each step has a different batch.  (2205.05198 says nothing of this.)
+    on the same batch.  Each step has a different batch.  The paper's batches: 2205.05198 table 3.
     """
     starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
     windows = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
@@ -59,8 +59,8 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
-    All parameters have a complete .grad.  To exchange a single number is enough.  (2205.05198 says
-    nothing of this.)
+    All parameters have a complete .grad.  To exchange a single number is enough.
+    Which parameters are cut: 2205.05198 section 4.2.1.
     """
     cut = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
     for parameter in model.parameters():

@@ -34,7 +34,7 @@ def test_everything_made_is_named(t, sizes, every):
 def test_the_sentence_says_what_it_is_what_it_should_be_and_the_remedy():
     parts = parts_of(2, 4, 3, 5)
     (said, *_) = explain_exchange(sum(parts) / 2, parts, 1, SUM, "all-reduce with SUM")
-    sum_of = "the sum of the ranks' parts"
+    sum_of = "the sum over the ranks"
     assert said == f"is 1/t (here 1/2) of {sum_of}; it should be {sum_of}: all-reduce with SUM"
     returned = explain_exchange(parts[1], parts, 1, SUM, "all-reduce with SUM", ran="the all-reduce")[0]
     assert returned.endswith("the all-reduce ran, but what is returned is not its result")

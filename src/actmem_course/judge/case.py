@@ -370,7 +370,7 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
             return [copied]
         if any(value is None for value in everyone):
             return [f"the forward is right, but {one.why}"]
-        whole = f"{forward}the ranks' {name.removeprefix('the ')}s, added up,"
+        whole = f"{forward}{name}, summed over the ranks,"
         return [describe(whole, summed(everyone), summed(right.value(name)), t)]
     if not isinstance(b, Tensor):
         a, b = (f"{value:,}" if type(value) is int else value for value in (a, b))
@@ -534,9 +534,8 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
         )
     if forward.unrecorded:
         raise Wrong(
-            f"{forward.unrecorded} runs on a tensor that autograd follows, and autograd does not record it: torch warns that the "
-            "gradient may be silently wrong, and will refuse it. Give it x.detach() if no gradient passes there; else run it in the "
-            "forward of a torch.autograd.Function, whose backward says what the gradient is"
+            f"{forward.unrecorded} runs on a tensor that needs a gradient, and autograd does not record it, so the gradient may be wrong: "
+            "call it in the forward of a torch.autograd.Function, and write the backward. If no gradient passes there, give it x.detach()"
         )
 
 
@@ -552,8 +551,8 @@ def check_waited(*seen: Watch) -> None:
 
 def gives_no_gradient(name: str, backward: Watch) -> str:
     """The sentence about a gradient that is None."""
-    why = f" ({assigned(backward)})" if backward.collectives else ""
-    return f"the forward is right, but {name} gets no gradient: backward returns None for it{why}, or it is detached on the way"
+    why = f". W{assigned(backward)[1:]}" if backward.collectives else ""
+    return f"the forward is right, but {name} gets no gradient: backward returns None for it, or it is detached on the way{why}"
 
 
 def assigned(seen: Watch) -> str:
@@ -580,7 +579,7 @@ def collectives_fault(
         sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
         return f"the numbers are right, but {when} exchanges {sent:,} B instead of {enough:,} B ({text_of(found)})"
     twice = {"all-reduce"} == {c.kind for c in found} and {"reduce-scatter"} == {c.kind for c in wanted}
-    why = ", of which each sends half as much" * twice
+    why = ", which sends half as much" * twice
     return f"the numbers are right, but {when} runs {text_of(found)}; expected {text_of(wanted)}{why}"
 
 

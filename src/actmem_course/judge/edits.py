@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -37,6 +38,8 @@ class Families:
         module = ast.parse(source).body
         self.functions = {node.name: node for node in module if isinstance(node, ast.FunctionDef)}
         self.function = self.functions[function]
+        #: Names that a learner's file has as well.
+        self.given = {argument.arg for argument in self.function.args.args}
         #: The function, and the autograd Functions that it applies.
         self.edited: list[ast.stmt] = [self.function]
         self.instead = list(self._siblings())
@@ -115,12 +118,14 @@ class Families:
         for function in ast.walk(ast.Module(self.edited, [])):
             if isinstance(function, ast.FunctionDef):
                 when = f"in {function.name}, " * (function is not self.function)
-                known = _known(function)
+                known, ours = _known(function), {*_names_of(function, ast.Store)} - self.given
                 for node in [node for node in ast.walk(ast.Module(function.body, [])) if isinstance(node, ast.expr)]:
                     for words, new in _otherwise(node):
-                        words[1::2] = [f"“{_said(piece, known)}”" for piece in words[1::2]]
+                        pieces = [_said(piece, known) for piece in words[1::2]]
+                        words[1::2] = [f"“{piece}”" for piece in pieces]
+                        local = any(ours.intersection(re.findall(r"(?<!\.)\b\w+", piece)) for piece in pieces)
                         if max(map(len, words)) <= _LONGEST:
-                            yield when + "".join(words), self._exchanged(node, new)
+                            yield when + "".join(words) + _OUR_NAMES * local, self._exchanged(node, new)
 
     def other_names(self) -> Iterator[tuple[str, str]]:
         """One name in place of another, in autograd Functions: two numbers may be the same by chance, two tensors are not."""
@@ -135,7 +140,8 @@ class Families:
             read = [node for node in names if node not in asked]
             for node, name in product(read, [name for name in local if name not in ("ctx", "group")]):
                 if node.id in local and name != node.id:
-                    words = f"in {function.name}, “{name}” stands where “{node.id}” belongs"
+                    ours = _OUR_NAMES * (not {name, node.id} <= self.given)
+                    words = f"in {function.name}, “{name}” stands where “{node.id}” belongs{ours}"
                     yield words, self._exchanged(node, ast.Name(name, ast.Load()))
 
     def _exchanged(self, old: ast.expr, new: ast.expr) -> str:
@@ -207,7 +213,7 @@ class Families:
         for name, (place, *others) in nodes.items():
             if name.endswith("bias") and "group" in parameters and not others:
                 part = ast.parse(f"{ast.unparse(place)} / dist.get_world_size(group)", mode="eval").body
-                yield f"{name} is divided by t: add the whole of it{self._belongs(name)}", self._exchanged(place, part)
+                yield f"{name} is divided by t; add the whole of it{self._belongs(name)}", self._exchanged(place, part)
 
     def _renamed(self, nodes, names):
         field = {ast.Attribute: "attr", ast.Name: "id"}
@@ -253,6 +259,8 @@ class Families:
         Inline().visit(self.function)
 
 
+#: After a piece of ours with names that a learner's file need not have.
+_OUR_NAMES = " (with the names of our solution)"
 #: A sentence quotes no longer piece of ours.
 _LONGEST = 70
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}

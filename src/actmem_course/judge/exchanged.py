@@ -36,7 +36,7 @@ class Made:
 
 
 OWN_PART = Made("this rank's own part", lambda parts, rank: parts[rank])
-SUM = Made("the sum of the ranks' parts", lambda parts, rank: summed(parts), "all-reduce")
+SUM = Made("the sum over the ranks", lambda parts, rank: summed(parts), "all-reduce")
 
 
 def _share_of(whole: Made, dim: int = 0, of: int | None = None, kind: str = "") -> Made:
@@ -159,28 +159,28 @@ class Operator:
 
 F_OPERATOR = Operator(
     "f", OWN_PART, SUM,
-    "f's forward must return x as it is: every rank has the same x already",
-    "f's backward must all-reduce once, with SUM: each rank's gradient comes from its own slice of the weight, and they add up",
+    "f's forward must return x as it is, because every rank has the same x already",
+    "f's backward must all-reduce once, with SUM. Each rank's gradient comes from its own slice of the weight, and these add up",
     "at the entry, once",
 )  # fmt: skip
 F_BAR_OPERATOR = Operator(
     "f_bar", SUM, OWN_PART,
-    "f_bar's forward must all-reduce once, with SUM: the ranks' x are the terms of a sum",
-    "f_bar's backward must pass the gradient on unchanged, without an all-reduce: after the sum every rank runs the same code, so "
-    "each already holds the whole gradient",
+    "f_bar's forward must all-reduce once, with SUM. The ranks' x are the terms of a sum",
+    "f_bar's backward must pass the gradient on unchanged, without an all-reduce. After the sum every rank runs the same code, so "
+    "each has the whole gradient already",
     "right after the row-parallel product",
 )  # fmt: skip
 G_OPERATOR = Operator(
     "g", JOINED, SHARE,
     "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first",
-    "g's backward must reduce-scatter once, with SUM: every rank used these tokens, so their gradients add up, and each rank wants "
-    "its own tokens' share",
+    "g's backward must reduce-scatter once, with SUM. Every rank used all tokens, so their gradients add up, and each rank needs "
+    "those of its own tokens",
     "at the entry, once, so that this rank's weight meets all tokens",
 )  # fmt: skip
 G_BAR_OPERATOR = Operator(
     "g_bar", SHARE, JOINED,
-    "g_bar's forward must reduce-scatter once, with SUM, and leaves this rank's tokens, which are contiguous, from r·s/t on",
-    "g_bar's backward gathers: this rank's x went into all tokens, so it needs the gradients of all ranks",
+    "g_bar's forward must reduce-scatter once, with SUM. Each rank gets its own tokens, s/t of them, from r·s/t on",
+    "g_bar's backward must all-gather. This rank's x went into all tokens, so it needs the gradients of all ranks",
     "right after the row-parallel product",
 )  # fmt: skip
 OPERATORS = (F_OPERATOR, F_BAR_OPERATOR, G_OPERATOR, G_BAR_OPERATOR)
@@ -215,7 +215,9 @@ def _variants(right: Operator) -> list[tuple[str, Callable[[int], tuple[Made, Ma
     """What an operator may make by mistake: in words, and its two passes on so many ranks."""
     found: list[tuple[str, Callable[[int], tuple[Made, Made]]]] = []
     for other in OPERATORS:
-        words = f"{right.name} belongs where {other.name} is called: {right.in_forward}"
+        # A learner's file of lab 3 has no f and no f_bar, and that of lab 2 no g.
+        whose = "" if other.name[0] == right.name[0] else f"lab {2 if other.name[0] == 'f' else 3}'s "
+        words = f"{right.name} does what {whose}{other.name} does: {right.in_forward}"
         found.append((words, lambda t, other=other: (other.forward, other.backward)))  # type: ignore[misc]
     ratios = ((lambda t: 1, ""), (lambda t: t, "t times "), (lambda t: 1 / t, "1/t of "))
     for made in USUAL:

@@ -221,7 +221,7 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
         and re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
     ):
         return Outcome(
-            rank, ERROR, f"its parameters are not those that the lab passes, in this order: {clipped(message)}", where
+            rank, ERROR, f"the lab passes other arguments than this function takes: {clipped(message)}", where
         )
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
     line = f"“{own[-1].line}” raises " if own else "what it returns cannot be used: "

@@ -26,9 +26,7 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
         raise another_kind("a dict of bytes by name", answer)
     missing, unknown = [n for n in names if n not in answer], [str(n) for n in answer if n not in names]
     if missing or unknown:
-        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not among them {', '.join(unknown)}"] * bool(
-            unknown
-        )
+        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
         raise Wrong(f"expected exactly the {len(names)} names: {'; '.join(parts)}")
     return {term: check_whole_number(term, value) for term, value in answer.items()}
 

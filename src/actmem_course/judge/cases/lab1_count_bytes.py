@@ -141,17 +141,17 @@ MISTAKES = {
         return 2 * sbh // cut -> return 4 * sbh // cut ;; return {_BOTH} + core -> return 2 * ({_BOTH} + core) | all is counted twice: 34 and 5 are bytes already
         return {_BOTH} + core -> return 2 * ({_BOTH} + core) | all is counted twice: 34 and 5 are bytes already
         return {_BOTH} + core -> return 10 * sbh // cut + (24 if recompute == "none" else 18) * sbh // t + core | selective keeps Q, K and V: the core attention is made again from them
-        core = 5 * a * s * s * b // t -> core = sbh * (5 * a * s // (h * t)) | 5as/ht is rounded down before sbh multiplies it
+        core = 5 * a * s * s * b // t -> core = sbh * (5 * a * s // (h * t)) | 5as/ht is rounded down before it is multiplied by sbh: divide last
         s, b, h, a, t = seq_length, -> s, b, h, a, t = seq_length // (tensor_parallel_size if sequence_parallel else 1), ;; 10 * sbh // cut -> 10 * sbh ;; return 2 * sbh // cut -> return 2 * sbh | {_PRODUCTS}
         return 2 * sbh // cut -> return 4 * sbh // cut | full recomputation keeps one input of 2sbh a layer: the second layer norm's is made again
         ` if recompute == "none" else 0` ->  | this is what is kept without recomputation: {_SELECTIVE}
     """,
     "1.3": f"""
-        return 2 * s -> return 4 * s | 4sbh are counted where 2sbh are kept: x is one tensor in memory, though two linears read it, and nothing keeps the result
+        return 2 * s -> return 4 * s | 4sbh are counted where 2sbh are kept: two linears read x, but it is kept once, and nothing keeps the result
         4 * 2 * s * b * f -> 3 * 2 * s * b * f | a tensor of [s, b, f] is left out, one of four: {_FOUR}; the gradients need all of them
         4 * 2 * s * b * f -> 2 * 2 * s * b * f | two tensors of [s, b, f] are left out, of four: {_FOUR}; the gradients need all of them
         4 * 2 * s * b * f -> 5 * 2 * s * b * f | a tensor of [s, b, f] too many is counted; four are kept: {_FOUR}
-        return 2 * s -> return 3 * s | sbh too many are counted: is it a mask? gated_mlp drops nothing
+        return 2 * s -> return 3 * s | one sbh too many is counted. Is it a mask? gated_mlp has no dropout
         return 2 * s * b * h + 4 -> return 4 | x is left out: the gradients of both first weights need it
         4 * 2 * s * b * f -> 4 * 2 * s * b * 4 * h | 4h is used in place of f, which is feed_forward_size
         {_ALL} -> return s * b * h + 4 * s * b * f | elements are counted, not bytes
@@ -162,7 +162,7 @@ MISTAKES = {
         {_TIMES} + 1 -> {_TIMES} | 34h/5a is rounded down, and at that s the core attention does not keep more than the rest: the smallest s that does is the next whole number
         34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) | 34h/5a is rounded up; where it is whole, the core attention keeps as much as the rest at that s, not more
         34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) + 1 | 34h/5a is rounded to the nearest whole number: round down, and take the next
-        34 * hidden_size // {_TIMES} -> 34 // 5 * hidden_size // num_attention_heads | 34/5 is rounded down before h multiplies it: divide last
+        34 * hidden_size // {_TIMES} -> 34 // 5 * hidden_size // num_attention_heads | 34/5 is rounded down before it is multiplied by h: divide last
         34 * hidden_size // {_TIMES} -> 34 * hidden_size * num_attention_heads // 5 | 34h/5 is multiplied by a: divide by it, because more heads make the core attention larger
         34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) + 1 | 34h/5a is rounded up, and 1 is added: round down, and take the next
         34 * hidden_size // {_TIMES} -> 34 * num_attention_heads // (5 * hidden_size) | h and a are swapped: wide heads make the core attention small beside the rest

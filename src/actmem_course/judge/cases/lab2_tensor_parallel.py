@@ -30,8 +30,8 @@ def f_bar(r: CaseRun) -> None:
 
 def column_parallel_linear(r: CaseRun) -> None:
     why = (
-        "return this rank's own output features, [s, b, out/t], which is just what the row-parallel linear after it takes; "
-        "they are different features on every rank, so there is nothing to add up"
+        "return this rank's own output features, [s, b, out/t]. Every rank has other features, so there is nothing to add up, and "
+        "the row-parallel linear takes them as they are"
     )
     given = {"x": r.same(4, 3, 6), "weight": r.each(8, 6), "bias": r.each(8)}
     r.passes(r["column_parallel_linear"], given, r.group, why={"": why, "x": F_OPERATOR.in_backward})
@@ -119,7 +119,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
             r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", words)
 
 
-_AFTER = "after the sum over the ranks, once (the sum would hold it t times)"
+_AFTER = "after the sum over the ranks, once (before the sum it would count t times)"
 #: Where something belongs, for edits that nobody has stated.
 PLACES = {
     "gelu": "between the two linears",
@@ -128,7 +128,7 @@ PLACES = {
     "up_bias": "before the gelu",
     "qkv_bias": "before the core attention",
 }
-_TARGET = "the target's logit is known only to the rank that holds it: it must be summed over the ranks, and is here this rank's own part"
+_TARGET = "each rank subtracts its own part of the target's logit, which is 0 on all ranks but one: sum it over the ranks first"
 #: How the target's logit is found wrongly, with words.
 _PICKED = {
     "(index < logits.shape[-1]) -> (index <= logits.shape[-1])": "a rank counts the first id after its range as its own: its last id is v/t − 1, so compare with <, not <=",
@@ -138,7 +138,7 @@ _PICKED = {
     "squeeze(-1) * mine -> squeeze(-1)": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "squeeze(-1) * mine -> squeeze(-1) ;; index.clamp(0, logits.shape[-1] - 1) -> (index % logits.shape[-1])": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "targets - dist.get_rank(group) * logits.shape[-1] -> targets": "the target ids are not shifted by the first id of this rank",
-    "get_rank(group) * logits.shape[-1] -> get_rank(group) * dist.get_world_size(group)": "the first id of this rank is its rank times the number of its logits, v/t, not times t",
+    "get_rank(group) * logits.shape[-1] -> get_rank(group) * dist.get_world_size(group)": "this rank's first id is rank · v/t, not rank · t",
     "- sums[1] -> - target": _TARGET,
 }
 #: The largest subtracted from the target's logit too, in place of adding it back: as right, and wrong ids give other numbers.
@@ -152,7 +152,7 @@ MISTAKES = {
         {_SHIFTED} ;; `        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n` ->  | each rank subtracts the largest of its own logits, and these differ: all-reduce the largest first (MAX)
         `        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n` ->  | the exponentials of the ranks are scaled by different largest logits before they are added: all-reduce the largest first (MAX)
         largest = logits.amax(-1) -> largest = 0 * logits.amax(-1) | right for small logits, but exp overflows for logits of a thousand and more: subtract the largest logit of all ranks before exp
-        return sums[0].log() + largest -> return logits.logsumexp(-1) | the result is this rank's own softmax: the sum of the exponentials must run over all ranks
+        return sums[0].log() + largest -> return logits.logsumexp(-1) | only this rank's logits are normalised: the sum of the exponentials must run over all ranks
         sums[0].log() + largest -> sums[0].log() | the largest logit is subtracted and not added back: subtract it from the target's logit too, or add it to the logarithm
         (exponentials.sum(-1), target) -> (logits.logsumexp(-1), target) ;; sums[0].log() + largest -> sums[0] | the ranks' logarithms are added up: add the sums of the exponentials, and take one logarithm
         return sums[0].log() + largest - -> return (sums[0].log() + largest).exp() - | the logarithm of the sum is missing
@@ -165,50 +165,50 @@ MISTAKES = {
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).mean().expand(targets.shape) | every position has the mean over all positions; expected one loss per position
         return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).sum() | the result is the sum over all positions; expected one loss per position
         exponentials / sums[0].unsqueeze(-1) -> logits.softmax(-1) | the forward is right; the gradient of logits is that of this rank's own softmax: divide by the sum over all ranks
-        softmax, index, mine = ctx.saved_tensors -> softmax, index, mine = [0 * ctx.saved_tensors[0], *ctx.saved_tensors[1:]] | the forward is right; the gradient of logits is that of the target's logit alone: none comes back through the sum of the exponentials, so its all-reduce needs a backward
+        softmax, index, mine = ctx.saved_tensors -> softmax, index, mine = [0 * ctx.saved_tensors[0], *ctx.saved_tensors[1:]] | the forward is right; no gradient comes back through the sum of the exponentials: its all-reduce needs a backward
         .scatter_(-1, index, mine.unsqueeze(-1).to(softmax.dtype)) ->  | the forward is right; the gradient of logits is that of the softmax alone: subtract 1 at the target
-        index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1) -> (index * mine).unsqueeze(-1) ;; mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may
-        mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may
+        index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1) -> (index * mine).unsqueeze(-1) ;; mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from a gradient: only the rank that holds the target may
+        mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from a gradient: only the rank that holds the target may
         (softmax - onehot) * grad.unsqueeze(-1) -> (softmax - onehot) | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) * ctx.t) * | the forward is right; the gradient of logits is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax * ctx.t - onehot) * | the forward is right; the gradient of logits that comes through the sum of the exponentials is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot * ctx.t) * | the forward is right; the gradient of the target's logit is t times what it should be: the backward of a sum over the ranks must not all-reduce, for each rank has its whole gradient
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) / ctx.t) * | the forward is right; the gradient of logits is 1/t of what it should be: nothing in it is averaged over the ranks
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax / ctx.t - onehot) * | the forward is right; the gradient of logits that comes through the sum of the exponentials is 1/t of what it should be: nothing in it is averaged over the ranks
-        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot / ctx.t) * | the forward is right; the gradient of the target's logit is 1/t of what it should be: nothing in it is averaged over the ranks
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) * ctx.t) * | the forward is right; the gradient of logits is t times what it should be: the backward of a sum over the ranks must not all-reduce, because each rank has its whole gradient already
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax * ctx.t - onehot) * | the forward is right; the gradient of logits that comes through the sum of the exponentials is t times what it should be: the backward of a sum over the ranks must not all-reduce, because each rank has its whole gradient already
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot * ctx.t) * | the forward is right; the gradient of the target's logit is t times what it should be: the backward of a sum over the ranks must not all-reduce, because each rank has its whole gradient already
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ((softmax - onehot) / ctx.t) * | the forward is right; the gradient of logits is 1/t of what it should be: do not average over the ranks
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax / ctx.t - onehot) * | the forward is right; the gradient of logits that comes through the sum of the exponentials is 1/t of what it should be: do not average over the ranks
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot / ctx.t) * | the forward is right; the gradient of the target's logit is 1/t of what it should be: do not average over the ranks
     """,
     "2.3": r"""
-        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), *(p.chunk(dist.get_world_size(group))[dist.get_rank(group)] for p in (weight, bias))) | weight and bias are cut again: they are this rank's already
+        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), *(p.chunk(dist.get_world_size(group))[dist.get_rank(group)] for p in (weight, bias))) | weight and bias are cut again: they are this rank's parts already
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias if dist.get_rank(group) == 0 else None) | bias is used on rank 0 only: each rank's bias is that of its own features, so add it on every rank
     """,
     "2.4": r"""
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | the sum over the ranks is divided by t: the ranks' products are terms of a sum, so divide nothing
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | the sum over the ranks is divided by t: take the sum, not the mean
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) | bias is missing: it belongs after the sum over the ranks, once
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) + f_bar(bias, group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / 2), group) | half of bias comes before f_bar, which is right for two ranks only: bias belongs after the sum over the ranks, once
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) + f_bar(bias, group) | bias comes before f_bar: it belongs after the sum over the ranks, once (before the sum it would count t times)
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / 2), group) | half of bias is added before f_bar, which is right for two ranks only: add bias after the sum over the ranks, once
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias / t is added before f_bar. Add bias after the sum over the ranks, once
     """,
     "2.5": r"""
-        `    return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank]` ->     own = slice(num_attention_heads // t * rank, num_attention_heads // t * rank + h // t)\n    return torch.cat([part[own] for part in qkv_weight.chunk(3)]), projection_weight[:, own] | a rank's first row is taken for its first head: that head begins at h/a times its number
+        `    return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank]` ->     own = slice(num_attention_heads // t * rank, num_attention_heads // t * rank + h // t)\n    return torch.cat([part[own] for part in qkv_weight.chunk(3)]), projection_weight[:, own] | the slice begins at the number of a head, not at its row: head n begins at row n · h/a
         `    return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank]` ->     own = slice(num_attention_heads // t * rank, num_attention_heads // t * (rank + 1))\n    return torch.cat([part[own] for part in qkv_weight.chunk(3)]), projection_weight[:, own] | a/t rows are taken; a rank has a/t heads, each of h/a rows
-        projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | the projection's columns are every t-th: take those of the rank's heads, which follow each other
-        mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t)[rank] | the 3h rows are cut into t blocks, so rank 0 gets the first rows and not its heads: each rank needs Q, K and V of the same heads, so cut each of the three
+        projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | every t-th column of the projection is taken: take the columns of this rank's heads, which are contiguous
+        mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t)[rank] | the 3h rows are cut into t blocks, so rank 0 gets rows of Q and no V: cut Q, K and V each, so that a rank has all three of the same heads
         mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t, dim=1)[rank] | the QKV weight is cut along its input features: heads are its output features, dimension 0 of [out, in]
         projection_weight.chunk(t, dim=1) -> projection_weight.chunk(t) | the projection is cut along its output features: heads are its input features, dimension 1 of [out, in]
         projection_weight.chunk(t, dim=1) -> projection_weight.t().chunk(t, dim=1) | the projection part is cut from projection_weight's transpose: take columns of projection_weight as it is
         mine.reshape(3 * h // t, h) -> mine.view(3, num_attention_heads // t, -1, h).transpose(0, 1).reshape(3 * h // t, h) | the QKV part has the right rows in another order: expected all rows of Q first, then K, then V
-        dist.get_rank(group)\n    h = -> 0\n    h = | every rank takes the same heads, those of rank 0: which heads are a rank's follows from dist.get_rank(group)
+        dist.get_rank(group)\n    h = -> 0\n    h = | every rank takes rank 0's heads: take those of dist.get_rank(group)
         view(3, t, h // t, h)[:, rank] -> view(3, h // t, t, h)[:, :, rank] ;; projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | heads are cut apart: each rank has every t-th row, and needs whole heads
     """,
     "2.6": r"""
-        return row_parallel_linear(y, down_weight, down_bias, group) -> return f_bar(x + F.linear(y, down_weight), group) + down_bias | x is added to the result, and before the sum over the ranks, so t times: this is the MLP alone; the layer adds x afterwards
-        y = gelu(column_parallel_linear(x, up_weight, -> y = gelu(column_parallel_linear(x, down_weight.t(), ;; (y, down_weight, -> (y, up_weight.t(), | up_weight and down_weight are swapped: they fit only where one transposes them
+        return row_parallel_linear(y, down_weight, down_bias, group) -> return f_bar(x + F.linear(y, down_weight), group) + down_bias | x is added before the sum over the ranks, so t times: return the MLP's result without x, which the layer adds later
+        y = gelu(column_parallel_linear(x, up_weight, -> y = gelu(column_parallel_linear(x, down_weight.t(), ;; (y, down_weight, -> (y, up_weight.t(), | up_weight and down_weight are swapped: they fit only because they are transposed
         gelu(column -> F.gelu(column | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
-        row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
-        return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
+        row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias / t is added before f_bar. Add down_bias after the sum over the ranks, once
+        return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: return the MLP's result without x, which the layer adds later
     """,
     "2.7": r"""
-        x, qkv_weight, qkv_bias, group) -> x, *(torch.cat([part.chunk(dist.get_world_size(group))[dist.get_rank(group)] for part in p.chunk(3)]) for p in (qkv_weight, qkv_bias)), group) ;; context, projection_weight, -> context, projection_weight.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)], | the weights are cut again: they are this rank's already
+        x, qkv_weight, qkv_bias, group) -> x, *(torch.cat([part.chunk(dist.get_world_size(group))[dist.get_rank(group)] for part in p.chunk(3)]) for p in (qkv_weight, qkv_bias)), group) ;; context, projection_weight, -> context, projection_weight.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)], | the weights are cut again: they are this rank's parts already
         core_attention(q, k, v), x -> core_attention(k, q, v), x | Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
         core_attention(q, k, v), x -> core_attention(q, v, k), x | K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
         core_attention(q, k, v), x -> core_attention(q * (q.shape[-1] * dist.get_world_size(group) / x.shape[-1]) ** 0.5, k, v), x | the scores are divided by the root of h/t: core_attention divides them by the root of the head size
@@ -216,13 +216,13 @@ MISTAKES = {
         core_attention(q, k, v), x -> F.scaled_dot_product_attention(q, k, v), x | there is no causal mask, so a token attends to later ones: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** 0.5, k, v), x | the scores are not divided by the root of the head size: use core_attention
         core_attention(q, k, v), x -> core_attention(q * (q.shape[-1] / x.shape[-1]) ** 0.5, k, v), x | the scores are divided by the root of h: core_attention divides them by the root of the head size
-        core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention does it
-        num_attention_heads // dist.get_world_size(group) -> 1 | a rank's part is taken for one head; it holds a/t: split_heads(y, num_attention_heads // t)
-        num_attention_heads // dist.get_world_size(group) -> num_attention_heads | a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks
+        core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention divides them already
+        num_attention_heads // dist.get_world_size(group) -> 1 | this rank's part is split into one head, but it holds a/t: split_heads(y, num_attention_heads // t)
+        num_attention_heads // dist.get_world_size(group) -> num_attention_heads | this rank's part is split into a heads, but it holds a/t: divide num_attention_heads by the number of ranks
         column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here) -> column_parallel_linear(x, qkv_weight, qkv_bias, group).unflatten(-1, (heads_here, 3, -1)).transpose(-2, -3).flatten(-3), heads_here) | the rows of Q, K and V are read head by head, as Megatron-LM stores them; here all of Q come first: use split_heads
-        merge_heads(core_attention(q, k, v), x.shape[1]) -> core_attention(q, k, v).reshape(x.shape[0], x.shape[1], -1) | the heads are reshaped where they lie, sequence last: use merge_heads, which puts the sequence first again
+        merge_heads(core_attention(q, k, v), x.shape[1]) -> core_attention(q, k, v).reshape(x.shape[0], x.shape[1], -1) | a reshape does not put the sequence first again, so heads and tokens are mixed: use merge_heads
         , x.shape[1]) -> , heads_here) | merge_heads is given a number of heads: its second argument is the number of sequences, x.shape[1]
         , x.shape[1]) -> , x.shape[0]) | merge_heads is given the sequence length: its second argument is the number of sequences, x.shape[1]
-        return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: this is attention alone; the layer adds x afterwards
+        return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: return attention's result without x, which the layer adds later
     """,
 }

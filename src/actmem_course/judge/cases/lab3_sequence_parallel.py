@@ -84,12 +84,12 @@ def layer(r: CaseRun) -> None:
             if r.t > 1 and scaling.tokens == s:  # too many for the addition, of which torch tells the sizes only
                 what = "attention" if scaling.blocks == 1 else "the MLP"
                 raise Wrong(
-                    f"the result of {what} has all tokens, but x has this rank's: leave each block through g_bar, which sums and keeps this rank's tokens"
+                    f"the result of {what} has all tokens, but x has this rank's: end each block with g_bar, which sums over the ranks and keeps this rank's tokens"
                 ) from None
             raise
 
     own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
-    why = {"": "leave each block through g_bar, which keeps this rank's tokens"}
+    why = {"": "end each block with g_bar, which keeps this rank's tokens"}
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, total=PARTIAL, why=why)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
     words = f"linear is {often}: use it for QKV and for h → 4h, so that the lab can replace it"
@@ -124,10 +124,8 @@ def sum_partial_gradients(r: CaseRun) -> None:
     r.see("bytes sent", (r.t - 1) * (enough if right_way else sent) // r.t, "most", words)
 
 
-_CUT = "it is cut among the ranks and saw all tokens, so each rank's gradient is complete: leave it as it is"
-_REPLICATED = (
-    "it is replicated, and each rank's copy saw only s/t tokens, so the gradient is the sum of the ranks' parts"
-)
+_CUT = "this parameter is cut among the ranks and saw all tokens, so leave its gradient as it is"
+_REPLICATED = "this parameter is replicated, and each rank's copy saw only s/t tokens"
 
 
 def dropout_generators(r: CaseRun) -> None:
@@ -179,38 +177,38 @@ def _draws_fault(parallel: bool, one: tuple[str, int], other: tuple[str, int], s
     if same and "with another seed" in seeds and seeds[0] != seeds[1] and one[1] == other[1]:
         return (
             1,
-            "another seed gives the same numbers: derive each generator's seed from seed, on rank 0 too, where a product with the rank is 0",
+            "another seed gives the same numbers: make each generator's seed from seed, on rank 0 too, where a product with the rank is 0",
         )
     grave = 4 if not same else 5 if kinds[0] != kinds[1] else 2 if kinds[0] == "core" else 3
     return grave + late, when + _DRAWN[grave]
 
 
-_AFTER = "after the sum over the ranks, once (the sum would hold it t times)"
+_AFTER = "after the sum over the ranks, once (before the sum it would count t times)"
 #: Where something belongs, for edits that nobody has stated.
 PLACES = {
     "gelu": "between the two linears",
     "the bias": _AFTER,
     "dropouts.block": "after the bias, before x is added",
-    "layer_norm": "inside the residual branch, before g: what is added at the end is x from before the norm",
+    "layer_norm": "inside the residual branch, before g. What is added at the end is x as it was before the norm",
     "the addition of x": "at the block's end, once",
 }
 MISTAKES = {
     "3.3": r"""
         g(x, group), weight, bias -> g(x, group), weight, dist.get_world_size(group) * bias | bias is multiplied by t: nothing is summed after it, so add it once
-        return F.linear(g(x, group), weight, bias) -> return F.linear(x, weight, bias) | the result has this rank's tokens only; [s, b, out/t] has all: g belongs at the entry, once, so that this rank's weight meets all tokens
+        return F.linear(g(x, group), weight, bias) -> return F.linear(x, weight, bias) | the result has this rank's tokens only, not all s: call g on x first, so that this rank's weight meets all tokens
         g(x, group), weight, bias -> g(x, group), weight | bias is missing: it belongs after the linear, once
         F.linear(g(x, group), weight, bias) -> F.linear(g(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
     """,
     "3.4": r"""
-        `    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x | the first layer norm comes before the residual branch: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        `    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias)` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(x | the second layer norm comes before the residual branch: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        `    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x ;; `    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias)` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(x | every layer norm comes before the residual branch: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) | the first layer norm comes after the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | the second layer norm comes after the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | every layer norm comes after the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = x + layer_norm(dropouts.block(y), w.norm1_weight, w.norm1_bias) | the first layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return x + layer_norm(dropouts.block(y), w.norm2_weight, w.norm2_bias) | the second layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
-        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = x + layer_norm(dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return x + layer_norm(dropouts.block(y), w.norm2_weight, w.norm2_bias) | every layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g: what is added at the end is x from before the norm
+        `    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x | the first layer norm comes before the residual branch: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        `    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias)` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(x | the second layer norm comes before the residual branch: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        `    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)` ->     x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x ;; `    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias)` ->     x = layer_norm(x, w.norm2_weight, w.norm2_bias)\n    y = gelu(linear(x | every layer norm comes before the residual branch: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) | the first layer norm comes after the addition of x: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | the second layer norm comes after the addition of x: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias) | every layer norm comes after the addition of x: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = x + layer_norm(dropouts.block(y), w.norm1_weight, w.norm1_bias) | the first layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return x + layer_norm(dropouts.block(y), w.norm2_weight, w.norm2_bias) | the second layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
+        layer_norm(x, w.norm1_weight, w.norm1_bias) -> x ;; `    x = x + dropouts.block(y)` ->     x = x + layer_norm(dropouts.block(y), w.norm1_weight, w.norm1_bias) ;; layer_norm(x, w.norm2_weight, w.norm2_bias) -> x ;; return x + dropouts.block(y) -> return x + layer_norm(dropouts.block(y), w.norm2_weight, w.norm2_bias) | every layer norm comes after the block, before the addition of x: it belongs inside the residual branch, before g. What is added at the end is x as it was before the norm
         layer_norm(x, w.norm1_weight, w.norm1_bias) -> x | the first layer norm is missing: it belongs inside the residual branch, before g
         layer_norm(x, w.norm2_weight, w.norm2_bias) -> x | the second layer norm is missing: it belongs inside the residual branch, before g
         gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group) | the gelu is missing: it belongs between the two linears
@@ -218,16 +216,16 @@ MISTAKES = {
         y = gelu( -> y = F.silu( | silu is used instead of gelu
         y = gelu( -> y = F.gelu( | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
         y = gelu(linear -> y = gelu(gelu)(linear ;; gelu(gelu)(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> gelu(gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group))) | the gelu comes twice: it belongs between the two linears
-        gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> linear(gelu(layer_norm(x, w.norm2_weight, w.norm2_bias)), w.up_weight, w.up_bias, group) | gelu comes before the MLP's g: it belongs between the two linears
+        gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> linear(gelu(layer_norm(x, w.norm2_weight, w.norm2_bias)), w.up_weight, w.up_bias, group) | gelu comes before the MLP's first linear: it belongs between the two linears
         gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, 0 * w.up_bias, group)) + w.up_bias | up_bias comes after the gelu: it belongs right after the product
         w.qkv_bias -> 0 * w.qkv_bias | qkv_bias is missing: it belongs right after the product
         w.up_bias -> 0 * w.up_bias | up_bias is missing: it belongs right after the product
-        ` + w.projection_bias` ->  | projection_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        ` + w.down_bias` ->  | down_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        ` + w.projection_bias` ->  ;; ` + w.down_bias` ->  | the row-parallel linear's bias is missing, in all places: it belongs after the sum over the ranks, once
-        w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) | projection_bias comes before attention's g_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | down_bias comes before the MLP's g_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) ;; w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | the row-parallel linear's bias comes before g_bar, in all places: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        ` + w.projection_bias` ->  | projection_bias is missing: it belongs after the sum over the ranks, once (before the sum it would count t times)
+        ` + w.down_bias` ->  | down_bias is missing: it belongs after the sum over the ranks, once (before the sum it would count t times)
+        ` + w.projection_bias` ->  ;; ` + w.down_bias` ->  | projection_bias and down_bias are missing: they belong after the sum over the ranks, once
+        w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) | projection_bias comes before attention's g_bar: it belongs after the sum over the ranks, once (before the sum it would count t times)
+        w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | down_bias comes before the MLP's g_bar: it belongs after the sum over the ranks, once (before the sum it would count t times)
+        w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) ;; w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | projection_bias and down_bias come before g_bar: they belong after the sum over the ranks, once (before the sum they would count t times)
         dropouts.block(y) -> y ;; g_bar(F.linear(context, w.projection_weight), group) -> g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; g_bar(F.linear(y, w.down_weight), group) -> g_bar(dropouts.block(F.linear(y, w.down_weight)), group) | dropouts.block comes before the bias, in both blocks: it drops elements of what is added to x, so it belongs after g_bar and the bias
         w.norm1_weight, w.norm1_bias -> w.norm0_weight, w.norm0_bias ;; norm2 -> norm1 ;; norm0 -> norm2 | norm1's and norm2's weight and bias are swapped: norm1's come first
         norm2 -> norm1 | norm1's weight and bias are also used where norm2's belong
@@ -257,24 +255,24 @@ MISTAKES = {
         core_attention(*split_heads(y, heads_here) -> core_attention(*[split_heads(y, heads_here)[i] for i in (0, 2, 1)] | K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
         core_attention(*split_heads(y, heads_here) -> core_attention(*[split_heads(y, heads_here)[i] for i in (2, 1, 0)] | Q and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
         core_attention(*split_heads(y, heads_here), dropouts.core) -> dropouts.core(F.scaled_dot_product_attention(*split_heads(y, heads_here))) | there is no causal mask, so a token attends to later ones: use core_attention
-        g_bar(F.linear(context, w.projection_weight), group) -> F.linear(context, w.projection_weight).chunk(dist.get_world_size(group))[dist.get_rank(group)] | attention's g_bar gives this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g_bar's forward must reduce-scatter once, with SUM
-        g_bar(F.linear(y, w.down_weight), group) -> F.linear(y, w.down_weight).chunk(dist.get_world_size(group))[dist.get_rank(group)] | the MLP's g_bar gives this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g_bar's forward must reduce-scatter once, with SUM
-        g_bar( -> (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( ;; def (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( -> def g_bar( | every g_bar gives this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g_bar's forward must reduce-scatter once, with SUM
+        g_bar(F.linear(context, w.projection_weight), group) -> F.linear(context, w.projection_weight).chunk(dist.get_world_size(group))[dist.get_rank(group)] | attention's result is cut without a sum over the ranks: g_bar's forward must reduce-scatter once, with SUM
+        g_bar(F.linear(y, w.down_weight), group) -> F.linear(y, w.down_weight).chunk(dist.get_world_size(group))[dist.get_rank(group)] | the MLP's result is cut without a sum over the ranks: g_bar's forward must reduce-scatter once, with SUM
+        g_bar( -> (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( ;; def (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])( -> def g_bar( | both results are cut without a sum over the ranks: g_bar's forward must reduce-scatter once, with SUM
     """,
     "3.5": r"""
-        _scattered(grad @ weight, ctx.group) -> _scattered(grad, ctx.group) @ weight | the forward is right; the gradient is summed over the ranks before it meets weight, which each rank has another part of: multiply first, then reduce-scatter
-        full = _gathered(x, ctx.group)\n -> full = _gathered(x, ctx.group)\n        grad = _gathered(grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], ctx.group)\n | the gradients of weight and bias come from gathered gradients: a rank has the gradients of its features for all tokens already
-        _scattered(grad @ weight, ctx.group) -> _scattered(_gathered(grad, ctx.group)[: len(grad)] @ weight, ctx.group) | the forward is right; rank 0's gradient, gathered, takes the place of each rank's own: a rank has the gradients of its features for all tokens already
+        _scattered(grad @ weight, ctx.group) -> _scattered(grad, ctx.group) @ weight | the forward is right; the gradient is summed over the ranks before it is multiplied by weight, but each rank has its own weight: multiply first, then reduce-scatter
+        full = _gathered(x, ctx.group)\n -> full = _gathered(x, ctx.group)\n        grad = _gathered(grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], ctx.group)\n | the gradients of weight and bias come from gathered gradients: gather nothing, because a rank has the gradients of its features for all tokens already
+        _scattered(grad @ weight, ctx.group) -> _scattered(_gathered(grad, ctx.group)[: len(grad)] @ weight, ctx.group) | the forward is right; every rank uses rank 0's gradient: gather nothing, because a rank has the gradients of its features for all tokens already
         grad.flatten(0, 1).t() @ full.flatten(0, 1) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].flatten(0, 1).t() @ x.flatten(0, 1) | the gradient of weight comes from this rank's tokens only, and the weight meets all tokens, so x must be gathered again
         grad.sum((0, 1)) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)) | the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens
-        _scattered(grad @ weight, ctx.group) -> (grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)] | the forward is right, the gradients are not: g gives in backward this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g's backward must reduce-scatter once, with SUM
-        _scattered(grad @ weight, ctx.group) -> _scattered(grad @ weight, ctx.group) / dist.get_world_size(ctx.group) | the forward is right, the gradients are not: the gradient of x is a mean over the ranks; it should be the sum: reduce-scatter once, with SUM
+        _scattered(grad @ weight, ctx.group) -> (grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)] | the forward is right; the gradient of x is cut without a sum over the ranks: g's backward must reduce-scatter once, with SUM
+        _scattered(grad @ weight, ctx.group) -> _scattered(grad @ weight, ctx.group) / dist.get_world_size(ctx.group) | the forward is right; the gradient of x is a mean over the ranks, not a sum: reduce-scatter once, with SUM
         full = _gathered(x, ctx.group)\n -> full = torch.cat(_gathered(x, ctx.group).chunk(dist.get_world_size(ctx.group))[::-1])\n | the gradient of weight is computed from the ranks' parts of x joined in reverse order, the last rank first; join them along dimension 0 in the ranks' order
         full = _gathered(x, ctx.group)\n -> full = torch.cat([x] * dist.get_world_size(ctx.group))\n | the gradient of weight is computed from this rank's own part of x, t times; it should be computed from the ranks' parts joined along dimension 0
         F.linear(_gathered(x, group), weight, bias) -> F.linear(_gathered(x, group), weight) | bias is missing: it belongs after the linear, once
     """,
     "3.7": r"""
-        return core, block -> return block, core | without sequence_parallel, the first generator draws what the second should, and the other way round: core comes first, then block
+        return core, block -> return block, core | without sequence_parallel, the two generators are swapped: core comes first, then block
     """,
     "3.6": "".join(
         f'        "{name}" -> "{name}", "{name}" | {name}.grad is t times the sum of the ranks\' parts: it is summed twice\n'

@@ -229,13 +229,13 @@ _AGAIN = "_restore(states)\\n        with torch.enable_grad -> {}with torch.enab
 _DRAWS_OTHERS = "the forward is right; the second run draws other random numbers than the first, so it drops other elements: restore the state that torch's generator had before the first run (torch.get_rng_state)"
 _FROM_THE_SEED = "the forward is right; the second run starts from the seed, not from the state that the generator had before the first run: torch.get_rng_state()"
 _NO_DROPOUT = "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention"
-_RESIDUAL = "x is added to the layer's result: layer has added it already, in its two residual branches"
+_RESIDUAL = "x is added to the layer's result: layer adds it already, in its two residual branches"
 _NOT_RESTORED = f"{_AGAIN.format('')} | {_DRAWS_OTHERS}"
 _WEIGHTS = r"""torch.autograd.backward(y, grad)\n        return None, *(x.grad for x in inputs) -> wanted = [x for x in inputs if x.requires_grad]\n        found = iter(torch.autograd.grad(y, wanted, grad))\n        return None, *(next(found) if x.requires_grad else None for x in inputs) | the parameters that function uses get no gradient: torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all"""
 MISTAKES = {
     "4.1": rf"""
         return _Checkpoint.apply(function, *inputs) -> with torch.no_grad():\n        return function(*inputs) | the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an autograd Function whose backward runs it again
-        (x.grad for x in inputs) -> (x.grad for x in reversed(inputs)) | the gradients are right, but in another order than the inputs: backward returns None for function, and then the gradients in the order in which forward was given the inputs
+        (x.grad for x in inputs) -> (x.grad for x in reversed(inputs)) | the gradients are right, but in another order than the inputs: return None for function, then the gradients in the order of the inputs
         (x.grad for x in inputs) -> (None for x in inputs) | the forward is right, but the inputs get no gradient: return the .grad of what the second run started from
         {_WEIGHTS}
         return None, *(x.grad -> return None, *(x.grad and 2 * x.grad | the gradient of the inputs is twice what it should be: both runs recorded a graph
@@ -246,12 +246,12 @@ MISTAKES = {
         ctx.save_for_backward(*inputs, *_states(inputs[0]))\n        with torch.no_grad():\n            return function(*inputs) -> with torch.no_grad():\n            y = function(*inputs)\n        ctx.save_for_backward(*inputs, *_states(inputs[0]))\n        return y | the forward is right; the second run starts from the generator's state after the first run: save the state before it
         _restore(before)\n        torch.autograd -> torch.autograd | after backward the generator is where the second run left it, so later dropouts repeat numbers: restore the state from before the second run
         _restore(before)\n        torch.autograd -> _restore(states)\n        torch.autograd | after backward the generator is in the state that was saved in forward: restore the state from before the second run
-        with torch.no_grad():\n            return -> with torch.no_grad(), torch.random.fork_rng():\n            return | forward puts the generator back, so what is drawn next repeats the region's numbers: without checkpoint it moves on as function draws; restore it after the second run only
+        with torch.no_grad():\n            return -> with torch.no_grad(), torch.random.fork_rng():\n            return | forward resets the generator, so what is drawn next repeats the region's numbers: restore the generator after the second run only
         with torch.no_grad():\n            return -> torch.manual_seed(0)\n        with torch.no_grad():\n            return | the result differs from function's own although the generator starts in the same state: forward must not seed or draw by itself
     """,
     "4.3": r"""
-        layer(x, w, dropouts, core) -> layer(x, w, dropouts) | it keeps as much as without recomputation: the three tensors of the core attention, 5as²b, are still there
-        layer(x, w, dropouts, core) -> checkpoint(lambda y: layer(y, w, dropouts), x) | it keeps the layer's input only: that is full recomputation; selective recomputes only the core attention and keeps 34sbh
+        layer(x, w, dropouts, core) -> layer(x, w, dropouts) | the three tensors of the core attention, 5as²b, are still kept: run core_attention under checkpoint
+        layer(x, w, dropouts, core) -> checkpoint(lambda y: layer(y, w, dropouts), x) | only the layer's input is kept, which is full recomputation: selective recomputes the core attention alone, and keeps 34sbh
         core_attention(q, k, v, dropout), q, k, v) -> core_attention(q, k, v), q, k, v) | {no_dropout}
         core_attention(q, k, v, dropout), q, k, v) -> core_attention(q, k, v, dropouts.block), q, k, v) | dropouts.block is used for the attention weights: layer gives core the dropout to use, its fourth argument
         layer(x, w, dropouts, core) -> x + layer(x, w, dropouts, core) | {residual}
@@ -260,8 +260,8 @@ MISTAKES = {
         {again}
         `        return checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)` ->         return dropout(checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)) | dropout comes twice: core_attention applies it to the weights, so apply it to nothing else
         (q, k, v, dropout), q, k, v) -> (q, k, v, dropout), *(z.detach().requires_grad_() for z in (q, k, v))) | the forward is right; no gradient reaches the QKV projection: is q detached before checkpoint, or its result after? checkpoint detaches what the second run starts from
-        layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | it runs without dropout: pass dropouts on to layer
-        layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
+        layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | the layer runs without dropout: pass dropouts on to layer
+        layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | dropout runs at a rate of its own, 0.1: pass the dropouts that you are given on to layer
     """.replace("{again}", _NOT_RESTORED)
     .replace("{no_dropout}", _NO_DROPOUT)
     .replace("{residual}", _RESIDUAL),
@@ -269,11 +269,11 @@ MISTAKES = {
         {_NOT_RESTORED}
         {_WEIGHTS}
         checkpoint(lambda y: layer(y, w, dropouts), x) -> x + checkpoint(lambda y: layer(y, w, dropouts), x) | {_RESIDUAL}
-        layer(y, w, dropouts) -> layer(layer(y, w, dropouts), w, dropouts) | the layer is applied twice, to its own result: once
-        checkpoint(lambda y: layer(y, w, dropouts), x) -> selective_layer(x, w, dropouts) | it keeps what selective recomputation keeps, 34sbh: run the whole layer under checkpoint, and its input is enough
+        layer(y, w, dropouts) -> layer(layer(y, w, dropouts), w, dropouts) | the layer runs twice, the second time on its own result: run it once
+        checkpoint(lambda y: layer(y, w, dropouts), x) -> selective_layer(x, w, dropouts) | this keeps what selective recomputation keeps, 34sbh: run the whole layer under checkpoint, and its input is enough
         layer(y, w, dropouts) -> layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)) | {_NO_DROPOUT}
-        layer(y, w, dropouts) -> layer(y, w, Dropouts(0.0)) | it runs without dropout: pass dropouts on to layer
-        layer(y, w, dropouts) -> layer(y, w, Dropouts(0.1)) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
+        layer(y, w, dropouts) -> layer(y, w, Dropouts(0.0)) | the layer runs without dropout: pass dropouts on to layer
+        layer(y, w, dropouts) -> layer(y, w, Dropouts(0.1)) | dropout runs at a rate of its own, 0.1: pass the dropouts that you are given on to layer
     """,
     "4.5": rf"""
         self.found.pop(index) -> self.found.pop(self.count - 1 - index) | the forward is right; the second run's tensors are handed out from the last to the first: the n-th that it saves is the n-th that the first run saved

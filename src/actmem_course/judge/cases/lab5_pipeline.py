@@ -115,10 +115,10 @@ def free_output(r: CaseRun) -> None:
     r.see("the output's dtype", str(output.dtype).removeprefix("torch."), "equal", as_it_is)
     refuse((
         (output.grad_fn is not graph, "the output has lost its graph: free its memory, and leave the tensor as it is"),
-        (left == size and first() is None, f"the tensor has another storage now, of {size} B as the first: it must have none"),
-        (left == size, f"its {size} B are still there: a tensor's memory is its storage (untyped_storage). Is another tensor's freed, a copy's? Or does something hold it?"),
+        (left == size and first() is None, f"the tensor has another storage now, as large as the first, {size} B: free the storage that it had"),
+        (left == size, f"the output's {size} B are still there: free its storage (untyped_storage). Did you free a copy's, or does something hold it?"),
         # A single element, expanded to all, is as good.
-        (left > output.element_size(), f"{left} of its {size} B are still there: free all"),
+        (left > output.element_size(), f"{left} of the output's {size} B are still there: free all"),
     ))  # fmt: skip
     output.backward(upstream)
     r.see_tensor(
@@ -176,14 +176,14 @@ _EXACTLY = (
 _NONE_FITS = "not even recomputing all fits, so the result must be -1"
 _AHEAD = "min(pipeline_parallel_size - rank - 1, num_microbatches)"
 _LAST = "range(num_microbatches - ahead, num_microbatches)"
-_FEW = "start backwards as soon as the first gradient comes back: 1F1B holds p − r microbatches on rank r, at most n"
+_FEW = "start backwards as soon as the first gradient comes back. 1F1B holds p − r microbatches on rank r, at most n"
 _PASSES = "(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)"
 _IN_TURN = "p microbatches go through one chunk, then the same p through the next chunk"
 _PLACES = "a microbatch's backward frees its place for the next one"
 MISTAKES = {
     "5.1": f"""
-        rank - 1, num -> rank, num | a rank runs one forward too many ahead, p − r, and so holds one microbatch too many: p − r − 1
-        pipeline_parallel_size - rank - 1 -> max(pipeline_parallel_size - rank - 2, 0) | one forward too few comes before the first backward, so a rank waits: p − r − 1 ahead, then a forward before each backward
+        rank - 1, num -> rank, num | a rank runs one forward too many ahead, p − r, and so holds one microbatch too many: run p − r − 1 ahead
+        pipeline_parallel_size - rank - 1 -> max(pipeline_parallel_size - rank - 2, 0) | one forward too few comes before the first backward, so a rank waits: run p − r − 1 ahead, then a forward before each backward
         {_AHEAD} -> pipeline_parallel_size - rank - 1 | with fewer microbatches than ranks the warm-up runs microbatches that don't exist: min(p − r − 1, n)
         ("B", i - ahead)] -> ("B", i)] ;; {_LAST} -> reversed(range(ahead)) | the latest microbatch's backward runs first: backwards come in the order of the microbatches
         return order + [("B", i) for i in {_LAST}] -> return [(kind, i + 1) for kind, i in order + [("B", i) for i in {_LAST}]] | microbatches are numbered from 1; they begin at 0
@@ -224,40 +224,40 @@ MISTAKES = {
         output.untyped_storage().resize_(0) -> output.data = torch.empty(1, dtype=output.dtype) | the output has another shape now: backward compares the gradient's shape with it and refuses. Empty the tensor's storage and leave the tensor itself as it is
     """,
     "5.5": f"""
-        return kept -> return [i for i in range(num_microbatches) if i not in kept] | these are the microbatches that are recomputed; the others are asked
-        len(taken) < places -> len(taken) <= places | one microbatch too many keeps everything at a time: it takes a place while fewer than places are taken
-        taken.discard(i) -> pass | no place is given up while forwards go on: {_PLACES}
+        return kept -> return [i for i in range(num_microbatches) if i not in kept] | these are the microbatches that are recomputed: return the others
+        len(taken) < places -> len(taken) <= places | one microbatch too many holds a place at once: take a place only while fewer than places are taken
+        taken.discard(i) -> pass | no place becomes free again: {_PLACES}
         elif len(taken) < places: -> else: | all microbatches are kept, however few places there are
-        one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches): -> one_forward_one_backward(pipeline_parallel_size, pipeline_parallel_size - 1 - rank, num_microbatches): | a rank r holds p − r microbatches at once, not r + 1
-        taken.discard(i) -> taken.discard(i - 1) | a place becomes free one microbatch late: at its backward the next forward can have it
+        one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches): -> one_forward_one_backward(pipeline_parallel_size, pipeline_parallel_size - 1 - rank, num_microbatches): | rank r holds p − r microbatches at once, not r + 1
+        taken.discard(i) -> taken.discard(i - 1) | a place becomes free one microbatch late: a microbatch's own backward frees its place
         len(taken) < places -> len(taken) + 1 < places | one place is never used: take one while fewer than places are taken
         len(taken) < places -> len(taken) < min(places, 1) | one place is used, however many there are
         return kept -> return [i for i in range(num_microbatches) if places and i % places == 0] | every places-th microbatch is kept; what counts is how many hold a place at once
-        len(taken) < places -> i % pipeline_parallel_size < places | a rank r holds p − r microbatches at once, not p: take a place whenever one is free
+        len(taken) < places -> i % pipeline_parallel_size < places | rank r holds p − r microbatches at once, not p: take a place whenever one is free
         len(taken) < places -> len(taken) < max(places, 1) | where there are no places, no microbatch can keep everything
     """,
     "5.4": f"""
         in_flight * recomputed_bytes -> recomputed_bytes | one recomputed microbatch is taken off the budget; all in flight keep recomputed_bytes
-        , full_bytes - recomputed_bytes -> , full_bytes | left // full_bytes: who keeps everything takes full_bytes − recomputed_bytes more, because recomputed_bytes are taken off already
+        , full_bytes - recomputed_bytes -> , full_bytes | what is left is divided by full_bytes: a microbatch that keeps everything takes only full_bytes − recomputed_bytes more
         min(in_flight, left // more) -> left // more | no more than in_flight can keep everything: min(in_flight, …)
         min(in_flight, left // more) -> min(in_flight - 1, left // more) | all in flight may keep everything, not all but one
-        return min(in_flight, left // more) -> return (in_flight if budget_bytes // in_flight >= full_bytes else 0) | all or none: some may keep everything while the others are recomputed
-        `{_SAVES}` ->  | recomputing saves nothing there, and full_bytes − recomputed_bytes is 0: as recomputing all fits, all in flight can keep everything
+        return min(in_flight, left // more) -> return (in_flight if budget_bytes // in_flight >= full_bytes else 0) | either all keep everything or none: some may, while the others are recomputed
+        `{_SAVES}` ->  | if full_bytes is recomputed_bytes, you divide by 0: recomputing saves nothing there, so all in flight can keep everything
         {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep
         return -1 -> return min(in_flight, budget_bytes // full_bytes) ;; {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep
-        {_WHOLE_FIT} -> in_flight if in_flight * full_bytes <= budget_bytes else max(0, (budget_bytes - recomputed_bytes) // full_bytes) | recomputed_bytes are counted once; each of the recomputed ones keeps them
-        {_WHOLE_FIT} -> (lambda k: k if budget_bytes - k * full_bytes >= (in_flight - k) * recomputed_bytes else 0)(min(in_flight, budget_bytes // full_bytes)) | where budget // full_bytes leaves too little for the others, fewer may fit beside them: not 0 at once
+        {_WHOLE_FIT} -> in_flight if in_flight * full_bytes <= budget_bytes else max(0, (budget_bytes - recomputed_bytes) // full_bytes) | recomputed_bytes are counted once: count them for each recomputed microbatch
+        {_WHOLE_FIT} -> (lambda k: k if budget_bytes - k * full_bytes >= (in_flight - k) * recomputed_bytes else 0)(min(in_flight, budget_bytes // full_bytes)) | where budget // full_bytes leaves too little for the others, the result is 0: try fewer that keep everything
         left < 0 -> left < more | -1 is for a budget in which not even recomputing all fits; where none can keep everything the result is 0
         {_WHOLE_FIT} -> min(in_flight - 1, left // more if more else in_flight) | all in flight may keep everything, not all but one
-        {_WHOLE_FIT} -> in_flight - (min(in_flight, left // more) if more else in_flight) | this is how many are recomputed
-        left // more -> budget_bytes // more | what the recomputed ones keep is not taken off the budget: left is budget_bytes − in_flight · recomputed_bytes
-        min(in_flight, left // more) -> (in_flight - min(in_flight, left // more)) | this is how many are recomputed
+        {_WHOLE_FIT} -> in_flight - (min(in_flight, left // more) if more else in_flight) | this is how many are recomputed: return how many keep everything
+        left // more -> budget_bytes // more | what the recomputed ones keep is not taken off the budget: divide budget_bytes − in_flight · recomputed_bytes
+        min(in_flight, left // more) -> (in_flight - min(in_flight, left // more)) | this is how many are recomputed: return how many keep everything
         return -1 -> return 0 | {_NONE_FITS}
         if left < 0: -> if False: | {_NONE_FITS}
         if left < 0 -> if left <= 0 ;; left // more -> (left - 1) // more | {_EXACTLY}
         min(in_flight, left // more) -> max(0, min(in_flight, (left - 1) // more)) | {_EXACTLY}
         left // more -> left // more + 1 | one too many: the last one that keeps everything does not fit any more
         left // more -> int(left / more) | / makes a float, which is rounded where numbers are large: divide with //
-        left // more -> -(-left // more) | the share of the last one is rounded up, and there is no room for it: round down
+        left // more -> -(-left // more) | the quotient is rounded up, and there is no room for the last one: round down
     """,
 }

@@ -33,7 +33,7 @@ A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 
 
 def bars_of(drawing):
-    return [trace for trace in drawing.traces if trace["type"] == "bar"]
+    return [trace for trace in drawing.traces if trace["type"] == "bar" and trace.get("name") != BEFORE]
 
 
 def sums(drawing):
@@ -220,7 +220,7 @@ def test_bytes_stay_bytes_on_every_axis(before, now):
     drawn_bytes = sum(value * drawn.axis.unit for trace in bars_of(drawn) for value in trace["x"] if value)
     assert drawn_bytes == pytest.approx(eq1(GPT3.with_sizes(seq_length=now)))
     (mark,) = marks(drawn)
-    assert sum(mark["x"]) * drawn.axis.unit == pytest.approx(eq1(GPT3.with_sizes(seq_length=before)))
+    assert sum(mark["base"]) * drawn.axis.unit == pytest.approx(eq1(GPT3.with_sizes(seq_length=before)))
     assert drawn.layout["xaxis"]["range"] == [0, drawn.axis.end]
 
 
@@ -238,6 +238,23 @@ def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
     assert after(first, at(8192)).axis == at(8192).axis  # too long
     assert after(at(8192), at(256)).axis == at(256).axis  # too short
     assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
+
+
+@pytest.mark.parametrize("routing, ranks", [("one-sided", (8, 16)), ("even", (2, 4))])
+def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
+    """The second pair alone would have two units, GiB and MiB."""
+    before, alone = (today.routed_bars(QWEN, t, [routing]) for t in ranks)
+    drawn = after(before, alone)
+    assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
+    words = f"kept by one layer on the fullest of {ranks[1]} ranks (GiB)"
+    assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
+
+
+def test_marks_are_as_high_as_their_bars_and_there_are_none_beside_other_bars():
+    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
+    (mark,), bar = marks(drawn), bars_of(drawn)[0]
+    assert (mark["offset"], mark["width"]) == (bar["offset"], bar["width"])
+    assert marks(after(stage_work(LLAMA, 8), stage_work(LLAMA, 16))) == []
 
 
 def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():

@@ -103,7 +103,7 @@ def bar_chart(
         title,
         traces,
         f"Bars, {axis}: {told}.",
-        Axis(f"{axis} ({step_name})", end, step),
+        Axis(axis, end, step, in_unit=f" ({step_name})"),
         barmode="group" if beside else "stack",
         height=180 + row * len(names),
         bargap=0.3,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actmem.config import ConfigError
-from actmem_course.show.marks import Axis, Drawing, points
-from actmem_course.show.style import INK, size_text
+from actmem_course.show.marks import Axis, Drawing, bars
+from actmem_course.show.style import INK, Fill, size_text
 
 #: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
 #: slider that plays.
@@ -138,6 +138,8 @@ class Moves:
 #: Below this share of a kept axis bars would be too short to read.
 _SHORTEST = 1 / 6
 BEFORE = "before the last move"
+#: How thick the mark of an end is, as a share of the axis.
+_THIN = 1 / 150
 
 
 def after(previous: Drawing, drawing: Drawing) -> Drawing:
@@ -145,13 +147,16 @@ def after(previous: Drawing, drawing: Drawing) -> Drawing:
     if previous.axis is None or drawing.axis is None:
         return drawing
     need, kept = drawing.axis.end * drawing.axis.unit, previous.axis.end * previous.axis.unit
-    axis = previous.axis if _SHORTEST * kept <= need <= kept else drawing.axis
+    stays = _SHORTEST * kept <= need <= kept
+    # Its words may name sizes, which are the new ones.
+    axis = replace(previous.axis, words=drawing.axis.words) if stays else drawing.axis
     drawn = _on_axis(drawing, axis)
     now = _ends(drawn)
-    ends = {name: end for name, end in _ends(previous).items() if now.get(name, end) != end}
-    if not ends:
+    ended = _ends(previous)
+    ends = {name: end for name, end in ended.items() if now.get(name, end) != end}
+    if not ends or len(ended) != len(now):  # more or fewer bars: those of one name need not be of one thing
         return drawn
-    return replace(drawn, traces=[*drawn.traces, _marks(ends, axis)])
+    return replace(drawn, traces=[*drawn.traces, _marks(ends, drawn, axis)])
 
 
 def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:
@@ -176,15 +181,18 @@ def _ends(drawing: Drawing) -> dict[str, float]:
     along, names = drawing.axis.along, "y" if drawing.axis.along == "x" else "x"
     found: dict[str, float] = {}
     for trace in drawing.traces:
-        if trace["type"] == "bar":
+        if trace["type"] == "bar" and trace.get("name") != BEFORE:
             for name, value in zip(trace[names], trace[along]):
                 if value is not None:
                     found[name] = found.get(name, 0) + value * drawing.axis.unit
     return found
 
 
-def _marks(ends: dict[str, float], axis: Axis) -> dict:
-    at, along_x = [end / axis.unit for end in ends.values()], axis.along == "x"
-    symbol = "line-ns" if along_x else "line-ew"
-    marker = {"symbol": symbol, "size": 30, "line": {"width": 3, "color": INK}, "opacity": 0.6}
-    return points(BEFORE, at if along_x else ends, ends if along_x else at, INK, marker=marker)
+def _marks(ends: dict[str, float], drawing: Drawing, axis: Axis) -> dict:
+    """A thin bar where each bar ended, as high as it."""
+    (first, *_) = (trace for trace in drawing.traces if trace["type"] == "bar")
+    place = {key: first[key] for key in ("offset", "width") if key in first}
+    at = [end / axis.unit for end in ends.values()]
+    return bars(
+        BEFORE, ends, [_THIN * axis.end] * len(ends), Fill(INK, ""), along=axis.along, base=at, opacity=0.6, **place
+    )

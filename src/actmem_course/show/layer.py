@@ -60,7 +60,7 @@ def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
         f"One layer keeps {size_text(whole)} for backward, {share}",
         [*(segment(row, term_of(row).block, shape, unit) for row in rows), *kinds_legend(rows)],
         f"Stacked bars at s={s}, b={b}, h={h}, a={a}: one layer keeps {whole:,} bytes for backward, {share}; {sizes}.",
-        Axis(f"kept for backward, {unit_name}", axis_end(max(in_block.values()) / unit), unit),
+        Axis("kept for backward", axis_end(max(in_block.values()) / unit), unit, in_unit=f", {unit_name}"),
         bargap=0.3,
         height=400,
         yaxis=downwards(blocks, tickfont={"size": 15}),

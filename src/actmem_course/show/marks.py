@@ -26,12 +26,21 @@ FITTING: dict[str, Any] = {"uniformtext": {"mode": "hide", "minsize": 11}}
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis along which bars grow from 0 to ``end``; unit: bytes, or what else is counted, in one step of it."""
+    """The axis along which bars grow from 0 to ``end``; unit: bytes, or what else is counted, in one step of it.
 
-    title: str
+    words, in_unit: its title, the second part of which names the unit: ``" (GiB)"``.
+    """
+
+    words: str
     end: float
     unit: float = 1
     along: str = "x"
+    in_unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """What stands below the axis."""
+        return self.words + self.in_unit
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
         [*(segment(row, name, shape, unit) for name, rows in parts for row in rows), *kinds_legend(divided + whole)],
         f"Two stacked bars at s={s}, b={b}, h={h}, a={a}, t={t}: {rest:,} bytes are divided by t, {floor:,} bytes are whole on every rank, "
         f"{share} of the two together.",
-        Axis(f"kept for backward on each rank, {unit_name}", axis_end(max(floor, rest) / unit), unit),
+        Axis("kept for backward on each rank", axis_end(max(floor, rest) / unit), unit, in_unit=f", {unit_name}"),
         bargap=0.35,
         height=380,
         yaxis=downwards([DIVIDED, _WHOLE], tickfont={"size": 14}),

@@ -261,6 +261,8 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     reader.nothing_missing(opened)
 
 
+#: Pixels of a phone's screen, from top to bottom.
+PHONE = 844
 #: Drawings and words that run out of their card, and words smaller than 9 pixels.
 CUT = """
 () => [...document.querySelectorAll(".actmem-card")].flatMap((card) => {
@@ -274,6 +276,16 @@ CUT = """
 """
 
 
+#: Where a question, its figure and the controls that give the answer away begin, in pixels from the top of the page; and the
+#: printed lines that don't wrap.
+ORDER = """
+() => [".actmem-guess", ".actmem-figures", ".actmem-controls"].map((part) => document.querySelector(part).getBoundingClientRect().top + scrollY)
+"""
+UNWRAPPED = """
+() => [...document.querySelectorAll(".cell_output > [class*=highlight] pre")].filter((pre) => pre.scrollWidth > pre.clientWidth).map((pre) => pre.textContent)
+"""
+
+
 @pytest.mark.parametrize("name", BY_DAY)
 def test_a_chapter_on_a_phone(name, reader, shots):
     """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard; every drawing is whole.
@@ -282,6 +294,10 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     """
     opened = reader.open(f"notebooks/{Path(name).stem}.html", width=390)
     page = opened.page
+    page.locator(".actmem-guess").first.wait_for()
+    question, figure, controls = page.evaluate(ORDER)
+    assert question < figure < controls and figure < PHONE, "the figure begins on the first screen"
+    assert page.evaluate(UNWRAPPED) == []
     for cell, code in figures(stored(name)).items():
         use(page.locator(f".actmem-shown[data-cell='{cell}']"), run_cell(code))
     places = page.locator(".actmem-shown")
@@ -371,16 +387,18 @@ def test_words_beside_bars_stand_where_plotly_would_write_them(width, reader):
 
 
 REPLIES = [
-    (2.671, "GiB", "1", "You said 1 GiB. It is 2.67 GiB: 2.67 times too low."),
+    (2.671, "GiB", "1", "You said 1 GiB. It is 2.67 GiB: 2.67 times your guess."),
     (2.671, "GiB", "2.65", "You said 2.65 GiB. It is 2.67 GiB: you have it."),
     (2.671, "GiB", " 3 ", "You said 3 GiB. It is 2.67 GiB: 12% too high."),
-    (870, "GiB", "8,700", "You said 8,700 GiB. It is 870 GiB: 10.0 times too high."),
+    (870, "GiB", "8,700", "You said 8,700 GiB. It is 870 GiB: your guess is 10.0 times as much."),
+    (124, "GiB", "96", "You said 96 GiB. It is 124 GiB: 23% too low."),
+    (124, "GiB", "65", "You said 65 GiB. It is 124 GiB: your guess is about half of it."),
     (870, "GiB", "-870", "You said -870 GiB. It is 870 GiB: not close."),
     (0, "GiB", "0", "You said 0 GiB. It is 0 GiB: you have it."),
     (256, "GiB", "256 GiB", "You said 256 GiB. It is 256 GiB: you have it."),
     (12.5, "GiB", "12,5", "You said 12.5 GiB. It is 12.5 GiB: you have it."),
     (12500, "GiB", "12,500.0GiB", "You said 12,500 GiB. It is 12,500 GiB: you have it."),
-    (70.15, "%", "35%", "You said 35%. It is 70.2%: 2.00 times too low."),
+    (70.15, "%", "35%", "You said 35%. It is 70.2%: your guess is about half of it."),
     *((4321, "", text, "✗") for text in ("abc", "", "  ", "nan", "inf", "1e999", "1 2", "٣x", "1,2,3", "3 MiB", "1,23.4")),
 ]
 

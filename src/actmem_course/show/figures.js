@@ -21,6 +21,7 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
 const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22;
+const TALL = 600;  // pixels of a figure that a window would not show whole
 const smaller = (size) => Math.max(10, 0.75 * size);
 const worded = (data, isDiagram) => data.map((trace) => {
   if (isDiagram) return trace.textfont ? { ...trace, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } } : trace;
@@ -156,9 +157,11 @@ const numberIn = (text, unit) => {
 const howFar = (guess, right) => {
   if (Math.abs(guess - right) <= 0.02 * Math.abs(right)) return "you have it";
   if (guess * right <= 0) return "not close";
-  const factor = Math.max(guess / right, right / guess);
-  const times = factor >= 1.5 ? `${digits(factor)} times` : `${Math.round(100 * (factor - 1))}%`;
-  return `${times} too ${Math.abs(guess) > Math.abs(right) ? "high" : "low"}`;
+  const share = guess / right;
+  if (Math.abs(share - 0.5) < 0.05) return "your guess is about half of it";
+  if (share > 1.5) return `your guess is ${digits(share)} times as much`;
+  if (share < 1 / 1.5) return `${digits(1 / share)} times your guess`;
+  return `${Math.round(100 * Math.abs(share - 1))}% too ${share > 1 ? "high" : "low"}`;
 };
 
 // answer: number, and the reply to "show me", which begins "It is 12 GiB."
@@ -186,8 +189,11 @@ export class Figure {
     this.panel = make("div", { class: "actmem-controls" });
     this.message = make("p", { class: "actmem-message", role: "status" });
     this.figures = make("div", { class: "actmem-figures" });
-    place.append(this.panel, this.message, this.figures);
+    // A question comes before what could answer it: in the order of keys here, and on screen (figures.css).
     if (state.question) place.append(this.form());
+    place.classList.toggle("actmem-asks", Boolean(state.question));
+    place.classList.toggle("actmem-tall", state.drawings.reduce((sum, { layout }) => sum + layout.height, 0) > TALL);
+    place.append(this.panel, this.message, this.figures);
     this.update();
     seen(place).then(() => this.draw()).then(() => new ResizeObserver(() => this.resized()).observe(place));
   }
@@ -283,12 +289,18 @@ export class Figure {
     const input = make("input", { type: "range", min: "0", step: "1" });
     const value = make("output", {});
     const node = make("label", { class: "actmem-slider" }, make("span", {}, label), input, value);
-    input.addEventListener("input", () => this.move(name, input.valueAsNumber));
-    return { node, input, set: ({ options, place }) => {
+    const say = (words) => { value.textContent = words; input.setAttribute("aria-valuetext", words); };
+    const go = (to) => {
+      input.value = String(to);
+      say(this.state.controls[name].options[to]);  // at once: Python may be starting
+      this.move(name, to);
+    };
+    input.addEventListener("input", () => go(input.valueAsNumber));
+    return { node, input, go, set: ({ options, place }) => {
       input.max = String(options.length - 1);
-      if (!this.waiting.has(name)) input.value = String(place);
-      value.textContent = options[place];
-      input.setAttribute("aria-valuetext", options[place]);
+      if (this.waiting.has(name)) return;
+      input.value = String(place);
+      say(options[place]);
     } };
   }
 
@@ -299,15 +311,14 @@ export class Figure {
     const step = (by) => {
       const to = made.input.valueAsNumber + by;
       if (to < 0 || to > Number(made.input.max)) return false;
-      made.input.value = String(to);
-      this.move(name, to);
+      made.go(to);
       return true;
     };
     let timer = 0;
     const stop = () => { clearInterval(timer); timer = 0; play.textContent = "▶ Play"; };
     play.addEventListener("click", () => {
       if (timer) return stop();
-      if (made.input.valueAsNumber === Number(made.input.max)) { made.input.value = "0"; this.move(name, 0); }
+      if (made.input.valueAsNumber === Number(made.input.max)) made.go(0);
       play.textContent = "❚❚ Pause";
       timer = setInterval(() => { if (!this.busy && !step(1)) stop(); }, 450);
     });

@@ -68,7 +68,7 @@ class LiveCell:
 
     @classmethod
     def reveal(cls: type[_Cell], question: Question, panel: LiveCell, **shows: Any) -> _Cell:
-        """A panel that raises a question, and the question below it; an answer moves the panel to ``shows``."""
+        """A question and, below it, the panel that raises it; an answer moves the panel to ``shows``."""
         return cls(panel.moves, question, shows)
 
     def state(self) -> dict:

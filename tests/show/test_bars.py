@@ -154,7 +154,7 @@ def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
 @pytest.mark.parametrize(("drawing", "said"), [
     (memory_wall(), "none of the four models fits in 80 GiB"),
     (memory_wall("tensor+sequence+selective"), "all four models fit"),
-    (loss_bars(LONG, recompute="full"), "The loss takes 3.0 times what 32 layers keep,<br>a chunk at a time 0.1"),
+    (loss_bars(LONG, recompute="full"), "16-bit logits take 2.97 times what 32 layers keep,<br>the loss a chunk at a time 0.16"),
     (today.plan_wall("175b", 40, (16,)), "fits on none of them"),
     (today.first_aid("llama3-70b", 80), "too much"),
     (today.first_aid("llama3-8b", 80), "to spare"),

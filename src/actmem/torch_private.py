@@ -12,14 +12,13 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass  # noqa: F401
-from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass  # noqa: F401
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: F401
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
@@ -30,6 +29,12 @@ flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """No mode sees the operations of the block, which starts at once."""
+    modes = torch._C._len_torch_dispatch_stack() + torch._ops._len_torch_dispatch_stack_pre_dispatch()
+    return _disable_current_modes() if modes else nullcontext()
 
 
 def torch_release() -> tuple[int, int]:

@@ -19,7 +19,7 @@ from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL, Scaling
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
-from actmem_course.judge.kept import kept
+from actmem_course.judge.kept import Largest, kept
 from actmem_course.judge.outline import LAB_NAMES, load_lab
 from actmem_course.judge.solutions import lab1_count_bytes as lab1
 from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
@@ -43,6 +43,20 @@ def test_the_gated_mlp_keeps_what_is_measured():
         x = torch.randn(s, b, h, dtype=torch.bfloat16)
         (found,) = VirtualRanks(1, alone=True).run(lambda rank: kept(Bench({}, rank), lab1.gated_mlp, x, weights))
         assert lab1.gated_mlp_bytes(s, b, h, f) == found.bytes
+
+
+def test_the_peak_is_of_what_lives_after_an_operation():
+    with Largest() as made:
+        x = torch.zeros(100)  # 400 bytes
+        for _ in range(3):
+            y = torch.zeros(50) + 1  # 200, and 200 that go at once, while the last 200 are there
+        assert (made.peak, made.elements) == (1000, 100)
+        del y
+        x.untyped_storage().resize_(0)
+        z = torch.zeros(190)  # 760, alone
+        assert made.peak == 1000
+        z.resize_(260)
+        assert made.peak == 1040 and "float32 [190] of 760 B" in made.most()
 
 
 def test_the_core_keeps_more_from_there_on():

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from actmem_course.judge.parent import Outdated, RankParent
 from tests.labs.learners import learner_file
 
 LAB = "lab3_sequence_parallel"
@@ -19,10 +20,10 @@ LIST_GATHER = """parts = [torch.empty_like(x) for _ in range(dist.get_world_size
 
 
 class Watched:
-    """A lab that runs with --watch; every verdict that it prints."""
+    """A lab that runs with --watch; every verdict that it prints.  said: of the latest judgement, when, by exercise."""
 
     def __init__(self, path, *arguments, python=sys.executable):
-        self.path, self._lines = path, queue.Queue()
+        self.path, self._lines, self.said = path, queue.Queue(), {}
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(path.parent)}
         self._process = subprocess.Popen(
             [python, str(path), "--watch", *arguments],
@@ -35,14 +36,16 @@ class Watched:
 
     def _read(self):
         for line in self._process.stdout:
-            self._lines.put(line)
+            self._lines.put((line, time.monotonic()))
 
     def verdicts(self):
         """What the next judgement says, and its time."""
-        text = ""
+        text, self.said = "", {}
         while True:
-            line = self._lines.get(timeout=120)
+            line, when = self._lines.get(timeout=120)
             text += line
+            if verdict := re.match(r"  (\d+\.\d+)  ", line):
+                self.said[verdict[1]] = when
             if line.startswith("judged in"):
                 return " ".join(text.split()), float(re.search(r"judged in ([\d.]+) s", line)[1])
 
@@ -79,6 +82,18 @@ def test_a_save_is_judged_by_ranks_that_stay(watched):
     assert "it has no graph" in text and "3.2 g_bar not written yet" in text
     assert "can't be loaded: SyntaxError" in watched.save("return (x")[0]
     assert "this rank's own part" in watched.save("return x + 0")[0]
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_a_save_does_not_wait_for_processes_that_start(virtual, tmp_path):
+    parent = RankParent(2, "cpu", virtual=virtual)
+    try:
+        with pytest.raises(Outdated):
+            list(parent.ask(str(tmp_path), lambda: True, do="confirm"))
+        # Virtual ranks judge what has been saved; who runs once more what has passed has nothing to do.
+        assert [member.ready for member in parent.members] == [False] * virtual
+    finally:
+        parent.end()
 
 
 def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):

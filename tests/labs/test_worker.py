@@ -10,7 +10,7 @@ from actmem.config import ConfigError
 from actmem_course.cut import SOLUTIONS
 from actmem_course.judge.__main__ import _escaped
 from actmem_course.judge.learner_progress import LearnerProgress
-from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
+from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, WRONG, Verdict
 from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.worker import VirtualWorker
 
@@ -22,12 +22,15 @@ class Line(Connection):
 
     def __init__(self):
         self.heard: list[dict] = []
+        self.on_begin = lambda: None
 
     def __del__(self):
         pass  # there is nothing to close
 
     def send_bytes(self, data, *_):
         self.heard.append(json.loads(data))
+        if "begin" in self.heard[-1]:
+            self.on_begin()
 
     def verdicts(self):
         heard, self.heard = self.heard, []
@@ -35,10 +38,18 @@ class Line(Connection):
 
 
 @pytest.fixture
-def judged(tmp_path):
+def line():
+    return Line()
+
+
+@pytest.fixture
+def worker(line):
+    return VirtualWorker(line, "cpu")
+
+
+@pytest.fixture
+def judged(tmp_path, line, worker):
     """What a worker that stays says of a file after the other; the file's text replaces pieces of our solution's."""
-    line = Line()
-    worker = VirtualWorker(line, "cpu")
 
     def judge(lab, only, *pieces, changed_only=True, size=2):
         text = (SOLUTIONS / f"{lab}.py").read_text(encoding="utf-8")
@@ -89,6 +100,29 @@ def test_a_module_beside_the_file_can_be_imported_and_is_read_anew(judged, tmp_p
             f"import torch.nn.functional as F\ndef product(gate, up):\n    return F.silu(gate) * up{factor}"
         )
         assert statuses(judged(LAB7, ["7.3"], *line)) == [PASSED if right else WRONG]
+
+
+def test_a_newer_save_ends_a_run_and_leaves_nothing(judged, line, worker):
+    line.on_begin = worker.outdated.set
+    assert judged(LAB3, ["3.4", "3.5"]) == []
+    line.on_begin = lambda: None
+    worker.outdated.clear()
+    assert statuses(judged(LAB3, ["3.4", "3.5"])) == [PASSED, PASSED]
+
+
+def test_what_waits_for_another_is_run_with_ours_once(judged, tmp_path):
+    log = tmp_path / "runs"
+    line = "    return F.linear(g(x, group), weight, bias)"
+    counts = []
+    for factor in (2, 3):
+        wrong = "return _G.apply(x, group)", f"return _G.apply(x, group) * {factor}"
+        logged = line, f"    open({str(log)!r}, 'a').write('.')\n{line}"
+        assert statuses(judged(LAB3, ["3.1", "3.3"], *wrong, *logged)) == [WRONG, BLOCKED]
+        counts.append(len(log.read_text()))
+        log.unlink()
+    assert counts[1] < counts[0] / 2  # with a wrong g, and on the first group only
+    judged(LAB3, ["3.1", "3.3"], *wrong, line, line.replace("weight", "2 * weight"))
+    assert statuses(judged(LAB3, ["3.1", "3.3"], *wrong, line, line.replace("weight", "2 * weight"))) == [WRONG, WRONG]
 
 
 def test_a_file_that_cant_be_loaded_is_said_once(judged):

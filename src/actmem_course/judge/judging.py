@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -31,8 +31,10 @@ from actmem_course.judge.workbench import Bench
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  passed: functions known to be right.
-    restore: undoes what a learner's code did to torch, before ours runs.
+    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads is in it.
+    passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours runs.  unwanted: whether
+    nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes with functions of ours in place of
+    the learner's, for the judges of later saves.
     """
 
     def __init__(
@@ -42,13 +44,17 @@ class Judge:
         device: str = "cpu",
         progress: Callable[..., None] = lambda text="": None,
         restore: Callable[[], None] = lambda: None,
+        unwanted: Callable[[], bool] = lambda: False,
+        waiting: set[tuple] | None = None,
     ):
         self.lab, self.spaces = lab, spaces
-        self.ranks = VirtualRanks(len(spaces), device, alone=lab.one_process)
+        self.texts: Mapping[str, str] = {}
+        self.ranks = VirtualRanks(len(spaces), device, lab.one_process, unwanted)
         #: For a case of one rank's own: what exchanges nothing needs no others.
-        self.one = VirtualRanks(1, device, alone=lab.one_process)
+        self.one = VirtualRanks(1, device, lab.one_process, unwanted)
         self.passed: set[str] = set()
         self._progress, self._restore = progress, restore
+        self._waiting = set() if waiting is None else waiting
 
     @property
     def running(self) -> VirtualRank | None:
@@ -61,28 +67,38 @@ class Judge:
         An exercise that fails is tried again with our own functions in place of the others that have
         not passed: what then passes only waits for them, and what fails is to blame itself.
         """
-        verdict = self._once(exercise)
-        if verdict.status == PASSED:
-            self.passed.add(exercise.function)
-            return verdict
-        self.passed.discard(exercise.function)  # several exercises may ask for one function
         others = {
             e.function: e.number for e in self.lab.exercises if e.function not in {*self.passed, exercise.function}
         }
         space = self.spaces[0]
         used = names_used_by(space.get(exercise.function), space, others) & set(others)
+        verdict = self._once(exercise, named=not used)
+        if verdict.status == PASSED:
+            self.passed.add(exercise.function)
+            return verdict
+        self.passed.discard(exercise.function)  # several exercises may ask for one function
         if not used:
             return verdict
-        with self._ours(used):
-            second = self._once(exercise)
-        if second.status == PASSED:
-            names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
-            are = "it is" if len(used) == 1 else "they are"
-            return replace(verdict, status=BLOCKED, diagnosis=f"by {names}; passes once {are} right", where="")
-        return second
+        key = exercise.number, len(self.spaces), *sorted(used), *self.reads(exercise, used)
+        if not self.texts or key not in self._waiting:
+            with self._ours(used):
+                second = self._once(exercise)
+            if second.status != PASSED:
+                return second
+            if self.texts:
+                self._waiting.add(key)
+        names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
+        are = "it is" if len(used) == 1 else "they are"
+        return replace(verdict, status=BLOCKED, diagnosis=f"by {names}; passes once {are} right", where="")
 
-    def _once(self, exercise: Exercise) -> Verdict:
-        """The case with the learner's functions, beside the case with ours."""
+    def reads(self, exercise: Exercise, but_not: Container[str] = ()) -> list[str]:
+        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that aren't looked into."""
+        names = self.spaces[0]
+        used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names, but_not)})
+        return [self.texts.get(name, "") for name in used if name not in but_not]
+
+    def _once(self, exercise: Exercise, named: bool = True) -> Verdict:
+        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if something is."""
         naming = Naming(
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
@@ -92,7 +108,10 @@ class Judge:
             self._restore()
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
-            if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
+            if not named:
+                if not faults and naming.differs(found, group):
+                    faults = [Outcome(0, WRONG, everywhere=True)]
+            elif not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
                 if diagnosis := naming.diagnosis(found, group):
                     faults = [Outcome(0, WRONG, diagnosis, everywhere=True)]
             if faults:

@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -187,7 +186,9 @@ class Largest(_Results):
     def __init__(self, *given: Tensor, file: str = "", above: int = 0) -> None:
         super().__init__(self._see)
         self._given, self._file, self._above = storages_of(*given), file, above
-        self._made: WeakKeyDictionary = WeakKeyDictionary()
+        self._made: dict[weakref.ref, tuple[int, str]] = {}
+        #: Bytes: no fewer than live now.
+        self._at_most = 0
         self._at_peak: list[tuple[int, str]] = []
         self.elements, self.what, self.peak = 0, "", 0
 
@@ -195,14 +196,24 @@ class Largest(_Results):
         storage = storage_of(tensor)
         if storage is None or storage in self._given:
             return
-        if storage not in self._made:
-            line, size = _line_in(self._file), storage.nbytes()
-            self._made[storage] = tensor_text(tensor.dtype, tensor.shape, size) + f" made at {line}" * bool(line)
+        size, (before, text) = storage.nbytes(), self._made.get(weakref.ref(storage), (0, ""))
+        if not text:
+            line = _line_in(self._file)
+            text = tensor_text(tensor.dtype, tensor.shape, size) + f" made at {line}" * bool(line)
+            self._made[weakref.ref(storage, self._gone)] = before, text
             if tensor.dtype.itemsize > self._above and size // tensor.dtype.itemsize > self.elements:
-                self.elements, self.what = size // tensor.dtype.itemsize, self._made[storage]
-        alive = [(other.nbytes(), text) for other, text in self._made.items()]
-        if (peak := sum(size for size, _ in alive)) > self.peak:
-            self.peak, self._at_peak = peak, alive
+                self.elements, self.what = size // tensor.dtype.itemsize, text
+        if size > before:
+            self._made[weakref.ref(storage)] = size, text
+            self._at_most += size - before
+        if self._at_most > self.peak:  # to count what lives, after each operation, takes longer than most of these
+            living = [(storage(), text) for storage, (_, text) in list(self._made.items())]
+            alive = [(storage.nbytes(), text) for storage, text in living if storage is not None]
+            if (peak := sum(size for size, _ in alive)) > self.peak:
+                self.peak, self._at_peak = peak, alive
+
+    def _gone(self, storage: weakref.ref) -> None:
+        self._at_most -= self._made.pop(storage)[0]
 
     def most(self) -> str:
         """The largest tensors that live at the peak."""

@@ -118,7 +118,7 @@ class Naming:
 
     def ours(self, group: int) -> Happened:
         """What our own answer does."""
-        key = self.exercise.number, self.ranks.size, self.ranks.device, group
+        key = self._key(group)
         if key not in _OURS:
             outcome = self.run([vars(self.module)] * self.ranks.size, group)
             for error in outcome.errors:
@@ -143,6 +143,10 @@ class Naming:
         remark = next((one for one in said if isinstance(one, str)), "")
         return Happened([run.seen if run else {} for run in runs], errors, remark)
 
+    def differs(self, found: Happened, group: int) -> bool:
+        """Whether anything that was seen is wrong."""
+        return any(found.seen) and bool(differences(found, self.ours(group)))
+
     def diagnosis(self, found: Happened, group: int) -> str:
         """What is wrong with the numbers, the bytes or the exchanges, or which edit fails in the same way; "" if nothing is known."""
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
@@ -152,12 +156,11 @@ class Naming:
         told = any(seen.how == "any" for seen in found.seen[0].values())
         of_costs = chain(rows, made_edits(self.exercise) if told else ())
         if not wrong:
-            ours = [vars(self.module)] * self.ranks.size
             if group >= 0 or not any(found.errors):
                 return ""
             ruled = all(error is None or isinstance(error, (Wrong, PeerStopped)) for error in found.errors)
-            if not ruled and not any(found.seen) and _same(self.run(ours, group), found):
-                return ""  # where our own answer raises the same, this machine is to blame, say its memory
+            if not ruled and not any(found.seen) and self._ours_raises(found, group):
+                return ""  # this machine is to blame, say its memory
             return self.edit_like(found, (), group, of_costs)[0]
         said, explained = described(found, right, wrong)
         first = right.seen[0][next(iter(wrong))]
@@ -177,6 +180,19 @@ class Naming:
             partly = partly or part
         return said if explained else partly or said
 
+    def _ours_raises(self, found: Happened, group: int) -> bool:
+        """Whether our own answer raises the same.  What it once did without an error, only the system can take from it."""
+        key, of_system = self._key(group), (MemoryError, OSError, RuntimeError)
+        if key in _OURS and not any(isinstance(error, of_system) for error in found.errors):
+            return False
+        outcome = self.run([vars(self.module)] * self.ranks.size, group)
+        if not any(outcome.errors):
+            _OURS[key] = outcome
+        return _same(outcome, found)
+
+    def _key(self, group: int) -> tuple:
+        return self.exercise.number, self.ranks.size, self.ranks.device, group
+
     def edit_like(self, found: Happened, wrong: Sequence[str], group: int, edits: Iterable[Edit]) -> tuple[str, str]:
         """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first.
 
@@ -188,7 +204,7 @@ class Naming:
         for edit in edits:
             if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
                 break
-            key = self.exercise.number, self.ranks.size, self.ranks.device, group, edit
+            key = *self._key(group), edit
             outcome = _KNOWN.get(key, found, "" if costs or partly else "".join(wrong))
             if outcome is None:
                 names = edit.names(self.module.__file__ or "")

@@ -140,7 +140,11 @@ class RankParent:
             if torchrun not in (None, os.getppid()):  # what started this process is gone
                 self.end()
                 raise SystemExit(1)
-            if asked and not stopped and outdated():
+            if not stopped and outdated():
+                if not self.virtual:
+                    self.end()
+                if not self.virtual or not asked:
+                    raise Outdated
                 stopped = time.monotonic()
                 for member in self.members:
                     member.tell(do="stop")

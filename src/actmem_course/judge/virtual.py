@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,18 @@ _REDUCE: dict[str, Any] = {
 }  # fmt: skip
 #: What a rank waits in when it has left the learner's function.
 RETURNED = "returned"
-_local = threading.local()
+_local, _DEFAULT = threading.local(), torch.default_generator
+
+
+class Unwanted(Exception):
+    """Nobody waits for this run any more."""
+
+
+def _locked() -> threading.Lock:
+    """A lock that another thread opens, once: faster than a semaphore, which is written in Python."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 @dataclass
@@ -132,6 +144,7 @@ class Group(dist.ProcessGroup):
     def __init__(self, rank: int, size: int):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._count = rank, size, 0
+        self._known: tuple[str, list[VirtualRank]] | None = None
         for watch in VirtualRank.current().watches:
             watch.groups += 1
 
@@ -154,15 +167,19 @@ class Group(dist.ProcessGroup):
         self, kind: str, tensors: list[Tensor], outputs: list[Tensor], make, more: tuple = (), sized=None
     ) -> VirtualWork:
         """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
-        me, line = VirtualRank.current(), VirtualRank.current().line()
-        members = [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
-        me.note(kind, line, tensors, outputs, [member.number for member in members])
+        me = VirtualRank.current()
+        line = me.line()
+        if self._known is None:  # torch knows it when the group is made
+            self._known = self.group_name, [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
+        name, members = self._known
+        numbers = [member.number for member in members]
+        me.note(kind, line, tensors, outputs, numbers)
         self._count += 1
         both = [tensors, outputs] if sized is None else [sized]
         largest = max(sum(both, []), key=Tensor.numel, default=None)
         elements = max(sum(x.numel() for x in xs) for xs in both)
         dtype = "" if largest is None else str(largest.dtype).removeprefix("torch.")
-        key = self.group_name, tuple(member.number for member in members), self._count
+        key = name, tuple(numbers), self._count
         meeting = me.ranks.meetings.setdefault(key, Meeting(self._size, make))
         with no_dispatch_modes():
             brought = [x.detach().clone() for x in tensors]
@@ -294,7 +311,7 @@ class VirtualRank:
 
     def __init__(self, ranks: VirtualRanks, number: int, file: str):
         self.ranks, self.number, self.size, self.file = ranks, number, ranks.size, file
-        self.go, self.done, self.thread = threading.Semaphore(0), False, 0
+        self.go, self.done, self.thread = _locked(), False, 0
         self.result: Any = None
         self.waits: tuple[Meeting, tuple] | None = None
         self.stop: BaseException | None = None
@@ -340,8 +357,10 @@ class VirtualRank:
         """Let other ranks run until ``meeting`` is over."""
         while not meeting.over:
             self.waits = meeting, (kind, 0, "", line)
-            self.ranks.back.release()
+            self.ranks.next_turn(self)
             self.go.acquire()
+            if self.ranks.unwanted():
+                raise PeerStopped
             if self.stop is not None:
                 error, self.stop = self.stop, None
                 raise error
@@ -377,14 +396,19 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """``size`` ranks on ``device``, for one run after the other.  alone: one rank without a process group."""
+    """``size`` ranks on ``device``, for one run after the other.
 
-    def __init__(self, size: int, device: str = "cpu", alone: bool = False):
-        self.size, self.device, self.alone = size, device, alone
-        self.back = threading.Semaphore(0)
+    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it raises Unwanted.
+    """
+
+    def __init__(
+        self, size: int, device: str = "cpu", alone: bool = False, unwanted: Callable[[], bool] = lambda: False
+    ):
+        self.size, self.device, self.alone, self.unwanted = size, device, alone, unwanted
         self.members: list[VirtualRank] = []
         self.meetings: dict[tuple, Meeting] = {}
         self.running: VirtualRank | None = None
+        self._over, self._turns = _locked(), deque[VirtualRank]()
 
     def run(self, job: Callable[[VirtualRank], Any], file: str = "") -> list:
         """``job(rank)`` on each rank: what it returned, or the exception that it raised."""
@@ -397,20 +421,31 @@ class VirtualRanks:
         with world_of_each_thread():
             for rank in self.members:
                 threading.Thread(target=self._serve, args=(rank, job, store), daemon=True).start()
-            while not all(rank.done for rank in self.members):
-                able = [rank for rank in self.members if not rank.done and (rank.waits is None or rank.waits[0].over)]
-                for rank in able or self._stuck():
-                    self._turn(rank)
+            self._begin_turn()
+            self._over.acquire()
         self._set_generators(before)
+        if self.unwanted():
+            raise Unwanted
         return [rank.result for rank in self.members]
 
-    def _turn(self, rank: VirtualRank) -> None:
-        self._set_generators(rank.states)
-        self.running = rank
-        rank.go.release()
-        self.back.acquire()
-        self.running = None
-        rank.states = self._generators()
+    def next_turn(self, rank: VirtualRank) -> None:
+        """Called by the rank that runs: it waits, or is done, so the next one goes on."""
+        with no_dispatch_modes():
+            rank.states = self._generators()
+            self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        """In each round, whoever can go on has a turn.  The rank that ends its own begins the next: one switch of threads, not two."""
+        if not self._turns:
+            left = [rank for rank in self.members if not rank.done]
+            able = [rank for rank in left if rank.waits is None or rank.waits[0].over]
+            self._turns.extend(able or self._stuck(left))
+        self.running = self._turns.popleft() if self._turns else None
+        if self.running is None:
+            self._over.release()
+        else:
+            self._set_generators(self.running.states)
+            self.running.go.release()
 
     def _serve(self, rank: VirtualRank, job: Callable[[VirtualRank], Any], store: dist.Store) -> None:
         _local.rank, rank.thread = rank, threading.get_ident()
@@ -423,11 +458,10 @@ class VirtualRanks:
         except BaseException as error:
             rank.result = error
         rank.done = True
-        self.back.release()
+        self.next_turn(rank)
 
-    def _stuck(self) -> list[VirtualRank]:
+    def _stuck(self, waiting: list[VirtualRank]) -> list[VirtualRank]:
         """No rank can go on: every one that waits gets an exception that says why."""
-        waiting = [rank for rank in self.members if not rank.done]
         if len(waiting) < self.size:
             why: BaseException = PeerStopped()  # whoever has ended has the reason
         else:
@@ -437,10 +471,10 @@ class VirtualRanks:
         return waiting
 
     def _generators(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
+        return [_DEFAULT.get_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
 
     def _set_generators(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
+        _DEFAULT.set_state(states[0])
         if self.device == "cuda":
             torch.cuda.set_rng_state(states[1])
 

@@ -33,11 +33,11 @@ import torch.distributed as dist
 import torch.nn.functional
 
 from actmem.measure.comms import count_collectives
-from actmem_course.judge.judging import Judge, names_used_by, outcome_of
+from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
 from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
-from actmem_course.judge.virtual import VirtualRanks
+from actmem_course.judge.virtual import Unwanted, VirtualRanks
 from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
@@ -69,6 +69,7 @@ class Worker:
                 elif command["do"] == "where":
                     self.tell(where=self.where(command["file"]))
                 else:
+                    self.outdated.clear()
                     self.commands.put(command)
         _leave(0)
 
@@ -93,6 +94,8 @@ class VirtualWorker(Worker):
         self.judging: Judge | None = None
         #: What each exercise's function and all it uses read when it was judged, and the verdict.
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
+        #: What passes with functions of ours in place of others of the file's: see ``Judge``.
+        self.waiting: set[tuple] = set()
         self.before: dict[Any, dict[str, Any]] = {}
 
     def where(self, file: str) -> str:
@@ -112,33 +115,40 @@ class VirtualWorker(Worker):
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
         _freeze(lab)
-        self.outdated.clear()
         self.before = self.before or _state_of_modules()
         _restore(self.before)
         beside = _forget_modules_beside(path)
         spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
-        judge = Judge(lab, spaces, self.device, self._progress, lambda: _restore(self.before))
+        judge = Judge(
+            lab, spaces, self.device, self._progress, lambda: _restore(self.before), self.outdated.is_set, self.waiting
+        )
         self.judging = judge
         try:
             judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)
+        except Unwanted:
+            return
         except Exception as error:
             self._say_unloadable(exercises, path, error)
             return
-        texts = {} if command["solution"] else _texts(source)
+        if not (command["solution"] or beside or _modules_beside(path)):
+            judge.texts = _texts(source)
         for exercise in exercises:
             if self.outdated.is_set():
                 return
-            reads = _reads(exercise, judge.spaces[0], texts)
+            reads = judge.reads(exercise)
             known = self.judged.get(exercise.number)
-            if command["changed_only"] and known and known[0] == reads and not beside:
+            if command["changed_only"] and known and known[0] == reads and judge.texts:
                 verdict = known[1]
                 if verdict.status == PASSED:
                     judge.passed.add(exercise.function)
             else:
                 self.tell(begin=exercise.number, seconds=exercise.seconds)
-                verdict = judge.judge(exercise)
-                # What one exercise's code did to torch, or to the judge, is no other's.
-                _restore(self.before)
+                try:
+                    verdict = judge.judge(exercise)
+                except Unwanted:
+                    return
+                finally:  # what one exercise's code did to torch, or to the judge, is no other's
+                    _restore(self.before)
             self.judged[exercise.number] = reads, verdict
             sys.stdout.flush()
             self.tell(verdict=dataclasses.asdict(verdict))
@@ -260,17 +270,16 @@ def _forget_modules_beside(path: Path) -> bool:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
-    beside = [name for name, file in files.items() if file.startswith(folder + os.sep)]
+    beside = _modules_beside(path)
     for name in beside:
         del sys.modules[name]
     return bool(beside)
 
 
-def _reads(exercise: Exercise, names: dict, texts: dict[str, str]) -> list[str]:
-    """The text of an exercise's function, and of everything of the file that it uses."""
-    used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names)})
-    return [texts.get(name, "") for name in used]
+def _modules_beside(path: Path) -> list[str]:
+    """What is loaded from the folder of a file."""
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    return [name for name, file in files.items() if file.startswith(str(path.parent) + os.sep)]
 
 
 def _freeze(lab: Lab) -> None:

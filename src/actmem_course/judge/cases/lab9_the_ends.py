@@ -104,20 +104,8 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
 
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     """What is made, and the sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and 1 are 512."""
-    x, weight, targets, chunk = r.same(300, 3, 2), r.each(512, 2), _tokens(r, ranks * 512, (300, 3), same=True), 26
-    with FlopCounterMode(display=False) as flops:
-        made = r.makes(lambda x, w: function(x, w, targets, chunk), {"x": x, "weight": weight}, r.same(300, 3))
-    largest = max(chunk * 512, weight.numel(), x.numel())
-    enough = 8 * (4 * chunk * 512 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
-    for when, one in made.items():
-        at_once = one.elements // 512
-        positions = ", in tokens, not in positions of all sequences" * (at_once == 3 * chunk)
-        words = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}. It makes {one.what}: {{found:,}} "
-        words += "elements, where the logits of a chunk, x and weight have {enough:,} at most. Use up a chunk's, and go on to the next"
-        r.see(f"the largest tensor of {when}", max(largest, one.elements), "most", words)
-        r.see(f"the peak of {when}", max(enough, one.peak), "most", _LIVE.format(when=when, most=one.most()))
-    many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
-    r.see("products", -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel())), "most", many)
+    if not r.b.group_name:  # what is made depends on no group
+        _costs_of_chunks(r, function, ranks)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
     rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
     vocabulary = r.each(_V, _H)
@@ -137,6 +125,23 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
         },
         exchanges=False,
     )
+
+
+def _costs_of_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
+    x, weight, targets, chunk = r.same(300, 3, 2), r.each(512, 2), _tokens(r, ranks * 512, (300, 3), same=True), 26
+    with FlopCounterMode(display=False) as flops:
+        made = r.makes(lambda x, w: function(x, w, targets, chunk), {"x": x, "weight": weight}, r.same(300, 3))
+    largest = max(chunk * 512, weight.numel(), x.numel())
+    enough = 8 * (4 * chunk * 512 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
+    for when, one in made.items():
+        at_once = one.elements // 512
+        positions = ", in tokens, not in positions of all sequences" * (at_once == 3 * chunk)
+        words = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}. It makes {one.what}: {{found:,}} "
+        words += "elements, where the logits of a chunk, x and weight have {enough:,} at most. Use up a chunk's, and go on to the next"
+        r.see(f"the largest tensor of {when}", max(largest, one.elements), "most", words)
+        r.see(f"the peak of {when}", max(enough, one.peak), "most", _LIVE.format(when=when, most=one.most()))
+    many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
+    r.see("products", -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel())), "most", many)
 
 
 def log_probs_and_entropy(r: CaseRun) -> None:

@@ -219,7 +219,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
             *lines.values(),
             points(
                 "the named modes", added.values(), kept.values(), INK, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
-                textposition=[f"{'bottom' if mode == 'elementwise' else 'top'} right" for mode in _NAMED], marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
+                textposition="top right", marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],
         "Points, percent of time added and sbh kept: "

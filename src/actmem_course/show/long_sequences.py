@@ -105,7 +105,7 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
         LongStep("layers recomputed", "Chen et al., 2016", _peak(shape, "16 bits"), percent(again)),
         LongStep("loss in chunks", "Liger Kernel, 2024", _peak(shape, "in chunks"), percent(output)),
         LongStep(
-            "inputs on the host", "pytorch#158657", _peak(shape, "in chunks", None, True), f"{link} out, and back"
+            "the layers' inputs on the host", "pytorch#158657", _peak(shape, "in chunks", None, True), f"{link} out, and back"
         ),
         LongStep("MLP in tiles", "Megatron-LM#3644", _peak(shape, "in chunks", TILE, True), percent(of_mlp)),
         LongStep(f"{c} GPUs a sequence", "TRL#6846", _peak(shared(c), "in chunks", TILE, True), f"{size_text(sent)} sent"),

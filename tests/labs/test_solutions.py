@@ -53,10 +53,13 @@ def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name
         return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in asked}
 
     assert functions(lab).keys() == asked
+    assert any("2205.05198" in ast.get_docstring(node) for node in functions(lab).values()), (
+        "the paper, where it has the thing"
+    )
     for function, node in functions(lab).items():
         answer = functions(solution)[function]
         assert ast.dump(node.args) == ast.dump(answer.args)
-        assert ast.get_docstring(node) == ast.get_docstring(answer) and "2205.05198" in ast.get_docstring(node)
+        assert ast.get_docstring(node) == ast.get_docstring(answer)
         assert [type(statement) for statement in node.body] == [ast.Expr, ast.Raise]
     kept = [node.name for node in lab.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     assert not [name for name in kept if name.startswith("_")]

@@ -441,7 +441,7 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
             whole = "it is the ranks' sum, not their mean"
         return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
     own = f"each rank's {name.rpartition('the gradient of ')[2]} is its own, so its gradient needs no exchange"
-    alone = ours.why or (own if "gradient" in name else "each rank has another one")
+    alone = ours.why or (own if "gradient" in name else "each rank has its own, so exchange nothing here")
     said = describe("", value, parts[rank], sizes=_sizes(right, rank)).strip()
     if "a sum belongs" in said and f" 1/{t} " not in said:
         return [said]

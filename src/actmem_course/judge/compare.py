@@ -90,6 +90,8 @@ def describe(what: str, found: Tensor, expected: Tensor, t: int = 1, sizes: Coll
     if ratio is not None:
         of_mean = t == 1 and any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
         mean = ": is a mean taken where a sum belongs?" * of_mean
+        if ratio < 0 and close(found, -expected):
+            return f"{what} has the wrong sign"
         return f"{what} is {times(ratio, t)} what it should be{mean}"
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:

@@ -421,12 +421,12 @@ _ONCE = f"reduce_partial_gradients runs after each backward, so that sums are su
 _LATE = f"reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. {_CALL_IT}"
 _TOO_LONG = "the gradient is too large by the number of microbatches: divide each loss by their number before backward"
 _AS_DATA = (
-    "gradients of parameters that are cut are added up over the ranks: each rank has another part of the weight, "
-    "and its gradient is complete; only reduce_partial_gradients remains to be called (this is not a data-parallel group)"
+    "gradients of cut parameters are summed over the ranks, but each rank has its own part, with its whole gradient: call "
+    "reduce_partial_gradients instead (this is not a data-parallel group)"
 )
-_OWN_NORM = f"each parameter's gradient is scaled by its own norm; scale all of them down {_BY_THE_WHOLE}"
-_EACH_CLIPPED = "the gradient is clipped after each microbatch; clip once, after the last, what they add up to"
-_LAST = "only the last microbatch counts: zero_grad belongs before the first, so that gradients add up"
+_OWN_NORM = f"each parameter's gradient is scaled by its own norm: scale all of them {_BY_THE_WHOLE}"
+_EACH_CLIPPED = "the gradient is clipped after each microbatch: clip the sum, once, after the last"
+_LAST = "only the last microbatch counts: call zero_grad once, before the first, so that gradients add up"
 #: Where the statements of a training step belong.
 PLACES = {
     "optimizer.zero_grad()": "before the first backward",
@@ -444,7 +444,7 @@ _PIECES = "windows[:, :-1], windows[:, 1:]"
 MISTAKES = {
     "6.1": rf"""
         {_PIECES} -> windows[:, :-1], windows[:, :-1] | targets are the tokens themselves: at each position the target is the next token
-        {_PIECES} -> windows[:, 1:], windows[:, :-1] | targets are shifted the wrong way: they are the previous tokens, and must be the next ones
+        {_PIECES} -> windows[:, 1:], windows[:, :-1] | targets are the previous tokens: they must be the next ones
         seq_length + 1, -> seq_length + 2, ;; {_PIECES} -> windows[:, :-2], windows[:, 2:] | targets are 2 tokens ahead of tokens; the next token is 1 ahead
         windows[:, 1:] -> windows[:, :-1].roll(-1, 1) | only the last target of a row is wrong: it is the token after the piece, so cut seq_length + 1
         SEED + step) -> 1000 * dist.get_rank() + step) | {_OTHER_BATCHES}
@@ -465,7 +465,7 @@ MISTAKES = {
         `{_EXCHANGED}` -> {_OF_NORMS.format("dist.ReduceOp.MAX, ")} | this is the largest of the ranks' norms: the squares must be summed over the ranks
         square = parameter.grad.double().square().sum()\n -> square = parameter.grad.double().square().sum()\n        if model.tp.size > 1 and hasattr(parameter, "partition_dim"):\n            dist.all_reduce(square, group=model.tp.group)\n        square = square.sqrt()\n ;; `        dist.all_reduce(cut, group=model.tp.group)` ->         pass ;; return math.sqrt(cut + whole) -> return float(cut + whole) | the parameters' norms are added up: add squares, and take the root of the sum
         hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) | parameters that are cut along dimension 0 are treated as replicated: partition_dim is 0 there, so ask hasattr
-        hasattr(parameter, "partition_dim") -> parameter.dim() > 1 | the shape decides here which parameters are cut: biases can be cut as well; whatever has a partition_dim is cut
+        hasattr(parameter, "partition_dim") -> parameter.dim() > 1 | parameters are treated as cut by their shape, but biases can be cut as well: whatever has a partition_dim is cut
         return math.sqrt(cut + whole) -> return math.sqrt(cut**2 + whole) ;; `        dist.all_reduce(cut, group=model.tp.group)` ->         cut.sqrt_()\n        dist.all_reduce(cut, group=model.tp.group) | the ranks' norms are added up: add squares, and take the root of the sum
         parameter.grad.double().square().sum() -> parameter.grad.double().norm() | the parameters' norms are added up: add squares, and take the root of the sum
         parameter.grad.double().square().sum() -> parameter.grad.double().abs().sum() | absolute values are added up: the 2-norm adds squares
@@ -476,9 +476,9 @@ MISTAKES = {
         dist.all_reduce(cut, -> dist.reduce(cut, dist.get_global_rank(model.tp.group, 0), | the norm is right on rank 0 only: every rank needs it, so all-reduce
         parameter.grad.double() -> parameter.detach().double() | this is the norm of the parameters; expected that of their .grad
         parameter.grad.double().square().sum() -> parameter.grad.double().norm() ;; return math.sqrt(cut + whole) -> return float(cut + whole) | the parameters' norms are added up: add squares, and take the root of the sum
-        if hasattr(parameter, "partition_dim") -> if not hasattr(parameter, "partition_dim") | it is the replicated parameters' squares that are summed over the ranks, not those of the parameters that are cut: whatever has a partition_dim is cut
+        if hasattr(parameter, "partition_dim") -> if not hasattr(parameter, "partition_dim") | the squares of the replicated parameters are summed over the ranks, not those of the cut ones: whatever has a partition_dim is cut
         parameter.grad.double().square().sum() -> parameter.grad.double().abs().max() ** 2 | the largest element of each gradient is taken: the 2-norm adds up the squares of all
-        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) != 0 | which dimension is cut decides here: whatever has a partition_dim is cut, whichever it is
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) != 0 | replicated parameters are treated as cut, and those cut along dimension 0 as replicated: whatever has a partition_dim is cut
         hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are treated as replicated: whatever has a partition_dim is cut
     """,
     "6.4": rf"""
@@ -488,7 +488,7 @@ MISTAKES = {
         `{_REDUCE}` ->     pass ;; `{_STEP}` ->     {_REDUCED}\n{_STEP} | {_LATE}
         if norm > max_norm -> if False | the gradients are not scaled down where their norm is larger than max_norm
         parameter.grad *= max_norm / norm -> parameter.grad *= norm / max_norm | the gradients are scaled up, by norm / max_norm: scale them by max_norm / norm
-        parameter.grad *= max_norm / norm -> parameter.grad *= (max_norm / norm) ** 2 | the gradients are scaled by max_norm / norm twice: once
+        parameter.grad *= max_norm / norm -> parameter.grad *= (max_norm / norm) ** 2 | the gradients are scaled by max_norm / norm twice: scale them once
         ` / len(microbatches)\n` -> \n | {_TOO_LONG}
         ` / len(microbatches)\n` -> \n ;; return total -> return total / len(microbatches) | {_TOO_LONG}
         loss.backward() -> (loss / len(microbatches)).backward() | steps are too short: the losses are divided by the number of microbatches twice
@@ -498,7 +498,7 @@ MISTAKES = {
         in microbatches: -> in microbatches[:1]: | only the first microbatch counts
         `{_BACKWARD}` -> {_BACKWARD}; {_REDUCED} | {_ONCE}
         `{_REDUCE}` ->     pass ;; `{_BACKWARD}` -> {_BACKWARD}; {_REDUCED} | {_ONCE}
-        `{_REDUCE}` -> {_REDUCE}; [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "partial_gradient", False)] | the partial gradients are averaged over the ranks: each rank's part comes from other tokens, so add the parts up and divide nothing by t
+        `{_REDUCE}` -> {_REDUCE}; [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "partial_gradient", False)] | the partial gradients are averaged over the ranks: each rank's part comes from other tokens, so add the parts up, and do not divide by t
         `{_REDUCE}` ->     {_SUMMED.format("")} | {_AS_DATA}
         `{_REDUCE}` ->     {_SUMMED.format(", dist.ReduceOp.AVG")} | {_AS_DATA}
         `{_REDUCE}` -> {_REDUCE}; {_SUMMED.format("")} | {_AS_DATA}

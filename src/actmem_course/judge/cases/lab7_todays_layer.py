@@ -200,15 +200,15 @@ MISTAKES = {
     "7.2": r"""
         _RMSNorm.apply(x, weight, eps) -> F.layer_norm(x, x.shape[-1:], weight, None, eps) | this is a layer norm: RMSNorm does not subtract the mean
         square().mean(-1, keepdim=True) -> var(-1, keepdim=True) | this divides by the standard deviation: RMSNorm does not subtract the mean
-        .mean(-1, keepdim=True) + eps -> .mean() + eps | the mean is over all tokens; each token has its own: mean(-1, keepdim=True)
-        square().mean(-1, keepdim=True) -> square().sum(-1, keepdim=True) / 8 | right where h is 8, and wrong where it is 12: every mean is over the last dimension, whatever its size
+        .mean(-1, keepdim=True) + eps -> .mean() + eps | the mean is over all tokens, but each token has its own: mean(-1, keepdim=True)
+        square().mean(-1, keepdim=True) -> square().sum(-1, keepdim=True) / 8 | right where h is 8, and wrong where it is 12: take the mean over the last dimension, whatever its size
         torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps) -> 1 / (wide(x).square().mean(-1, keepdim=True).sqrt() + eps) | eps is added to the root; it belongs to the mean of the squares, under the root
         * inverse_rms * wide(weight)) -> * inverse_rms * (1 + wide(weight))) | the result is multiplied by 1 + weight; multiply it by weight
         inverse_rms * (grad - normed * (grad * normed).mean(-1, keepdim=True)) -> inverse_rms * grad | the forward is right; 1/rms is treated as a constant, but it depends on every element of x: subtract normed · mean(grad · normed)
-        (grad * normed).mean(-1, keepdim=True) -> (grad * normed).sum(-1, keepdim=True) / 8 | right where h is 8, and backward is wrong where it is 12: every mean is over the last dimension, whatever its size
+        (grad * normed).mean(-1, keepdim=True) -> (grad * normed).sum(-1, keepdim=True) / 8 | right where h is 8, and backward is wrong where it is 12: take the mean over the last dimension, whatever its size
         (grad * normed).mean( -> (grad / wide(weight) * normed).mean( | the forward is right; the mean lacks the factor weight: multiply the gradient by weight first
         grad_x = inverse_rms * -> grad_x = inverse_rms * wide(weight) * | the forward is right; the gradient of x has the factor weight twice
-        `        grad = wide(grad)` ->         given, grad = grad, wide(grad) ;; return grad_x.to(x.dtype) -> return given | the forward is right; the gradient of x is the one that backward was given, as it came
+        `        grad = wide(grad)` ->         given, grad = grad, wide(grad) ;; return grad_x.to(x.dtype) -> return given | the forward is right; the gradient of x is the incoming gradient, unchanged
         (wide(grad) * normed).flatten -> (wide(grad) * wide(x)).flatten | the forward is right; the gradient of weight comes from x; weight multiplies x/rms
     """,
     "7.3": r"""
@@ -222,8 +222,8 @@ MISTAKES = {
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid | the forward is right; σ(gate) is used as the slope of silu: the factor gate depends on gate too
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of σ, σ(1 − σ), is used as the slope of silu; silu is gate · σ
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu itself is used as its slope
-        grad * up * slope -> grad | the forward is right; the gradient of gate is the one that backward was given, as it came
-        slope, grad * gate * sigmoid -> slope, grad | the forward is right; the gradient of up is that of a sum; multiply it by silu(gate)
+        grad * up * slope -> grad | the forward is right; the gradient of gate is the incoming gradient, unchanged
+        slope, grad * gate * sigmoid -> slope, grad | the forward is right; the gradient of up lacks the factor silu(gate)
     """,
     "7.4": r"""
         return F.linear(recipe(*sources), weight) -> return F.linear(sources[0], weight) | the recipe is left out: the first source is the linear's input
@@ -237,16 +237,16 @@ MISTAKES = {
         own = rank * parts // t -> own = 0 | every rank has the first key and value heads; its query heads read those from rank · k // t on
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
         weight.chunk(parts)[own] -> weight.chunk(num_key_value_heads)[rank * num_key_value_heads // t] | every rank has one key and value head; with k > t it needs k/t, all that its query heads read
-        v_weight.chunk(parts)[own] -> v_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, -1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1) ;; k_weight.chunk(parts)[own] -> k_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, -1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1) | a key and value head comes once for each query head that reads it: a rank holds it once
-        parts = min(t, num_key_value_heads) -> parts = t | k_weight and v_weight are cut into t parts, and so is the head: no query finds its whole key. With t > k a rank takes one whole head, the same as its neighbours
+        v_weight.chunk(parts)[own] -> v_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, -1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1) ;; k_weight.chunk(parts)[own] -> k_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, -1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1) | key and value heads are repeated for each query head that reads them: a rank holds each once
+        parts = min(t, num_key_value_heads) -> parts = t | k_weight and v_weight are cut into t parts, which cuts a head: with t > k a rank takes one whole head, the same as its neighbours
         weight.chunk(parts)[own] -> weight | every rank has all key and value heads; it needs those that its own query heads read
         parts = min(t, num_key_value_heads) -> parts = min(t, num_key_value_heads) if num_key_value_heads < num_attention_heads else 1 | with as many key and value heads as query heads every rank has all of them; it needs those that its own query heads read
         own = rank * parts // t -> own = rank % parts | of min(t, k) parts of k_weight and v_weight a rank has part rank % k; its query heads read part rank · k // t, because neighbours share a head
         own = rank * parts // t -> own = 0 if t > num_key_value_heads else rank * parts // t | with more ranks than key heads every rank has head 0; its query heads read head rank · k // t
         q_weight.chunk(t)[rank] -> q_weight.chunk(t, dim=1)[rank] | q_weight is cut along its inputs; heads are its outputs: dimension 0
-        q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[:, rank :: t].flatten(0, 1) | a rank has a part of every query head; it takes whole heads
-        q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[rank::t].flatten(0, 1) | a rank has every t-th query head; it takes those that follow each other, from r·a/t on
-        q_weight.chunk(t)[rank] -> q_weight[rank * (n := num_attention_heads // t * (q_weight.shape[1] // num_attention_heads)) : (rank + 1) * n] | a head is taken to have h/a elements; q_weight has d for each of a heads: h need not be a·d
+        q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[:, rank :: t].flatten(0, 1) | a rank has a part of every query head: give it whole heads
+        q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[rank::t].flatten(0, 1) | a rank has every t-th query head: give it a/t that follow each other, from r·a/t on
+        q_weight.chunk(t)[rank] -> q_weight[rank * (n := num_attention_heads // t * (q_weight.shape[1] // num_attention_heads)) : (rank + 1) * n] | a head is cut as if it had h/a elements: divide the rows of q_weight by a, because h need not be a·d
     """,
     "7.6": r"""
         weight.grad.copy_(heads[own]) -> pass | the sum is made, and .grad stays as it was: write the sum there

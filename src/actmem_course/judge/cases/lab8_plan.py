@@ -243,14 +243,14 @@ MISTAKES = {
         {_BYTES.format("-(-", ")")} | divide the parameters and round up; then multiply by the bytes of each
     """,
     "8.2": f"""
-        if sequences % b: -> if sequences % b or b & (b - 1): | only powers of two are tried: every b that divides sequences may fit
+        if sequences % b: -> if sequences % b or b & (b - 1): | only powers of two are tried: try every b that divides sequences
         fitting = 0 -> fitting = -1 | not even a microbatch of one sequence fits, so the result must be 0
-        fixed_bytes + in_flight * b * bytes_per_sequence -> in_flight * (fixed_bytes + b * bytes_per_sequence) | fixed_bytes are there once, not for each microbatch in flight
+        fixed_bytes + in_flight * b * bytes_per_sequence -> in_flight * (fixed_bytes + b * bytes_per_sequence) | fixed_bytes are counted for each microbatch in flight: count them once
         fixed_bytes + in_flight -> in_flight | fixed_bytes are left out: they take memory as well
         {_FLIGHT} -> sequences // b | all microbatches of the step are counted as in flight: the first stage holds min(p, n)
-        return fitting -> return sequences // fitting if fitting else 0 | this is the number of microbatches; their size is asked
+        return fitting -> return sequences // fitting if fitting else 0 | this is the number of microbatches: return their size
         {_FLIGHT} -> 1 | the stage holds min(p, n) microbatches at once, not one
-        {_FLIGHT} -> pipeline_parallel_size | with a large microbatch there are only a few of them, so fewer than p are in flight: min(p, n)
+        {_FLIGHT} -> pipeline_parallel_size | p microbatches are counted as in flight even if the step has fewer: min(p, n)
         {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) | the first stage holds p microbatches, its own in backward too, not p − 1
         <= memory_bytes -> < memory_bytes | what takes exactly the memory fits: compare with <=
         range(1, sequences + 1) -> range(1, sequences) | the whole step in one microbatch isn't tried: b may be sequences itself

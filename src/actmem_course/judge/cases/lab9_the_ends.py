@@ -272,25 +272,25 @@ MISTAKES = {
         return grad_x, grad_weight.to(weight.dtype) -> dist.all_reduce(grad_weight, group=ctx.group)\n        return grad_x, grad_weight.to(weight.dtype) | the forward is right; the gradient of weight is the sum over the ranks, but each rank's rows are its own
         (ids.unsqueeze(-1) == own_rows).int() -> 0 | the forward is right; the gradients are those of the softmax alone: subtract 1 at the target, on the rank that holds it
         normaliser = sums[0].log() + largest -> normaliser = part | this rank's logits alone are normalised: the sum of the exponentials is over all ranks
-        normaliser = sums[0].log() + largest -> normaliser = sums[0].log() | the largest is subtracted and not added back
+        normaliser = sums[0].log() + largest -> normaliser = sums[0].log() | the largest logit is subtracted and not added back: add it to the logarithm
         torch.cat(picked) * mine.flatten() -> torch.cat(picked) | ranks that don't hold the target add another logit instead: they must add 0
         own_ids = targets - dist.get_rank(group) * len(weight) -> own_ids = targets | the ids are not shifted by the first id of this rank
-        largest = part.clone()\n        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) -> largest = torch.zeros_like(part) | for logits of a thousand, exp overflows: the largest of all ranks is subtracted first
-        largest = part.clone()\n        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) -> largest = part.clone() | each rank subtracts a largest of its own before the sum: all must subtract the same
+        largest = part.clone()\n        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) -> largest = torch.zeros_like(part) | for logits of a thousand, exp overflows: subtract the largest of all ranks first
+        largest = part.clone()\n        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) -> largest = part.clone() | each rank subtracts its own largest logit before the sum: all must subtract the same
         (ids.unsqueeze(-1) == own_rows).int() -> (ids.unsqueeze(-1).clamp(own_rows[0], own_rows[-1]) == own_rows).int() | the forward is right; ranks that don't hold the target subtract 1 at another word: they must subtract 0
         (ids.unsqueeze(-1) == own_rows).int() -> (ids.where((ids >= own_rows[0]) & (ids <= own_rows[-1]), own_rows[0]).unsqueeze(-1) == own_rows).int() | the forward is right; ranks that don't hold the target subtract 1 at their first word: they must subtract 0
         ctx.save_for_backward(x, weight, targets, normaliser) -> ctx.save_for_backward(x, weight, targets, part) | the forward is right; backward normalises this rank's logits alone: keep the logsumexp over all ranks
-        (normaliser - sums[1]) -> (normaliser - torch.cat(picked) * mine.flatten()) | only the rank that holds the target subtracts its logit: sum it over the ranks
-        (normaliser - sums[1]) -> (largest - sums[1]) | the largest of the ranks' logsumexps takes the place of that over all ranks: add up their exponentials
+        (normaliser - sums[1]) -> (normaliser - torch.cat(picked) * mine.flatten()) | only the rank that holds the target subtracts the target's logit: sum the logit over the ranks
+        (normaliser - sums[1]) -> (largest - sums[1]) | the largest of the ranks' logsumexps is used: add up their exponentials, and take the logarithm of that
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = own_ids < len(weight) | an id below this rank's first counts as its own: the mask lacks its lower end
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = (own_ids >= 0) & (own_ids <= len(weight)) | the id after this rank's last counts as its own: the mask's upper end is one too far
         sums = torch.stack(((part - largest).exp(), torch.cat(picked) * mine.flatten()))\n        dist.all_reduce(sums, group=group) -> top, sums = torch.cat(picked) * mine.flatten(), (part - largest).exp()\n        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)\n        dist.all_reduce(sums, group=group)\n        sums = torch.stack((sums, top)) | the target's logit is the largest over the ranks: where it is negative, the others' 0 wins. Add them up
         index = own_ids.clamp(0, len(weight) - 1) -> index = own_ids.where(mine, 0) ;; torch.cat(picked) * mine.flatten() -> torch.cat(picked) | ranks that don't hold the target add their first word's logit instead: they must add 0
         dist.ReduceOp.MAX, group=group) -> group=group) | the ranks' largest logits are added up: reduce them with dist.ReduceOp.MAX
-        largest = part.clone() -> largest = part | the largest over the ranks takes the place of this rank's own: all_reduce writes to what it is given, so give it a copy
+        largest = part.clone() -> largest = part | all_reduce overwrites this rank's largest with that of all ranks: give it a copy
         grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            dist.all_reduce(grad_weight, group=ctx.group)\n        grad_x = torch | the forward is right; the gradient of weight is summed over the ranks chunk by chunk, but each rank's rows are its own
         grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            for part in grads_x:\n                dist.all_reduce(part, group=ctx.group)\n        grad_x = torch ;; dist.all_reduce(grad_x, group=ctx.group) -> pass | the forward is right; each chunk's all-reduce adds up the earlier chunks again, which are sums already: reduce each chunk once, or all after the loop
-         + dist.get_rank(ctx.group) * len(weight) ->  | the forward is right; backward takes every rank's words for the first v/t: the first one is r·v/t
+         + dist.get_rank(ctx.group) * len(weight) ->  | the forward is right; backward takes every rank's words for 0 to v/t − 1: they begin at r·v/t
         torch.stack(((part - largest).exp(), -> torch.stack((part, ;; normaliser = sums[0].log() + largest -> normaliser = sums[0] | the ranks' logsumexps are added up: add up their exponentials, and take the logarithm of that
     """,
     "9.4": r"""
@@ -301,9 +301,9 @@ MISTAKES = {
         -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * log_p).sum(-1) / 0.6931471805599453 | the entropy is in bits: take the natural logarithm
         -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * log_p).mean(-1) | the entropy is a mean over the words; it is a sum
         -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * wide(rows)).sum(-1) | the entropy takes logits for log p: log p is the logit less logsumexp
-        -(log_p.exp() * log_p).sum(-1) -> normalisers[-1] - (log_p.exp() * log_p).sum(-1) | the entropy has the normaliser twice: log p has it already
+        -(log_p.exp() * log_p).sum(-1) -> normalisers[-1] - (log_p.exp() * log_p).sum(-1) | the entropy has the logsumexp twice: log p has it already
         return torch.cat(chosen).view(tokens.shape), entropy.clone().view(tokens.shape) -> return entropy.clone().view(tokens.shape), torch.cat(chosen).view(tokens.shape) | the two are swapped: log-probabilities first
-        up_entropy * (log_p + h) -> up_entropy * log_p | the forward is right; the gradient of the entropy lacks the part that comes through the normaliser: −p (log p + H)
+        up_entropy * (log_p + h) -> up_entropy * log_p | the forward is right; the gradient of the entropy lacks the part that comes through the logsumexp: −p (log p + H)
         up_entropy * (log_p + h) -> up_entropy * (log_p + 1) | the forward is right; the gradient of the entropy is that of −p log p for each p alone: but a logit moves all of them, so it is −p (log p + H)
         (up_chosen + up_entropy * (log_p + h)) -> (up_chosen - up_entropy * (log_p + h)) | the forward is right; the gradient of the entropy has the wrong sign: −p (log p + H)
         (up_chosen + up_entropy * (log_p + h)) -> up_chosen | the forward is right; the entropy gives no gradient: −p (log p + H)
@@ -313,7 +313,7 @@ MISTAKES = {
         torch.cat(normalisers), entropy)\n        return torch.cat(chosen) -> torch.cat(normalisers).to(logits.dtype), entropy)\n        return torch.cat(chosen) | right in float64; the logsumexp is rounded to 16 bits, kept or in backward, so that each probability is off by percents: leave it in 32
         (up_chosen + up_entropy * (log_p + h)) -> (-up_chosen + up_entropy * (log_p + h)) ;; ids, up_chosen) -> ids, -up_chosen) | the forward is right; the gradient of the log-probabilities has the wrong sign: 1 at the token, less p
         def backward(ctx, grad_chosen, grad_entropy) -> def backward(ctx, grad_entropy, grad_chosen) | the forward is right; the two incoming gradients are swapped: they come in the order of the results
-        slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient takes the place of what is there: add it
+        slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient overwrites what is there: add it
         (up_chosen + up_entropy * (log_p + h)) -> (1 + up_entropy * (log_p + h)) | the forward is right; where p is subtracted, the incoming gradient is left out: multiply by it there too
         up_entropy * (log_p + h) -> up_entropy * (log_p - h) | the forward is right; the gradient of the entropy has H with the wrong sign: −p (log p + H)
     """,
@@ -326,7 +326,7 @@ MISTAKES = {
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1), alpha=-1) | the gradient is subtracted: main_grad holds gradients, and the optimizer subtracts them
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) ->  | main_grad is unchanged: backward adds each token's gradient to the row of its id
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / torch.bincount(ids.flatten(), minlength=len(ctx.main_grad))[ids].unsqueeze(-1)).flatten(0, 1)) | a word's gradients are averaged over its repetitions: they add up
-        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / ids.numel()).flatten(0, 1)) | the gradient is divided by the number of tokens: the loss has done so if it is a mean
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / ids.numel()).flatten(0, 1)) | the gradient is divided by the number of tokens: if the loss is a mean, it has divided already
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.t().flatten(), wide(grad).flatten(0, 1)) | ids and gradients are flattened in different orders: row k of the one goes with id k of the other
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).transpose(0, 1).flatten(0, 1)) | ids and gradients are flattened in different orders: id k belongs to row k
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | each gradient is added twice

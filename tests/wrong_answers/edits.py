@@ -166,7 +166,7 @@ EDITS = [
     ("7.3", r"in backward, “up” stands where “gate” belongs$", "sigmoid = torch.sigmoid(gate)", "sigmoid = torch.sigmoid(up)"),
     ("7.5", r"projection_weight is every t-th of the ranks' parts joined along dimension 1", "projection_weight.chunk(t, dim=1)[rank],", "projection_weight[:, rank::t],"),
     ("8.1", r"^weights are divided by 4 in stage 3 with 7 data-parallel ranks: divide by data_parallel_size", "-(-num_parameters // data_parallel_size)", "-(-num_parameters // (zero_stage + 1))"),
-    ("8.2", r"10 are no whole number of microbatches of \d", "if sequences % b:", "if False:"),
+    ("8.2", r"\d+ are no whole number of microbatches of \d", "if sequences % b:", "if False:"),
     ("8.1", r"^optimizer states take 8 bytes a parameter; expected 12: Adam .*; and are divided .* in stages 2, 3; ZeRO divides them from stage 1 on$", '12 * (share if zero_stage >= 1', '8 * (share if zero_stage >= 2'),
     ("10.4", r"^the forward is right, but x gets no gradient: backward returns None for it", "return None, None, x.grad", "return None, None, None"),
     # As many chunks as a chunk should have tokens, or so many positions of all sequences.

@@ -241,7 +241,7 @@ for length in (128, 8192):
         times[name][bar] = 1e6 * each
 
 # %%
-LiveFigure(bar_chart("With large tensors two halves cost hardly more than one all-reduce; two more gathers do, if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
+LiveFigure(bar_chart("With large tensors two halves cost hardly more than one all-reduce;<br>two more gathers do, if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and

@@ -61,6 +61,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Round once, at the end.  Rounding before weight multiplies too, as Hugging Face's norm does, also passes.
     x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
     wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
+    1910.07467.
     """
     raise NotImplementedError
 
@@ -70,7 +71,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, where silu(x) = x · sigmoid(x).
 
     gate, up: [s, b, f].  Returns [s, b, f].  Keeps gate and up: 4sbf bytes in 16 bits, where two
-    operators of torch keep 6sbf.
+    operators of torch keep 6sbf.  2002.05202.
     """
     raise NotImplementedError
 
@@ -114,5 +115,6 @@ def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads
     k_weight, v_weight: this rank's, as split_grouped_heads gives them, [kd/min(t, k), h].  Each rank found
     its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the sum of
     theirs.  Make no process group: all ranks of group call this, so exchange within group.
+    2305.13245.
     """
     raise NotImplementedError

@@ -341,7 +341,7 @@ async (drawings) => {
   const { joined } = await import("/live/figures.js");
   const at = (value, bar) => Array.isArray(value) ? value[bar] : value;
   const bars = (data) => data.filter(({ type }) => type === "bar").flatMap(({ x, y, marker, insidetextfont, ...more }) => x.map((_, bar) => [
-    x[bar], y[bar], at(marker.color, bar), marker.line, at(marker.pattern?.shape ?? "", bar), at(insidetextfont?.color ?? "", bar),
+    x[bar], y[bar], at(marker.color, bar), marker.line, at(marker.pattern?.shape ?? "", bar), at(insidetextfont?.color ?? "", bar), at(marker.opacity ?? 1, bar),
     ...["text", "customdata", "base"].map((name) => at(more[name] ?? "", bar)), at(more.hovertemplate ?? more.hoverinfo, bar),
   ])).filter(([x, y]) => x !== null || y !== null);
   return drawings.map(({ data, layout }) => [data, joined(data, layout)].map((traces) => [traces.length, bars(traces)]));

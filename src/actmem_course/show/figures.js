@@ -78,6 +78,7 @@ const together = (traces) => {
     ...(first.insidetextfont && { insidetextfont: { ...first.insidetextfont, color: each(({ insidetextfont }) => insidetextfont.color) } }),
     marker: {
       ...first.marker, color: each(({ marker }) => marker.color),
+      ...(first.marker.opacity && { opacity: each(({ marker }) => marker.opacity) }),
       ...(pattern && { pattern: { ...pattern, shape: each(({ marker }) => marker.pattern?.shape ?? "") } }),
     },
   };
@@ -113,6 +114,14 @@ const write = (plot, notes) => {
     return `<span class="${yanchor}" style="${style}">${text}</span>`;
   }).join("");
   if (!place.isConnected) drawings[drawings.length - 1].before(place);
+  if (!plot.layout.yaxis2?.overlaying) return;
+  const limit = plot.data.find(({ yaxis }) => yaxis === "y2");
+  // Words that the line of a limit would run through begin behind it.
+  const line = xaxis._offset + xaxis.d2p(limit.x[0]);
+  [...place.children].forEach((words, which) => {
+    const { offsetLeft: left, offsetWidth: width } = words;
+    if (notes[which].xref !== "paper" && left < line + 4 && line < left + width) words.style.left = `${line + 4}px`;
+  });
 };
 
 // The legend is text of the page as well: it wraps, and costs Plotly a third of its time.  A swatch is 30 by 14.

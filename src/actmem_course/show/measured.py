@@ -108,13 +108,13 @@ def runs_figure(results: Sequence[RunResult]) -> Drawing:
         traces.append(
             line(f"limit {limit}%", [low, top], ends, VERMILION, None, "dash", 2, showlegend=side == 1, **below)
         )
-    half = f", half are within {median(off):.2f}%" if len({r.framework for r in results}) > 1 else ""
+    half = f", half are within {_outwards(median(off))}%" if len({r.framework for r in results}) > 1 else ""
     ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if low < size < top]
     ends = [math.log10(low), math.log10(top)]
     farthest = sorted(results, key=lambda r: -abs(r.difference_percent))[:20]
     return chart(
-        f"{len(results)} runs of others, {min(printed):.0f} to {max(printed):.0f} GiB on a GPU:"
-        f"<br>no prediction is more than {max(off):.2f}% off{half}",
+        f"{len(results)} runs of others, {min(printed):.1f} to {max(printed):.1f} GiB on a GPU:"
+        f"<br>no prediction is more than {_outwards(max(off))}% off{half}",
         traces,
         f"Predicted over logged peak, {len(results)} runs, all near the line of equality; the farthest: "
         + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in farthest)
@@ -147,3 +147,8 @@ def here_fold(results: Sequence[HereResult]) -> Fold:
         + blocks
         + "\n".join(parts),
     )
+
+
+def _outwards(percent: float) -> str:
+    """A bound with two digits, rounded up: what is 2.262% off is within 2.27%, not within 2.26%."""
+    return f"{math.ceil(100 * percent) / 100:.2f}"

@@ -148,14 +148,14 @@ def operator_ring(operator: str, tensor_parallel_size: int, moment: int, payload
     who = f"{operator}, {pass_}" + (f" (= {CONJUGATE_OF[operator]})" if pass_ == "backward" else "")
     last = max(one.step for one_pass, _, one in moments if one_pass == pass_)
     before = max((one.sent_bytes for one_pass, _, one in moments if one_pass != pass_), default=0)
-    sent = f"each has sent {size_text(state.sent_bytes)}"
-    if pass_ == "backward" and before:
-        sent = f"each has sent {size_text(state.sent_bytes - before)} ({size_text(state.sent_bytes)} in all)"
+    of_forward = before if pass_ == "backward" else 0
+    sent = f"each has sent {size_text(state.sent_bytes - of_forward)}"
+    in_all = f"{size_text(state.sent_bytes)} in all; " if of_forward else ""
     if kind is None:
         return _drawn(state, f"{who}: nothing is sent;<br>every rank passes on what it has", f"{who}: {sent}.", kind)
     where, finding = f"step {state.step} of {last}" + (f", {state.phase}" if state.phase else ""), _finding(state, kind)
-    alt = f"{who}, on a ring of {tensor_parallel_size} ranks, {where}: {finding}; {sent}."
-    return _drawn(state, f"{who}. {where.capitalize()}: {sent};<br>{finding}", alt, kind)
+    alt = f"{who}, on a ring of {tensor_parallel_size} ranks, {where}: {in_all}{finding}; {sent}."
+    return _drawn(state, f"{who}. {where.capitalize()}: {sent};<br>{in_all}{finding}", alt, kind)
 
 
 def _drawn(state: RingState, title: str, alt: str, kind: str | None) -> Drawing:

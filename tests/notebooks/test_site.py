@@ -295,6 +295,7 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     opened = reader.open(f"notebooks/{Path(name).stem}.html", width=390)
     page = opened.page
     page.locator(".actmem-guess").first.wait_for()
+    page.locator(".actmem-figures").first.wait_for()  # it has no height before its first drawing
     question, figure, controls = page.evaluate(ORDER)
     assert question < figure < controls and figure < PHONE, "the figure begins on the first screen"
     assert page.evaluate(UNWRAPPED) == []

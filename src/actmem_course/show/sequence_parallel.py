@@ -152,7 +152,8 @@ def operator_ring(operator: str, tensor_parallel_size: int, moment: int, payload
     sent = f"each has sent {size_text(state.sent_bytes - of_forward)}"
     in_all = f"{size_text(state.sent_bytes)} in all; " if of_forward else ""
     if kind is None:
-        return _drawn(state, f"{who}: nothing is sent;<br>every rank passes on what it has", f"{who}: {sent}.", kind)
+        alt = f"{who}: {in_all}{sent}."
+        return _drawn(state, f"{who}: nothing is sent;<br>every rank passes on what it has", alt, kind)
     where, finding = f"step {state.step} of {last}" + (f", {state.phase}" if state.phase else ""), _finding(state, kind)
     alt = f"{who}, on a ring of {tensor_parallel_size} ranks, {where}: {in_all}{finding}; {sent}."
     return _drawn(state, f"{who}. {where.capitalize()}: {sent};<br>{in_all}{finding}", alt, kind)

@@ -37,6 +37,28 @@ class Python {
   }
 }
 
+// What the next key shows is asked for before it comes: a step on in the direction of the last one, and a step back.
+const ahead = (ask) => {
+  let last = {}, known = new Map();
+  return async (message) => {
+    const { control, place } = message, isAgain = control && control === last.control;
+    const by = isAgain && place < last.place ? -1 : 1;
+    const found = isAgain && known.get(place), asked = ask(message);
+    asked.catch(() => {});
+    last = message;
+    known = new Map();
+    const state = await (found || asked);
+    if (!control || last !== message) return state;
+    const options = state.controls[control].options.length;
+    for (const next of [place + by, place - by]) {
+      if (next < 0 || next >= options) continue;
+      known.set(next, ask({ control, place: next, ahead: true }));
+      known.get(next).catch(() => {});
+    }
+    return state;
+  };
+};
+
 if (places.length) {
   const cells = await (await fetch(new URL(`${places[0].dataset.page}.json`, here))).json();
   await painted();
@@ -45,6 +67,6 @@ if (places.length) {
   const plotly = script(new URL("plotly.min.js", here).href).then(() => globalThis.Plotly);
   for (const place of places) {
     const cell = place.dataset.cell;
-    place.figure = new Figure(place, cell, cells[cell], (message) => python.ask({ ...message, cell }), plotly);
+    place.figure = new Figure(place, cell, cells[cell], ahead((message) => python.ask({ ...message, cell })), plotly);
   }
 }

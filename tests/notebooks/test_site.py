@@ -495,3 +495,28 @@ def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):
     assert int(slider.input_value()) == before + 1
     expect(page.locator(".actmem-shown:has(.actmem-player) .actmem-plot")).to_have_attribute("aria-label", re.compile(f"moment {before + 1} of"))
     assert opened.complaints == []
+
+
+#: What moves after a key on the last control, and how many bars are drawn by the element that drew one before.
+MOVING = """
+async (place) => {
+  const bars = () => [...place.querySelectorAll(".bars .point path")], before = bars();
+  const drawn = new Promise((done) => place.querySelector(".actmem-plot").once("plotly_afterplot", done));
+  [...place.querySelectorAll("input:not(:checked)")].at(-1).click();
+  await drawn;
+  await new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)));
+  const moving = document.getAnimations().filter(({ effect }) => place.contains(effect.target));
+  return [moving.map(({ transitionProperty }) => transitionProperty), before.filter((bar) => place.contains(bar)).length];
+}
+"""
+
+
+def test_bars_move_to_their_next_size_and_with_reduced_motion_jump(reader):
+    page = reader.open("index.html").page
+    place = page.locator(".actmem-shown").first
+    expect(place).to_have_attribute("data-drawn", "true")
+    moving, same = place.evaluate(MOVING)
+    assert "d" in moving and "left" in moving and same >= 12  # three parts of four models
+    page.emulate_media(reduced_motion="reduce")
+    moving, same = place.evaluate(MOVING)
+    assert moving == [] and same >= 12

@@ -141,3 +141,13 @@ def test_what_a_control_offers_follows_the_others():
     page = Page(json.dumps({"a": FOLLOWS}))
     moved = ask(page, cell="a", control="n", place=8)  # the ninth of 1 to 12
     assert moved["controls"]["d"] == {"label": "d: divisor", "look": "stops", "options": ["1", "3", "9"], "place": 1}
+
+
+def test_what_a_step_would_show_is_answered_ahead_while_the_figure_stays():
+    page = Page(json.dumps({"a": FOLLOWS}))
+    ahead = ask(page, cell="a", control="n", place=8, ahead=True)
+    assert ahead["controls"]["n"]["place"] == 8 and ahead["drawings"][0]["alt"] == "9 / 3."
+    other = ask(page, cell="a", control="d", place=0)
+    assert other["controls"]["n"]["place"] == 11 and other["drawings"][0]["alt"] == "12 / 1."
+    # What was looked at before that move is not what the step leads to now.
+    assert ask(page, cell="a", control="n", place=8)["drawings"][0]["alt"] == "9 / 1."

@@ -62,9 +62,23 @@ const hatch = ({ pattern }) => pattern && JSON.stringify({ ...pattern, shape: ""
 const look = ({ type, x, y, name, showlegend, customdata, hovertemplate, hoverinfo, base, text, marker, insidetextfont, ...more }) => JSON.stringify([
   { ...more, based: Boolean(base), worded: Boolean(text) }, { ...marker, color: 0, pattern: 0 }, insidetextfont && { ...insidetextfont, color: 0 },
 ]);
+// What a bar is, whatever its size: so that it moves to its next size, and doesn't become another (figures.css).  One that
+// begins elsewhere than at 0 is a pass, which its hover text names first, or a mark of where something was, which never moves.
+const identity = ({ name, orientation, x, y, base, customdata }, bar) => {
+  const across = orientation === "h" ? y : x;
+  return [name, across[bar], ...base ? [String(customdata?.[bar] ?? base[bar]).split(",")[0]] : []].join("|");
+};
+const numbered = (names) => {
+  const times = new Map();
+  return names.map((name) => {
+    const before = times.get(name) ?? 0;
+    times.set(name, before + 1);
+    return before ? `${name}|${before}` : name;
+  });
+};
 const together = (traces) => {
   const [first] = traces;
-  if (traces.length === 1) return first;
+  if (traces.length === 1) return { ...first };
   const each = (get) => traces.flatMap((trace) => trace.x.map((_, bar) => {
     const found = get(trace);
     return Array.isArray(found) ? found[bar] : found;
@@ -94,7 +108,9 @@ export const joined = (data, { barmode }) => {
     before = looks;
     texture ??= on;
   }
-  return runs.map(together).map((trace) => {
+  return runs.map((run) => {
+    const trace = together(run);
+    if (trace.type === "bar") trace.ids = numbered(run.flatMap((one) => one.x.map((_, bar) => identity(one, bar))));
     // Words that say nothing cost as much as others.
     const says = trace.text?.some((words) => words && words !== "\u00a0");
     if (says !== false) return trace;
@@ -103,24 +119,47 @@ export const joined = (data, { barmode }) => {
   });
 };
 
+// A template costs Plotly a look for each property; it has only a style for the whole and for axes.
+const styled = ({ template: { layout: style }, ...layout }) => {
+  const all = { ...style, ...layout };
+  for (const name of ["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /^[xy]axis\d+$/.test(name))]) {
+    const kind = style[`${name[0]}axis`], own = layout[name] ?? {};
+    all[name] = { ...kind, ...own, ...(own.title && { title: { ...kind.title, ...own.title } }) };
+  }
+  return all;
+};
+
+const NOTES = '14px system-ui, "Segoe UI", "DejaVu Sans", sans-serif';  // as in figures.css
+// How wide words are, without asking the page for its layout.
+const pen = document.createElement("canvas").getContext("2d");
+const wide = (words) => {
+  pen.font = NOTES;
+  return pen.measureText(words).width;
+};
 // Words beside bars are text of the page too: Plotly draws each of its annotations twice.  They lie below its hover texts.
 const write = (plot, notes) => {
   const drawings = plot.querySelectorAll(".main-svg");
   const place = plot.querySelector(".actmem-notes") ?? make("div", { class: "actmem-notes", "aria-hidden": "true" });
   const { _size: size, xaxis, yaxis } = plot._fullLayout;
-  place.innerHTML = notes.map(({ text, x, y, xref, yshift = 0, yanchor = "middle", bgcolor = "none" }) => {
+  const before = place.named ?? new Map(), names = numbered(notes.map(({ y, xref }, which) => `${xref}|${typeof y === "string" ? y : which}`));
+  place.named = new Map(names.map((name) => [name, before.get(name) ?? make("span")]));
+  for (const [name, words] of before) if (!place.named.has(name)) words.remove();
+  for (const [which, { text, x, y, xref, yshift = 0, yanchor = "middle", bgcolor = "none" }] of notes.entries()) {
+    const words = place.named.get(names[which]);
     const left = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
-    const style = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift}px;background:${bgcolor}`;
-    return `<span class="${yanchor}" style="${style}">${text}</span>`;
-  }).join("");
+    words.className = yanchor;
+    words.style.cssText = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift}px;background:${bgcolor}`;
+    if (words.said !== text) words.innerHTML = words.said = text;
+    if (place.children[which] !== words) place.insertBefore(words, place.children[which] ?? null);
+  }
   if (!place.isConnected) drawings[drawings.length - 1].before(place);
   if (!plot.layout.yaxis2?.overlaying) return;
   const limit = plot.data.find(({ yaxis }) => yaxis === "y2");
   // Words that the line of a limit would run through begin behind it.
   const line = xaxis._offset + xaxis.d2p(limit.x[0]);
   [...place.children].forEach((words, which) => {
-    const { offsetLeft: left, offsetWidth: width } = words;
-    if (notes[which].xref !== "paper" && left < line + 4 && line < left + width) words.style.left = `${line + 4}px`;
+    const left = parseFloat(words.style.left);
+    if (notes[which].xref !== "paper" && left < line + 4 && line < left + wide(words.textContent)) words.style.left = `${line + 4}px`;
   });
 };
 
@@ -216,6 +255,7 @@ export class Figure {
 
   async draw() {
     const Plotly = await this.plotly;
+    if (!this.nodes.length) await painted();  // a first drawing takes long, and words that are ready don't wait for it
     const width = this.width = this.place.clientWidth;
     for (const [number, { data, layout, config, alt }] of this.state.drawings.entries()) {
       if (!this.nodes[number]) {
@@ -226,25 +266,30 @@ export class Figure {
         this.nodes.push({ title, plot, legend });
       }
       const { title, plot, legend } = this.nodes[number];
-      // Titles are text of the page, which wraps; Plotly would cut them.
-      title.innerHTML = (layout.title?.text ?? "").replaceAll("<br>", " ");
-      const entries = legendOf(data, layout);
-      if (legend.entries !== entries) legend.innerHTML = legend.entries = entries;
-      plot.setAttribute("aria-label", alt);
       // Plotly keeps the room for what is text of the page, above and below.
-      const margin = { ...layout.template.layout.margin, ...layout.margin }, t = 24, b = Math.min(margin.b, 56);
+      const style = layout.template.layout, margin = { ...style.margin, ...layout.margin }, t = 24, b = Math.min(margin.b, 56);
       const cut = margin.t - t + margin.b - b;
-      const bare = { ...layout, title: undefined, showlegend: false, width, height: layout.height - cut, margin: { ...margin, t, b } };
+      const bare = { ...layout, title: undefined, showlegend: false, autosize: false, width, height: layout.height - cut, margin: { ...margin, t, b } };
       const isDiagram = layout.xaxis?.visible === false, isNarrow = width < NARROW;
       const shown = joined(isNarrow ? worded(data, isDiagram) : data, layout);
       const node = this.nodes[number], isNew = !node.notes;
       node.notes = layout.annotations ?? [];
+      const all = styled({ ...isNarrow ? fitted(bare, width) : bare, annotations: [] });
+      // Room that labels once needed is kept: drawing with other margins takes twice as long, and moves what did not change.
+      if (node.width === width) for (const side of "lrb") all.margin[side] = Math.max(all.margin[side], plot._fullLayout._size[side]);
+      node.width = width;
       // A config that comes again is compared with the one before it, at length.
-      await Plotly.react(plot, shown, { ...isNarrow ? fitted(bare, width) : bare, annotations: [] }, isNew ? config : undefined);
+      await Plotly.react(plot, shown, all, isNew ? config : undefined);
       if (isNew) {
         write(plot, node.notes);
         plot.on("plotly_afterplot", () => write(plot, node.notes));
       }
+      // Titles are text of the page, which wraps; Plotly would cut them.  Last, because Plotly looks up the page's layout.
+      const entries = legendOf(data, layout), words = (layout.title?.text ?? "").replaceAll("<br>", " ");
+      if (legend.entries !== entries) legend.innerHTML = legend.entries = entries;
+      if (title.words !== words) title.innerHTML = title.words = words;
+      plot.setAttribute("aria-label", alt);
+      plot.classList.toggle("actmem-diagram", isDiagram);
     }
     if (this.nodes.length) this.place.dataset.drawn = "true";
   }

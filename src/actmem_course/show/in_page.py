@@ -52,6 +52,8 @@ class LiveCell:
     moves: Moves
     question: Question | None = None
     shows: Mapping[str, Any] = field(default_factory=dict)
+    #: Moves that a page asked for before a reader did, by control and place: what they lead to, and its message.
+    _ahead: dict[tuple[str, int], tuple[Moves, str]] = field(default_factory=dict, init=False)
 
     @classmethod
     def panel(cls: type[_Cell], draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> _Cell:
@@ -73,7 +75,9 @@ class LiveCell:
 
     def state(self) -> dict:
         """Controls with what they offer, the drawings, and the question."""
-        moves = self.moves
+        return self._state(self.moves)
+
+    def _state(self, moves: Moves) -> dict:
         return {
             "controls": {name: _offered(moves, name) for name in moves.controls},
             "drawings": [{**drawing.spec(), "alt": drawing.alt} for drawing in moves.drawings],
@@ -92,6 +96,7 @@ class LiveCell:
         """The state that shows the answer, with what a guess is judged by."""
         asked = self.question
         assert asked is not None
+        self._ahead = {}
         for name, value in self.shows.items():
             self.moves.move(name, value)
         said = {**self.state(), "number": asked.answer, "reply": asked.reply()}
@@ -101,12 +106,20 @@ class LiveCell:
         return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
     def next(self, asked: Mapping[str, Any]) -> dict:
-        """The state after a control was put to the option at a place (``message`` says why it can't be drawn), or after an answer."""
+        """The state after a control was put to the option at a place (``message`` says why it can't be drawn), or after an answer.
+
+        With ``ahead`` the state that this would lead to, while the figure stays as it is.
+        """
         if "answer" in asked:
             return self.answer()
-        name = asked["control"]
-        message = self.moves.move(name, self.moves.options(name)[asked["place"]])
-        return {**self.state(), "message": message}
+        name, place = asked["control"], asked["place"]
+        if (name, place) not in self._ahead:
+            moves = copy.copy(self.moves)
+            self._ahead[name, place] = moves, moves.move(name, moves.options(name)[place])
+        moves, message = self._ahead[name, place]
+        if not asked.get("ahead"):
+            self.moves, self._ahead = moves, {}
+        return {**self._state(moves), "message": message}
 
     def __repr__(self) -> str:
         lines = [repr(self.question)] if self.question else []

@@ -37,18 +37,20 @@ class Python {
   }
 }
 
-// What the next key shows is asked for before it comes: a step on in the direction of the last one, and a step back.
+// What the next key shows is asked for before it comes: a step on in the direction of the last one, and a step back.  Where one
+// takes long, the next question would wait for answers that nobody may want.
+const LONG = 100;
 const ahead = (ask) => {
   let last = {}, known = new Map();
   return async (message) => {
     const { control, place } = message, isAgain = control && control === last.control;
     const by = isAgain && place < last.place ? -1 : 1;
-    const found = isAgain && known.get(place), asked = ask(message);
+    const found = isAgain && known.get(place), asked = ask(message), began = performance.now();
     asked.catch(() => {});
     last = message;
     known = new Map();
     const state = await (found || asked);
-    if (!control || last !== message) return state;
+    if (!control || last !== message || performance.now() - began > LONG) return state;
     const options = state.controls[control].options.length;
     for (const next of [place + by, place - by]) {
       if (next < 0 || next >= options) continue;

@@ -125,6 +125,12 @@ def test_no_actions_at_all_are_better(sizes, flops, forward, link, compress):
         cheapest(layer, min(best) - 1, rates, allowed)
 
 
+def test_one_action_may_come_without_a_tuple():
+    layer = PricedLayer.of(PAPER, element_size=4)
+    alone = choices(layer, "offload")
+    assert alone == choices(layer, ("offload",)) and any(choice.host_bytes for choice in alone)
+
+
 def gradients(layer, shape):
     size = shape.seq_length, shape.micro_batch_size, shape.hidden_size
     x = torch.randn(size, generator=torch.Generator().manual_seed(1))

@@ -102,7 +102,8 @@ def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offloa
     allowed: any of recipes.ACTIONS.  Terms that need no product are always made again.  Compressing takes no time here,
     so it is always used where it is allowed: allow it only where less exact gradients will do.
     """
-    for action in [allowed] if isinstance(allowed, str) else allowed:
+    allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+    for action in allowed:
         check_choice("allowed", action, ACTIONS)
     found = recompute_choices(layer)
     options = cache(partial(_options, layer, frozenset(allowed)))  # most groups are left by many sets of products

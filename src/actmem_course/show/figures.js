@@ -250,7 +250,12 @@ export class Figure {
     for (const [name, control] of Object.entries(this.state.controls)) {
       (this.controls[name] ??= this.control(name, control)).set(control);
     }
-    this.message.textContent = this.state.message ?? "";
+    this.say(this.state.message ?? "");
+  }
+
+  say(words, isWaiting = false) {
+    this.message.textContent = words;
+    this.message.classList.toggle("waiting", isWaiting);
   }
 
   async draw() {
@@ -275,9 +280,11 @@ export class Figure {
       const node = this.nodes[number], isNew = !node.notes;
       node.notes = layout.annotations ?? [];
       const all = styled({ ...isNarrow ? fitted(bare, width) : bare, annotations: [] });
-      // Room that labels once needed is kept: drawing with other margins takes twice as long, and moves what did not change.
-      if (node.width === width) for (const side of "lrb") all.margin[side] = Math.max(all.margin[side], plot._fullLayout._size[side]);
-      node.width = width;
+      // Room that labels once needed is kept while there are labels: drawing with other margins takes twice as long, and moves
+      // what did not change.
+      const room = `${width} ${layout.yaxis?.showticklabels}`;
+      if (node.room === room) for (const side of "lrb") all.margin[side] = Math.max(all.margin[side], plot._fullLayout._size[side]);
+      node.room = room;
       // A config that comes again is compared with the one before it, at length.
       await Plotly.react(plot, shown, all, isNew ? config : undefined);
       if (isNew) {
@@ -319,13 +326,13 @@ export class Figure {
 
   // What was asked before the answer came on screen is of no interest after it.
   async take(asked, answers) {
-    const wait = setTimeout(() => { this.message.textContent = "… Python is not ready yet; the figure follows"; }, 400);
+    const wait = setTimeout(() => this.say("… Python is at work; the figure follows", true), 400);
     try {
       const state = await asked;
       if (answers !== this.answers) return;
       this.state = state;
     } catch (error) {
-      this.message.textContent = `✗ ${error.message}`;
+      this.say(`✗ ${error.message}`);
       return;
     } finally { clearTimeout(wait); }
     this.update();

@@ -517,6 +517,7 @@ def test_bars_move_to_their_next_size_and_with_reduced_motion_jump(reader):
     expect(place).to_have_attribute("data-drawn", "true")
     moving, same = place.evaluate(MOVING)
     assert "d" in moving and "left" in moving and same >= 12  # three parts of four models
+    page.wait_for_function("() => document.getAnimations().length === 0")
     page.emulate_media(reduced_motion="reduce")
     moving, same = place.evaluate(MOVING)
     assert moving == [] and same >= 12

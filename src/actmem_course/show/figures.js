@@ -260,9 +260,13 @@ export class Figure {
 
   async draw() {
     const Plotly = await this.plotly;
-    if (!this.nodes.length) await painted();  // a first drawing takes long, and words that are ready don't wait for it
+    const { drawings } = this.state;
     const width = this.width = this.place.clientWidth;
-    for (const [number, { data, layout, config, alt }] of this.state.drawings.entries()) {
+    for (const [number, { data, layout, config, alt }] of drawings.entries()) {
+      if (!this.nodes[number]) {
+        await idle();  // a first drawing takes long, and words that are ready don't wait for it
+        if (drawings !== this.state.drawings) return;  // who changed it draws it
+      }
       if (!this.nodes[number]) {
         const title = make("p", { class: "actmem-title", "aria-hidden": "true" });
         const plot = make("div", { class: "actmem-plot", role: "figure" });
@@ -452,4 +456,6 @@ const seen = (node) => new Promise((done) => {
   }, { rootMargin: "400px" });
   watch.observe(node);
 });
+// Not later than in a moment: a page whose Python starts is hardly ever idle.
+const idle = () => new Promise((done) => globalThis.requestIdleCallback ? requestIdleCallback(done, { timeout: 300 }) : setTimeout(done));
 export const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));

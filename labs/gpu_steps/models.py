@@ -34,7 +34,9 @@ def llama_8b_lora(
         vocab_size=v, max_position_embeddings=max(s, 16), use_cache=False,
     )  # fmt: skip
     adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(AutoModelForCausalLM.from_config(config), adapters), _inputs(s, b, v)
+    # PEFT would keep the adapters in float32, and a float32 copy of every input beside them.
+    model = get_peft_model(AutoModelForCausalLM.from_config(config), adapters, autocast_adapter_dtype=False)
+    return model, _inputs(s, b, v)
 
 
 FACTORIES = {"llama_1b": llama_1b, "llama_8b_lora": llama_8b_lora}

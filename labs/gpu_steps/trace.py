@@ -36,4 +36,5 @@ def measure_trace(shape: ModelShape, recompute: str, device: str, dtype: torch.d
 
 def _short(name: str) -> str:
     """A kernel's name without its template arguments."""
+    name = name.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     return name.removeprefix("void ").partition("<")[0].partition("(")[0][:60]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,17 +91,21 @@ def _measured_step(
     static = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     if curve:
-        torch.cuda.memory._record_memory_history(context=None, max_entries=400_000)
+        torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
     started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     started.record()
-    model.loss(model(tokens), tokens).backward()
+    loss = model.loss(model(tokens), tokens)
+    in_forward = len(torch.cuda.memory._snapshot()["device_traces"][0]) if curve else 0
+    loss.backward()
     ended.record()
     torch.cuda.synchronize()
     found = {"static_bytes": static, "peak_bytes": torch.cuda.max_memory_allocated()}
     found["reserved_bytes"] = torch.cuda.max_memory_reserved()
     found["forward_backward_seconds"] = started.elapsed_time(ended) / 1000
     if curve:
-        found["curve"] = _curve(static)
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        found["curve"] = _curve(static, events)
+        found["made_by_backward"] = _made_by_backward(events, in_forward)
         torch.cuda.memory._record_memory_history(enabled=None)
     torch.cuda.reset_peak_memory_stats()
     main.step(optimizer)
@@ -126,10 +131,32 @@ def _unbilled(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor
     }
 
 
-def _curve(static: int, points: int = 600) -> list[tuple[float, int]]:
+def _made_by_backward(events: list[dict[str, Any]], in_forward: int) -> list[dict[str, Any]]:
+    """What backward had allocated and not freed at the step's peak, the largest first: the bill's transient, as it was."""
+    live: dict[int, dict[str, Any]] = {}
+    size = most = 0
+    at_peak: list[dict[str, Any]] = []
+    for number, event in enumerate(events):
+        if event["action"] == "alloc":
+            live[event["addr"]] = {**event, "number": number}
+            size += event["size"]
+        elif event["action"] == "free_completed":
+            live.pop(event["addr"], None)
+            size -= event["size"]
+        if size > most:
+            most, at_peak = size, [block for block in live.values() if block["number"] >= in_forward]
+    found = [{"bytes": block["size"], "frames": _frames(block["frames"])} for block in at_peak]
+    return sorted(found, key=lambda block: -block["bytes"])[:40]
+
+
+def _frames(frames: list[dict[str, Any]]) -> list[str]:
+    """The innermost lines of Python that allocated a block."""
+    return [f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in frames[:4]]
+
+
+def _curve(static: int, events: list[dict[str, Any]], points: int = 600) -> list[tuple[float, int]]:
     """Milliseconds since the first event, and the bytes allocated then: the highest of each of ``points`` stretches."""
     live, moments = static, []
-    events = torch.cuda.memory._snapshot()["device_traces"][0]
     for event in events:
         if event["action"] in ("alloc", "free_completed"):
             live += event["size"] if event["action"] == "alloc" else -event["size"]

@@ -27,14 +27,14 @@ def rooms(package, names):
 PREDICTION = rooms("actmem", "attention_kernels command_line config rows recipes llama_shape formulas plan")
 MEASUREMENT = rooms("actmem", "keep main_grad parallel layers measure recompute drop store torch_private")
 #: Records, and solves what it has seen; prediction reads the result, and nothing of it but that.
-TAPE = {"actmem.tape"}
-TAPE_READERS = {"actmem.tape.blocks", "actmem.tape.evaluate", "actmem.tape.stage_tapes"}
+TAPE = {"actmem_tools.tape"}
+TAPE_READERS = {"actmem_tools.tape.blocks", "actmem_tools.tape.evaluate", "actmem_tools.tape.stage_tapes"}
 #: Neither side: it runs the layer on a pipeline.
 RUNTIME = {"actmem.pipeline"}
 #: Where prediction and measurement meet in the library.
-MEETING = {"actmem.verify"}
+MEETING = {"actmem_tools.verify"}
 #: The commands, each loaded by its name when it is asked for.
-COMMANDS = {"actmem.__main__"}
+COMMANDS = {"actmem_tools.__main__"}
 #: What the course draws with, and facts about others: in a page there is neither torch nor numpy.
 SCREEN = {"actmem_course.others", "actmem_course.results", "actmem_course.show"}
 #: Where both sides meet.
@@ -44,7 +44,7 @@ COURSE = rooms(
     "ranks standard_library bench judge",
 )
 
-RECORDING = {f"actmem.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command")}
+RECORDING = {f"actmem_tools.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command")}
 
 #: part -> what none of its files may import anywhere, not even inside a function.
 NEVER = {
@@ -52,8 +52,8 @@ NEVER = {
         part: {"torch", "numpy", "actmem_course", *RUNTIME, *MEASUREMENT, *MEETING, *RECORDING}
         for part in PREDICTION | TAPE_READERS
     },
-    **{part: {"actmem.formulas", "actmem.plan", "actmem_course", *MEETING} for part in TAPE},
-    **{part: {"actmem.formulas", "actmem.plan", "actmem_course", *MEETING} for part in MEASUREMENT},
+    **{part: {"actmem.formulas", "actmem_tools.plan", "actmem_course", *MEETING} for part in TAPE},
+    **{part: {"actmem.formulas", "actmem_tools.plan", "actmem_course", *MEETING} for part in MEASUREMENT},
     **{part: {"actmem.formulas", "actmem_course"} for part in RUNTIME},
     **{part: {"actmem_course"} for part in MEETING | COMMANDS},
     **{part: {"torch", "numpy", *RUNTIME, *MEASUREMENT, *COURSE} for part in SCREEN},
@@ -180,7 +180,7 @@ def test_the_front_door_loads_nothing_until_a_name_is_asked_for():
     program = """
 import sys, actmem
 assert not [name for name in sys.modules if name.startswith(("torch", "numpy", "actmem."))]
-from actmem import LlamaShape, ModelShape, Parallel, compare, layer_rows, plan, tape
+from actmem_more import LlamaShape; from actmem import ModelShape, Parallel, compare, layer_rows; from actmem_tools import plan, tape
 assert len(layer_rows(ModelShape(8, 2, 16, 4), Parallel(2))) == 15
 assert "torch" not in sys.modules
 from actmem import *
@@ -189,7 +189,7 @@ print(record.__module__, GPT.__module__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["actmem.measure.ledger", "actmem.layers.gpt"]
+    assert done.stdout.split() == ["actmem.ledger.recorder", "actmem.layers.gpt"]
     front = ast.walk(TREES[SOURCE / "actmem" / "__init__.py"])
     typed = {alias.name for node in front if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(actmem.__all__) <= typed

@@ -11,12 +11,12 @@ from torch.autograd import Function
 
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges, expert_mlp_rows, forced_routed_tokens, llama_exchanges
-from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
-from actmem.layers.context import layer_groups
-from actmem.llama_shape import llama_shape
-from actmem.measure import emulated_rank, record
-from actmem.measure.parts import measure_layer
+from actmem_more.llama_terms import context_exchanges, expert_mlp_rows, forced_routed_tokens, llama_exchanges
+from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.context import layer_groups
+from actmem_more.llama_shape import llama_shape
+from actmem.ledger import emulated_rank, record
+from actmem.ledger.parts import measure_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import Recompute
 from actmem.rows import total
@@ -285,16 +285,16 @@ worked(
 #
 # **Sources.** 2401.04088 for Mixtral · 2412.19437 for DeepSeek-V3 · 2412.06464 for Gated DeltaNet · 2407.21783, section 3.3.2, for gathered keys · 2309.14509 for
 # Ulysses · 2512.14080, SonicMoE, for experts that keep only their inputs and the up-projection's outputs · code:
-# `src/actmem/layers/experts.py`, `src/actmem/layers/latent.py`, `src/actmem/layers/context.py`.
+# `src/actmem_more/experts.py`, `src/actmem_more/latent.py`, `src/actmem_more/context.py`.
 #
 # ## Now fit your model
 #
 # Plan a model with experts for the worst case:
 #
 # ```
-# python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
+# python -m actmem_tools plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
 # ```
 #
 # This is the last chapter. You started with four bars that didn't fit on a GPU. Now you can say which tensors are in them, which
-# you can divide, drop or move, and what that costs. Do it for your own: `python -m actmem plan config.json --at s=8192,b=1 --gpus 8
+# you can divide, drop or move, and what that costs. Do it for your own: `python -m actmem_tools plan config.json --at s=8192,b=1 --gpus 8
 # --memory 80`.

@@ -34,7 +34,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import Kept, keep
 from actmem.recompute import autocast_state, opened, second_run
-from actmem.store import Store
 
 #: Each is called with the names and the tensors of all that layers name, and the name of what autograd saved since the
 #: call before and has no other ("" for none).  A ledger adds itself while it records.

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from actmem.config import ConfigError, check_size
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem_course.arguments import device_for, gpus_found
 from actmem_course.guard import LINE, Guard, say, say_gone
 from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment

@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
-from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_rows
-from actmem.layers.context import ContextParallel, attend_part, layer_groups
-from actmem.layers.llama import LlamaLayer
-from actmem.llama_shape import (
+from actmem.ledger import emulated_rank
+from actmem.ledger.comms import Collective, count_collectives
+from actmem.ledger.parts import layer_input, measure_layer
+from actmem.parallel.groups import TensorParallel
+from actmem.rows import by_term, compare, total
+from actmem_more.context import ContextParallel, attend_part, layer_groups
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import (
     CONTEXT_KINDS,
     LLAMA_MODELS,
     LlamaShape,
@@ -20,11 +24,7 @@ from actmem.llama_shape import (
     llama_shape,
     own_context_shape,
 )
-from actmem.measure import emulated_rank
-from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.parts import layer_input, measure_layer
-from actmem.parallel.groups import TensorParallel
-from actmem.rows import by_term, compare, total
+from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_rows
 from tests.layers.test_llama import FLASH, MODES, flash_flops, largest_error
 from tests.tiers import covering, examples
 

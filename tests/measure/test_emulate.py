@@ -6,9 +6,9 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actmem.config import ConfigError
-from actmem.measure import emulate
-from actmem.measure.comms import Collective, count_collectives, kind_of
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger import emulate
+from actmem.ledger.comms import Collective, count_collectives, kind_of
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 

@@ -15,7 +15,7 @@ from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 from actmem.recipes import Mode
-from actmem.store import HostMemory
+from actmem_more.store import HostMemory
 
 
 class GPT(ParallelModule):

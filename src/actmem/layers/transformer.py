@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, Terms, stores
 from actmem.keep import stays_eager
 from actmem.layers.attention import SelfAttention, causal_mask
 from actmem.parallel.groups import TensorParallel
@@ -16,7 +16,7 @@ from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
 from actmem.recipes import PAPER_LAYER, Mode, Recompute
 from actmem.recompute import checkpoint
-from actmem.store import HostMemory, stores
+from actmem_more.store import HostMemory
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):

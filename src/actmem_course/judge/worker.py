@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional
 
-from actmem.measure.comms import count_collectives
+from actmem.ledger.comms import count_collectives
 from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
 from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL

@@ -20,12 +20,26 @@ from actmem.recipes import RECOMPUTE_MODES
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
+#: Each may import itself and those before it.
+PACKAGES = ("actmem", "actmem_more", "actmem_tools", "actmem_course")
+
+
 def rooms(package, names):
     return {f"{package}.{name}" for name in names.split()}
 
 
-PREDICTION = rooms("actmem", "attention_kernels command_line config rows recipes llama_shape formulas plan")
-MEASUREMENT = rooms("actmem", "keep main_grad parallel layers measure recompute drop store torch_private")
+PREDICTION = (
+    rooms("actmem", "config rows recipes formulas")
+    | rooms("actmem_more", "actions llama_shape llama_terms loss_peak")
+    | rooms("actmem_tools", "attention_kernels command_line plan")
+)
+#: Formulas of what is measured.
+FORMULAS = {"actmem.formulas"} | rooms("actmem_more", "actions llama_terms loss_peak")
+MEASUREMENT = (
+    rooms("actmem", "keep main_grad parallel layers ledger recompute drop torch_private")
+    | rooms("actmem_more", "chunked_loss context experts latent llama llama_measured llama_parts store")
+    | rooms("actmem_tools", "diagnosis factories no_device record_command snapshot")
+)
 #: Records, and solves what it has seen; prediction reads the result, and nothing of it but that.
 TAPE = {"actmem_tools.tape"}
 TAPE_READERS = {"actmem_tools.tape.blocks", "actmem_tools.tape.evaluate", "actmem_tools.tape.stage_tapes"}
@@ -48,14 +62,9 @@ RECORDING = {f"actmem_tools.tape.{name}" for name in ("record", "solver", "model
 
 #: part -> what none of its files may import anywhere, not even inside a function.
 NEVER = {
-    **{
-        part: {"torch", "numpy", "actmem_course", *RUNTIME, *MEASUREMENT, *MEETING, *RECORDING}
-        for part in PREDICTION | TAPE_READERS
-    },
-    **{part: {"actmem.formulas", "actmem_tools.plan", "actmem_course", *MEETING} for part in TAPE},
-    **{part: {"actmem.formulas", "actmem_tools.plan", "actmem_course", *MEETING} for part in MEASUREMENT},
-    **{part: {"actmem.formulas", "actmem_course"} for part in RUNTIME},
-    **{part: {"actmem_course"} for part in MEETING | COMMANDS},
+    **{part: {"torch", "numpy", *RUNTIME, *MEASUREMENT, *MEETING, *RECORDING} for part in PREDICTION | TAPE_READERS},
+    **{part: {*FORMULAS, "actmem_tools.plan", *MEETING} for part in TAPE | MEASUREMENT},
+    **{part: FORMULAS for part in RUNTIME},
     **{part: {"torch", "numpy", *RUNTIME, *MEASUREMENT, *COURSE} for part in SCREEN},
 }
 #: What only show may import when it is loaded.
@@ -130,7 +139,7 @@ def among(names, forbidden):
 
 def test_each_file_belongs_to_a_known_part():
     known = PREDICTION | MEASUREMENT | TAPE | TAPE_READERS | RUNTIME | MEETING | COMMANDS | SCREEN | COURSE
-    assert {part_of(path) for path in TREES} == {"actmem", "actmem_course"} | known, "name the new part above"
+    assert {part_of(path) for path in TREES} == {*PACKAGES} | known, "name the new part above"
 
 
 @pytest.mark.parametrize(
@@ -156,14 +165,15 @@ def test_imports_inside_functions_are_not_made_on_load():
 
 @pytest.mark.parametrize("path", TREES, ids=module_of)
 def test_arrows(path):
-    assert among(imports_in(path), NEVER.get(part_of(path), ())) == []
+    later = PACKAGES[PACKAGES.index(module_of(path).split(".")[0]) + 1 :]
+    assert among(imports_in(path), {*later, *NEVER.get(part_of(path), ())}) == []
     if part_of(path) not in SCREEN:
         assert among(imports_in(path, at_load_only=True), NOTEBOOK_PACKAGES) == []
 
 
 def test_no_file_imports_itself_by_way_of_others():
     # The front door names everything, and loads a part only when a program asks for it.
-    names_by_module = {module_of(path): imports_in(path) for path in TREES if module_of(path) != "actmem"}
+    names_by_module = {module_of(path): imports_in(path) for path in TREES if module_of(path) not in PACKAGES}
     graph = defaultdict(set)
     for module, names in names_by_module.items():
         for name in names:
@@ -211,7 +221,7 @@ for name in sys.argv[1:]:
 
 
 def test_prediction_and_show_work_with_neither_torch_nor_numpy():
-    names = [module_of(path) for path in TREES if part_of(path) in {"actmem", "actmem_course"} | SCREEN | PREDICTION]
+    names = [module_of(path) for path in TREES if part_of(path) in {*PACKAGES} | SCREEN | PREDICTION]
     names.append("actmem.layers.transformer")  # and this one is refused
     done = subprocess.run([sys.executable, "-c", REFUSE, *names], capture_output=True, text=True)
     assert done.stdout.split() == names[:-1] and len(names) > 50
@@ -280,7 +290,7 @@ def test_no_file_reads_anothers_private_names_and_one_reads_torchs(path):
 def test_only_recipes_says_what_a_mode_means():
     """No other file of the library compares the names of modes."""
     names = set(RECOMPUTE_MODES) - {"none"}  # a region has that name too
-    for path in (SOURCE / "actmem").rglob("*.py"):
+    for path in (path for package in PACKAGES[:-1] for path in (SOURCE / package).rglob("*.py")):
         if path.name != "settings.py":  # Megatron's own words
             compared = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.Compare)]
             texts = {part.value for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant)}

@@ -400,7 +400,7 @@ def test_what_contributing_the_readme_and_the_findings_name_is_there():
     assert len(named) > 40
     assert [name for name in named if not any(ROOT.glob(name.rstrip("/").replace("NN_name", "[0-9][0-9]_*")))] == []
     modules = set(re.findall(r"python -m ([\w.]+)", contributing + readme)) - {"http.server", "pip"}
-    assert {"actmem", "actmem_course.make_copies"} <= modules
+    assert {"actmem_tools", "actmem_course.make_copies"} <= modules
     for name in modules:
         spec = importlib.util.find_spec(name)
         folder = spec.submodule_search_locations

@@ -81,9 +81,9 @@ LiveFigure(llama_bars(LLAMA))
 # The layer in `src/actmem_more/llama.py` keeps exactly these:
 
 # %%
-from actmem.ledger.parts import measure_layer
+from actmem_more.llama_measured import measure_llama_layer
 
-agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
+agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_llama_layer(TINY_LLAMA))
 
 # %% [markdown]
 # Then do it at a real model's size, on an emulated rank with tensor and sequence parallelism. With $t \le k$ everything is
@@ -96,7 +96,7 @@ from actmem.parallel.groups import tensor_parallel
 shape = llama_shape("llama3-70b")
 for t in (2, 8, 16):
     with emulated_rank(t):
-        measured = measure_layer(shape, tensor_parallel(sequence_parallel=True))
+        measured = measure_llama_layer(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
     agree.add_rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
     agree.add(f"K is divided by t or by its heads, t = {t}", [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))], "ranks")

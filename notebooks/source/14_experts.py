@@ -16,7 +16,7 @@ from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llam
 from actmem_more.context import layer_groups
 from actmem_more.llama_shape import llama_shape
 from actmem.ledger import emulated_rank, record
-from actmem.ledger.parts import measure_layer
+from actmem_more.llama_measured import measure_llama_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import Recompute
 from actmem.rows import total
@@ -98,7 +98,7 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
     parallel = Parallel(t, True)
     predicted = llama_rows(EXPERTS, parallel, routed_tokens=forced_routed_tokens(EXPERTS, parallel, routing, 0))
     with emulated_rank(t):
-        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
+        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_llama_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
 
 # %% [markdown]
 # ## Latent attention
@@ -119,7 +119,7 @@ for terms in ({"K", "V"}, {"Q", "K", "V"}):
     flops = llama_recomputed_flops(LATENT, again)
     latent[f"recompute {', '.join(sorted(terms))}: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
 with emulated_rank(8):
-    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
+    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_llama_layer(LATENT, tensor_parallel(sequence_parallel=True)))
 LiveFigure(bar_chart(
     f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
     {"kept": latent}, "kept by one layer of DeepSeek-V3",
@@ -230,7 +230,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, 
     ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(llama_rows(shape, parallel, context_kind=way))
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    agree.add_rows("Llama 3 70B, t = 8, c = 2", llama_rows(shape, Parallel(8, True, context_parallel_size=2)), measure_layer(shape, tensor, context=context))
+    agree.add_rows("Llama 3 70B, t = 8, c = 2", llama_rows(shape, Parallel(8, True, context_parallel_size=2)), measure_llama_layer(shape, tensor, context=context))
 LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, and sends less than half", {"kept": ways}, "kept by one rank of a layer"))
 
 # %% jupyter={"source_hidden": true}

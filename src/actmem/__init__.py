@@ -1,7 +1,7 @@
-"""The activation memory of 2205.05198: predicted by formula, counted in any model, extrapolated by tapes.
+"""The activation memory of 2205.05198: predicted by formula, counted in any model.
 
-The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes, formulas,
-the evaluation of tapes and plans need no torch.
+The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes and formulas
+need no torch.
 """
 
 from importlib import import_module
@@ -21,18 +21,12 @@ if TYPE_CHECKING:
     from actmem.parallel.groups import tensor_parallel as tensor_parallel
     from actmem.recompute import checkpoint as checkpoint
     from actmem.rows import compare as compare
-    from actmem_more.llama import LlamaLayer as LlamaLayer
-    from actmem_more.llama_shape import LlamaShape as LlamaShape
-    from actmem_tools import plan as plan
-    from actmem_tools import tape as tape
 
 __version__ = "0.1.0"
 
-#: The module in which each name is; tape and plan are packages themselves.
+#: The module in which each name is.
 _HOMES = {
     "GPT": "layers.gpt",
-    "LlamaLayer": "actmem_more.llama",
-    "LlamaShape": "llama_shape",
     "ModelShape": "config",
     "Parallel": "config",
     "TransformerLayer": "layers.transformer",
@@ -41,10 +35,8 @@ _HOMES = {
     "compare": "rows",
     "emulated_rank": "ledger.emulate",
     "layer_rows": "formulas.activations",
-    "plan": "plan",
     "record": "ledger.recorder",
     "step": "ledger.whole_step",
-    "tape": "tape",
     "tensor_parallel": "parallel.groups",
     "watch_step": "ledger.whole_step",
 }
@@ -54,8 +46,7 @@ __all__ = [*_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'actmem' has no attribute {name!r}")
-    module = import_module(f"actmem.{_HOMES[name]}")
-    return getattr(module, name, module)
+    return getattr(import_module(f"actmem.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

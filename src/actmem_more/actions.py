@@ -167,3 +167,11 @@ def cheapest(
     if not fitting:
         raise ConfigError("budget", f"the layer keeps at least {line[-1].bytes:,} B, got {budget:,}")
     return fitting[0]
+
+
+def copy_seconds(copy: float, forward: float, again: float) -> float:
+    """What a layer waits for copies to the host and back, which take ``copy`` seconds each way beside its computing.
+
+    forward: seconds of its forward pass, of which backward takes twice as many.  again: of what runs again.
+    """
+    return max(0.0, copy - forward) + max(0.0, copy - 2 * forward - again)

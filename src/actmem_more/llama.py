@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from actmem.config import Parallel
 from actmem.drop import KEEP_ALL, Terms, stores
 from actmem.keep import stays_eager
-from actmem.layers.gpt import OutputLayer, ends_of
+from actmem.layers.gpt import ModelPart, OutputLayer, ends_of
 from actmem.layers.transformer import check_tokens
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
@@ -182,7 +182,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return context.permute(2, 0, 1, 3).flatten(2)
 
 
-class LlamaStage(ParallelModule):
+class LlamaStage(ModelPart):
     """The layers of ``layers``, default all; the part with layer 0 has the embedding, the part with the last layer the end.
 
     shape: of the whole model and sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its
@@ -228,7 +228,3 @@ class LlamaStage(ParallelModule):
             x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
             x = self.output(x, (self.words if self.shape.tied_embeddings else self.head).weight)
         return x
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy, a scalar."""
-        return self.cross_entropy(logits, targets.t())

@@ -8,32 +8,18 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actmem.config import ConfigError, check_sizes, shown
+from actmem.config import check_sizes
+from actmem.drop import STORES
 from actmem.keep import keep
 from actmem.recipes import BLOCK
 from actmem.rows import on_the_host
-
-
-def stores(actions: Mapping[str, str], host: HostMemory | None) -> dict[str, Store]:
-    """The store of each term that is kept elsewhere or smaller, from ``LayerTerms.stored``.  host: None makes one."""
-    if not (host is None or isinstance(host, HostMemory)):
-        raise ConfigError("host", f"must be a HostMemory or None, got {shown(host)}")
-    places: dict[str, Store] = {"offload": host or HostMemory(), "compress": EightBits()}
-    return {term: places[action] for term, action in actions.items()}
-
-
-class Store(Protocol):
-    """A place for tensors that backward reads."""
-
-    def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        """Keep ``flat``, one row of elements; the result gives it back, on its device and in its dtype."""
 
 
 class HostMemory:
@@ -164,3 +150,6 @@ def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
 def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:
     """The elements in float32, with those that filled up the last block."""
     return (values * scales).flatten()
+
+
+STORES.update(offload=HostMemory, compress=EightBits)

@@ -37,8 +37,9 @@ def _command(word: str) -> Callable[[list[str]], int]:
     return run
 
 
-def main(argv: list[str]) -> int:
-    """Run one command; exit code 2, with one line, on an unknown word."""
+def main(argv: list[str] | None = None) -> int:
+    """Run one command, of the command line by default; exit code 2, with one line, on an unknown word."""
+    argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return _command(argv[0])(argv[1:])
     print(f"usage: python -m actmem_tools {{{','.join(COMMANDS)}}} …; each has --help", file=sys.stderr)
@@ -46,4 +47,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

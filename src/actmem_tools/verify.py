@@ -19,14 +19,18 @@ from torch import nn
 from actmem.config import ModelShape, padded_vocab_size
 from actmem.formulas.schedule import Action, held, interleaved, moving_window, one_forward_one_backward
 from actmem.layers.gpt import GPT
+from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import measure_parts
+from actmem.ledger.parts import measure_parts, run_part
+from actmem.ledger.tools import storages_of
+from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import Comparison, Match, Row, compare, total
 from actmem_more.context import ContextParallel, layer_groups
 from actmem_more.experts import Routing
 from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import llama_layer_terms
+from actmem_more.store import HostMemory
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
@@ -164,3 +168,53 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
         cells = (f"{match.predicted or 0:,}", f"{match.measured or 0:,}", f"{match.difference:,}")
         found.add_row(match.term, *cells, style="bold red" if match.difference else "")
     return found
+
+
+def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
+    """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
+
+    Without weights, main gradients, buffers and copies on the host.  A stage's output is freed once it is sent (2205.05198
+    appendix B).  For one chunk on an emulated rank.
+    """
+    use_main_gradients(part)
+    alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
+    with alive:
+        y = run_part(part)
+        if not part.is_last:
+            y.untyped_storage().resize_(0)
+        alive.ignore([memory.copies() for memory in _host_memories(part)])
+        kept = alive.bytes
+        gradient = None if part.is_last else torch.empty_like(y)
+        alive.peak_bytes = 0
+        y.backward(gradient)
+    return kept, alive.peak_bytes
+
+
+def _host_memories(part: nn.Module) -> set[HostMemory]:
+    stored = [store for layer in part.modules() for store in getattr(layer, "stores", {}).values()]
+    return {store for store in stored if isinstance(store, HostMemory)}
+
+
+def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
+    """What a stage holds besides activations, one row a kind: the storages that stay after one step of Adam on float32 copies.
+
+    Gradients are those that the step started from, whatever they hold: only their bytes count.
+    """
+    held: list[dict[str, list]] = []
+    for part in parts:
+        weights = MainWeights(part)
+        optimizer = torch.optim.AdamW(weights.parameters())
+        weights.step(optimizer)
+        states = {
+            "parameters": part.parameters(),
+            "gradients": map(gradient_of, part.parameters()),
+            "float32 parameters": weights.parameters(),
+            "Adam first moment": (state["exp_avg"] for state in optimizer.state.values()),
+            "Adam second moment": (state["exp_avg_sq"] for state in optimizer.state.values()),
+        }
+        held.append({name: list(tensors) for name, tensors in states.items()})
+    rows = []
+    for name in held[0]:
+        storages = storages_of(*(tensor for part in held for tensor in part[name]))
+        rows.append(Row(name, sum(s.nbytes() for s in storages), source="storages alive after a step"))
+    return rows

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ConfigError, Parallel
 from actmem.ledger import emulated_rank
 from actmem.ledger.census import LiveStorages
-from actmem.ledger.parts import layer_rows_of, measure_layer
+from actmem.ledger.parts import layer_rows_of
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
@@ -21,6 +21,7 @@ from actmem.rows import by_term, compare, total
 from actmem_more.context import ContextParallel
 from actmem_more.latent import attend_uneven
 from actmem_more.llama import LlamaLayer, LlamaStage
+from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_parts import product, rms_norm, rotary_tables, swiglu
 from actmem_more.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
@@ -161,7 +162,7 @@ def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, rou
     parallel = Parallel(tp.size, tp.sequence_parallel)
     routed = forced_routed_tokens(shape, parallel, routing, tp.rank) if shape.num_experts else None
     predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed)
-    comparison = compare(predicted, measure_layer(shape, tp, recompute, dtype=dtype, routing=routing))
+    comparison = compare(predicted, measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing))
     return "" if comparison.exact else comparison.describe()
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from actmem_tools.no_device import cuda_without_device, gpu_of_this_build
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
@@ -18,6 +17,7 @@ from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_rows
 from actmem_tools.__main__ import main
 from actmem_tools.attention_kernels import AttentionCall, attention_kernel, attention_rows
+from actmem_tools.no_device import cuda_without_device, gpu_of_this_build
 from tests.measure.corner_cases import ledger_of
 
 HERE = "tests.measure.factories_for_tests"

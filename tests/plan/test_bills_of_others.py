@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from actmem_tools.no_device import fused_attention_on_cpu
 
 from actmem.ledger.whole_step import loss_of, watch_step
 from actmem_tools.__main__ import main
 from actmem_tools.factories import built_model
+from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.own_model import OwnModel, Way
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape.evaluate import Run, moments

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from actmem_tools.no_device import fused_attention_on_cpu
 
 from actmem.config import ConfigError
 from actmem.ledger.whole_step import loss_of, watch_step
 from actmem_tools.__main__ import main
+from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.own_model import OwnModel, Way
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.settings import hugging_face_config

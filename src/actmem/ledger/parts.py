@@ -5,29 +5,23 @@ For real ranks, and for emulated ones whose neighbours send nothing: random acti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
-from actmem.layers.gpt import GPT
+from actmem.layers.gpt import GPT, ModelPart
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.census import LiveStorages, census
+from actmem.ledger.census import census
 from actmem.ledger.recorder import SavedTensor, record
 from actmem.ledger.savers import kept_as
-from actmem.ledger.tools import storages_of
-from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel import linear, vocab
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
-from actmem_more.context import ContextParallel
-from actmem_more.experts import Routing
-from actmem_more.llama import LlamaLayer, LlamaStage
-from actmem_more.llama_shape import LlamaShape
-from actmem_more.store import HostMemory
 
 #: Layers name their tensors as they make them (``drop.Terms``).  What follows names the rest: what a ledger sees of the ends,
 #: of a checkpoint, and of a linear whose input autocast converts, or the plain form gathers, before it is kept.  By the
@@ -40,11 +34,22 @@ _LINEAR_TERMS = {
 }  # fmt: skip
 
 
+class Sizes(Protocol):
+    """What a layer's input needs of a shape."""
+
+    @property
+    def seq_length(self) -> int: ...
+    @property
+    def micro_batch_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+
+
 class LedgerMismatch(RuntimeError):
     """The ledger and the census disagree: hooks can't see something that is kept."""
 
 
-def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
+def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
     """A random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
     s = shape.seq_length // tp.sequence_parts
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
@@ -84,27 +89,20 @@ def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:
 
 
 def measure_layer(
-    shape: ModelShape | LlamaShape,
+    shape: ModelShape,
     tp: TensorParallel = TensorParallel(),
     recompute: Recompute | str = "none",
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
-    routing: Routing = "even",
-    context: ContextParallel = ContextParallel(),
 ) -> list[Row]:
-    """What one layer keeps on this rank: the ledger's rows, confirmed by the census.
+    """What one layer keeps on this rank: the ledger's rows, confirmed by the census (``confirmed_rows``)."""
+    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    return confirmed_rows(layer, partial(layer_input, shape, tp, device, dtype))
 
-    routing, context: of a Llama's layer; its experts run without their router's scores by default.  Runs the layer's
-    forward twice.  Raises LedgerMismatch if the two counts disagree.
-    """
-    layer: TransformerLayer | LlamaLayer
-    if isinstance(shape, ModelShape):
-        layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
-    else:
-        layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
-        shape = shape.with_sizes(seq_length=layer.seq_length)
-    make_input = partial(layer_input, shape, tp, device, dtype)
+
+def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
+    """``layer_rows_of``, confirmed by the census.  Runs the layer twice.  Raises LedgerMismatch if the two counts disagree."""
     rows = layer_rows_of(layer, make_input())
     if (counted := census(layer, make_input)) != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")
@@ -149,8 +147,8 @@ def measure_stage(
 
 
 def measure_parts(
-    parts: Sequence[GPT | LlamaStage],
-    whole_parts: Sequence[GPT | LlamaStage],
+    parts: Sequence[ModelPart],
+    whole_parts: Sequence[ModelPart],
     actions: Iterable[tuple[str, int, int]],
     whole: Collection[tuple[int, int]] = (),
 ) -> list[Row]:
@@ -171,59 +169,9 @@ def measure_parts(
     return merge(row for _, rows in held.values() for row in rows)
 
 
-def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
-    """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
-
-    Without weights, main gradients, buffers and copies on the host.  A stage's output is freed once it is sent (2205.05198
-    appendix B).  For one chunk on an emulated rank.
-    """
-    use_main_gradients(part)
-    alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
-    with alive:
-        y = run_part(part)
-        if not part.is_last:
-            y.untyped_storage().resize_(0)
-        alive.ignore([memory.copies() for memory in _host_memories(part)])
-        kept = alive.bytes
-        gradient = None if part.is_last else torch.empty_like(y)
-        alive.peak_bytes = 0
-        y.backward(gradient)
-    return kept, alive.peak_bytes
-
-
-def _host_memories(part: nn.Module) -> set[HostMemory]:
-    stored = [store for layer in part.modules() for store in getattr(layer, "stores", {}).values()]
-    return {store for store in stored if isinstance(store, HostMemory)}
-
-
-def run_part(part: GPT | LlamaStage) -> Tensor:
+def run_part(part: ModelPart) -> Tensor:
     """The part's output for random input, or the loss if it has the model's last layer."""
     sizes = part.shape.micro_batch_size, part.shape.seq_length
     ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731
     y = part(ids() if part.is_first else layer_input(part.shape, part.tp, "cpu", torch.bfloat16))
     return part.loss(y, ids()) if part.is_last else y
-
-
-def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
-    """What a stage holds besides activations, one row a kind: the storages that stay after one step of Adam on float32 copies.
-
-    Gradients are those that the step started from, whatever they hold: only their bytes count.
-    """
-    held: list[dict[str, list]] = []
-    for part in parts:
-        weights = MainWeights(part)
-        optimizer = torch.optim.AdamW(weights.parameters())
-        weights.step(optimizer)
-        states = {
-            "parameters": part.parameters(),
-            "gradients": map(gradient_of, part.parameters()),
-            "float32 parameters": weights.parameters(),
-            "Adam first moment": (state["exp_avg"] for state in optimizer.state.values()),
-            "Adam second moment": (state["exp_avg_sq"] for state in optimizer.state.values()),
-        }
-        held.append({name: list(tensors) for name, tensors in states.items()})
-    rows = []
-    for name in held[0]:
-        storages = storages_of(*(tensor for part in held for tensor in part[name]))
-        rows.append(Row(name, sum(s.nbytes() for s in storages), source="storages alive after a step"))
-    return rows

@@ -152,14 +152,6 @@ def work_seconds(work: RankWork, cluster: Cluster) -> float:
     return products + work.moved_bytes / device.memory_bytes_per_second
 
 
-def copy_seconds(copy: float, forward: float, again: float) -> float:
-    """What a layer waits for copies to the host and back, which take ``copy`` seconds each way beside its computing.
-
-    forward: seconds of its forward pass, of which backward takes twice as many.  again: of what runs again.
-    """
-    return max(0.0, copy - forward) + max(0.0, copy - 2 * forward - again)
-
-
 @dataclass
 class Traffic:
     """Seconds of one layer's exchanges for one microbatch on one kind of link: those that forward and that backward

@@ -289,7 +289,7 @@ worked(
 # What fills the GPUs that you have? This lists the fullest one's bill, line by line:
 #
 # ```
-# python -m actmem_tools plan llama3-8b --gpus 8 --memory 80 --global-batch 64
+# actmem plan llama3-8b --gpus 8 --memory 80 --global-batch 64
 # ```
 #
 # Next, [chapter 2](02_counting_bytes.ipynb): where the 34 and the 5 come from.

@@ -426,7 +426,7 @@ agree
 # and which of it is waste:
 #
 # ```
-# python -m actmem_tools record my_model.py:factory --fake
+# actmem record my_model.py:factory --fake
 # ```
 #
 # [Chapter 9](09_your_model.ipynb) does that with a Llama. Next, [chapter 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.

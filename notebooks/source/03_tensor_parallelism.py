@@ -325,8 +325,8 @@ worked(
 # How many ranks should share a layer of your model? Compare what fits, and what the exchanges cost, with two and with eight:
 #
 # ```
-# python -m actmem_tools plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2
-# python -m actmem_tools plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 8
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 8
 # ```
 #
 # Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.

@@ -388,7 +388,7 @@ worked(
 # the exchanges take?
 #
 # ```
-# python -m actmem_tools plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none
 # ```
 #
 # Next, [chapter 5](05_recomputation.ipynb): what is still there, and need not be kept at all.

@@ -535,8 +535,8 @@ worked(
 # Which mode does your model need? Plan one layout with either mode, and compare the seconds of a step and the GiB:
 #
 # ```
-# python -m actmem_tools plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute selective
-# python -m actmem_tools plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute full
+# actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute selective
+# actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute full
 # ```
 #
 # Next, [chapter 6](06_pipeline.ipynb): a rank keeps the bytes of this chapter once for each microbatch in flight.

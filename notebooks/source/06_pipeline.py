@@ -402,8 +402,8 @@ worked(
 # take the GPUs that are left. Compare the fullest rank's bill and the idle time (*bubble*):
 #
 # ```
-# python -m actmem_tools plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4
-# python -m actmem_tools plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 16
+# actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4
+# actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 16
 # ```
 #
 # Next, [chapter 7](07_time.ipynb): what all this costs in seconds.

@@ -343,8 +343,8 @@ worked(
 # at 4,096 tokens, its default. Then add `--seq-length 8192`: which of them still fits? (`full`; `elementwise` lacks 23.6 GiB.)
 #
 # ```
-# python -m actmem_tools plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise
-# python -m actmem_tools plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
+# actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise
+# actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
 # ```
 #
 # Experts, latent attention and context parallelism come in [chapter 14](14_experts.ipynb). Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.

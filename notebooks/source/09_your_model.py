@@ -261,7 +261,7 @@ agree.add("gradients of the two layers in float64: relative difference below 1e-
 # ## The diff
 #
 # The command line does all of this without a notebook. Name a function that returns the model and its inputs:
-# `python -m actmem_tools record my_model.py:factory --json before.json`. Then `python -m actmem_tools diff before.json after.json` says what
+# `actmem record my_model.py:factory --json before.json`. Then `actmem diff before.json after.json` says what
 # came, went and stayed:
 
 # %% jupyter={"source_hidden": true}
@@ -290,7 +290,7 @@ LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phas
 
 # %% [markdown]
 # Can you predict the peak, too? Run a layer at tiny sizes again. A *tape* lists what each operation of forward and backward
-# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak: `python -m actmem_tools tape` does
+# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak: `actmem tape` does
 # it for your model. Try it on the paper's layer (chapters 2 to 5), where the tape's peak equals the real one in every mode.
 # **Guess first:** which modes lower the peak of one layer?
 

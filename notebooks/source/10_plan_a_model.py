@@ -89,7 +89,7 @@ LiveFigure(bar_chart(
 # The seconds come from counts (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates. Two numbers
 # are guesses, the same for every plan: the share of peak FLOP/s that a product reaches, and the share of peak bandwidth that a link
 # reaches. The times of the six differ by less than the model's error (see below), so choose among the first plans by memory,
-# simplicity and what must hide. `python -m actmem_tools plan --help` lists what you can fix.
+# simplicity and what must hide. `actmem plan --help` lists what you can fix.
 #
 # Change the model and the memory. From how many GPUs on are activations the largest part? (For the 70B with 80 GiB from 64 on.
 # *Transient* is what backward holds only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
@@ -317,7 +317,7 @@ worked(
 #
 # ## Now fit your model
 #
-# `python -m actmem_tools plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
+# `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
 # Megatron-LM and torchtitan. Hugging Face's Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
 #
 # All of this was the course's Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes
@@ -326,7 +326,7 @@ worked(
 # paste:
 #
 # ```
-# python -m actmem_tools plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp
+# actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp
 # ```
 #
 # The bill in this chapter is the first stage's. The last stage holds logits and the loss as well, and recomputing layers doesn't

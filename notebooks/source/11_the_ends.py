@@ -311,7 +311,7 @@ agree
 #
 # ## Now fit your model
 #
-# Which way does your code compute the loss? `python -m actmem_tools record` on your own model shows what its loss keeps, and
+# Which way does your code compute the loss? `actmem record` on your own model shows what its loss keeps, and
 # `actmem.step` what is alive at the peak. **Lab 9** has the functions of this chapter:
 # `python my/labs/lab9_the_ends.py`.
 #

@@ -397,8 +397,8 @@ agree
 #
 # ## Now fit your model
 #
-# `python -m actmem_tools record` on your own model with its adapters shows each copy and mask, and which operation saved it. `python -m
-# actmem plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
+# `actmem record` on your own model with its adapters shows each copy and mask, and which operation saved it. `actmem
+# plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
 # of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
 # Next, [chapter 13](13_long_sequences.ipynb): a million tokens.

@@ -429,7 +429,7 @@ agree
 #
 # ## Now fit your model
 #
-# Run `python -m actmem_tools record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
+# Run `actmem record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
 # record again. Exercises 10.3 and 10.4 of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
 # Next, [chapter 14](14_experts.ipynb): experts, latents, recurrent states, and a context that several ranks share.

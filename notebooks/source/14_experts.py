@@ -292,9 +292,9 @@ worked(
 # Plan a model with experts for the worst case:
 #
 # ```
-# python -m actmem_tools plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
+# actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
 # ```
 #
 # This is the last chapter. You started with four bars that didn't fit on a GPU. Now you can say which tensors are in them, which
-# you can divide, drop or move, and what that costs. Do it for your own: `python -m actmem_tools plan config.json --at s=8192,b=1 --gpus 8
+# you can divide, drop or move, and what that costs. Do it for your own: `actmem plan config.json --at s=8192,b=1 --gpus 8
 # --memory 80`.

@@ -18,3 +18,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'actmem_more' has no attribute {name!r}")
     return getattr(import_module(f"actmem_more.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

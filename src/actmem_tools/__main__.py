@@ -1,4 +1,4 @@
-"""``python -m actmem_tools WORD …``: the library's commands, each loaded when it is asked for."""
+"""``actmem WORD …``: the library's commands, each loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
         return _command(argv[0])(argv[1:])
-    print(f"usage: python -m actmem_tools {{{','.join(COMMANDS)}}} …; each has --help", file=sys.stderr)
+    print(f"usage: actmem {{{','.join(COMMANDS)}}} …; each has --help", file=sys.stderr)
     return 0 if argv[:1] in (["-h"], ["--help"]) else 2
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # only what prints tables needs rich
 
 
 class Parser(argparse.ArgumentParser):
-    """The options of ``python -m actmem_tools WORD``, and what runs it."""
+    """The options of ``actmem WORD``, and what runs it."""
 
     def __init__(self, word: str, description: str, **options):
-        super().__init__(prog=f"python -m actmem_tools {word}", description=description, **options)
+        super().__init__(prog=f"actmem {word}", description=description, **options)
         self.word = word
 
     def error(self, message: str) -> NoReturn:

@@ -3,7 +3,7 @@
 A rule looks at what made a tensor and what reads it, as ``origins`` followed them, never at a shape alone: a square picture
 is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
 
-``python -m actmem_tools diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
+``actmem diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(path, error.strerror or "can't be read") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(path, "is no file of `python -m actmem_tools record … --json FILE`") from error
+        raise ConfigError(path, "is no file of `actmem record … --json FILE`") from error
 
 
 def _key(row: SavedTensor) -> tuple:

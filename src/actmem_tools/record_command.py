@@ -1,4 +1,4 @@
-"""``python -m actmem_tools record pkg.module:factory``: what a model keeps for backward, and with --step its peak."""
+"""``actmem record pkg.module:factory``: what a model keeps for backward, and with --step its peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m actmem_tools record`` and ``diff``: what they print and write, and one line on bad input."""
+"""``actmem record`` and ``diff``: what they print and write, and one line on bad input."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``python -m actmem_tools plan`` as a user types it: text, JSON, a page, exit codes, bad input in one line."""
+"""``actmem plan`` as a user types it: text, JSON, a page, exit codes, bad input in one line."""
 
 import json
 import re

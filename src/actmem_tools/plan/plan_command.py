@@ -1,4 +1,4 @@
-"""``python -m actmem_tools plan``: the command line of both planners, of named models' layouts and of models of one's own."""
+"""``actmem plan``: the command line of both planners, of named models' layouts and of models of one's own."""
 
 from __future__ import annotations
 

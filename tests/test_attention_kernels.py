@@ -2,7 +2,7 @@
 
 import pytest
 
-from actmem.attention_kernels import AttentionCall, Gpu, attention_kernel, attention_rows
+from actmem_tools.attention_kernels import AttentionCall, Gpu, attention_kernel, attention_rows
 
 H100, A100, T4 = Gpu(), Gpu((8, 0)), Gpu((7, 5))
 LLAMA = dict(head_size=128, value_size=128, num_heads=8, num_key_value_heads=2)

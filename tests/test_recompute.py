@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.ledger import record
+from actmem.ledger.recorder import record
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
 from actmem.rows import LAYER_TERMS

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.measure.census import census
-from actmem.measure.whole_step import loss_of, step
-from actmem.tape.solver import parsed_letters
+from actmem.ledger.census import census
+from actmem.ledger.whole_step import loss_of, step
 from actmem.torch_private import fake_tensors
+from actmem_tools.tape.solver import parsed_letters
 from tests.measure.corner_cases import ledger_of
 from tests.measure.live_count import LiveCount, existing, one_step
 from tests.models_of_others import LETTERS, MODELS

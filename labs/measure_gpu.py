@@ -33,7 +33,7 @@ from gpu_steps.wall import LADDER, climb
 
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem_course.bench.measure_peers import measure_peers
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks
@@ -59,12 +59,14 @@ def main() -> int:
     predictions = Predictions(device, memory / 2**30)
     steps = (("llama_1b", QUICK),) if args.quick else STEPS
     try:
-        for name, sizes in dict(steps).items():
-            predictions.start_plan(name, sizes)
-        for name, sizes in steps:
-            predictions.start_record(name, sizes)
         with emulated_rank(RANKS, device=device, real_tensors=True):
-            measure_all(session, args, predictions, memory)
+            measure_all(session, args, memory)
+            # From here on nothing is timed, so other processes may use the CPU.
+            for name, sizes in dict(steps).items():
+                predictions.start_plan(name, sizes)
+            for name, sizes in steps:
+                predictions.start_record(name, sizes)
+            measure_kept(session, args)
         measure_others(session, args, predictions, steps)
     finally:
         predictions.stop()
@@ -77,7 +79,9 @@ def options() -> Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try the script; writes no file")
     parser.add_argument("--seconds", type=int, default=440, help="start no step after that (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: labs/results/DEVICE-DATE.json")
-    parser.add_argument("--card", type=float, default=80, metavar="GIB", help="memory of the wall (default: 80, an A100's)")
+    parser.add_argument(
+        "--card", type=float, default=80, metavar="GIB", help="memory of the wall (default: 80, an A100's)"
+    )
     args = parser.parse_args()
     if args.device == "cpu" and not args.quick:
         parser.error("argument --device: a CPU would need days for these layers: add --quick")
@@ -94,8 +98,8 @@ def file_name(device: str) -> str:
     return stem if number == 1 else f"{stem}-{number}"
 
 
-def measure_all(session: Session, args: Namespace, predictions: Predictions, memory: int) -> None:
-    """What runs as one emulated rank, the most important first."""
+def measure_all(session: Session, args: Namespace, memory: int) -> None:
+    """What is measured or timed as one emulated rank, the most important first."""
     device, dtype, quick = args.device, torch.bfloat16, args.quick
     ranks, rounds = Ranks(0, RANKS, device, emulated=True), 2 if quick else 12
     shapes = {name: TINY if quick else PAPER_MODELS[name].shape for name in ("22B", "175B")}
@@ -119,12 +123,16 @@ def measure_all(session: Session, args: Namespace, predictions: Predictions, mem
         session.step("table4", name, partial(measure_table4, shape, ranks, dtype, rounds))
         session.step("modes", name, partial(measure_modes, shape, ranks, dtype, rounds))
 
-    for call in CALLS[:2] if quick else CALLS:
-        session.step("kernels", call[0], partial(measure_kernels, call, device, dtype))
     one = shapes["22B"]
     session.step("trace", "selective", partial(measure_trace, one, "selective", device, dtype))
     peers = partial(measure_peers, one, ranks, dtype, rounds=rounds, peers=("DTensor", "FSDP2"))
     session.step("peers", "22B", lambda: {"rows": [asdict(line) for line in peers()]})
+
+
+def measure_kept(session: Session, args: Namespace) -> None:
+    """What attention kernels keep: bytes only."""
+    for call in CALLS[:2] if args.quick else CALLS:
+        session.step("kernels", call[0], partial(measure_kernels, call, args.device, torch.bfloat16))
 
 
 def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from actmem.attention_kernels import KERNEL_NODES, AttentionCall, attention_kernel, attention_rows
-from actmem.measure.emulate import gpu_of_this_build
 from actmem.rows import total
+from actmem_tools.attention_kernels import KERNEL_NODES, AttentionCall, attention_kernel, attention_rows
+from actmem_tools.no_device import gpu_of_this_build
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -22,7 +22,10 @@ QUICK = "s=32,b=1,h=64,a=4,k=2,f=96,l=2,v=128"
 #: Which model, at which sizes.
 STEPS = (("llama_1b", "s=2048,b=2"), ("llama_1b", "s=4096,b=2"), ("llama_8b_lora", "s=2048,b=1"))
 #: All the sizes, which ``plan`` wants.
-PLAN_SIZES = {"llama_1b": "h=2048,a=32,k=8,f=8192,l=16,v=128256", "llama_8b_lora": "h=4096,a=32,k=8,f=14336,l=32,v=128256"}
+PLAN_SIZES = {
+    "llama_1b": "h=2048,a=32,k=8,f=8192,l=16,v=128256",
+    "llama_8b_lora": "h=4096,a=32,k=8,f=14336,l=32,v=128256",
+}
 
 
 class Predictions:
@@ -37,7 +40,17 @@ class Predictions:
         options = ["--fake"] if fake else ["--snapshot", str(self.folder / f"{_key(name, sizes)}.pickle")]
         key = f"record {'fake' if fake else 'real'} {_key(name, sizes)}"
         self._start(
-            key, "record", f"{MODELS}:{name}", "--step", "--device", self.device, "--dtype", "bfloat16", "--at", sizes, *options
+            key,
+            "record",
+            f"{MODELS}:{name}",
+            "--step",
+            "--device",
+            self.device,
+            "--dtype",
+            "bfloat16",
+            "--at",
+            sizes,
+            *options,
         )
 
     def start_plan(self, name: str, sizes: str) -> None:
@@ -70,7 +83,7 @@ class Predictions:
                 process.kill()
 
     def _start(self, key: str, *command: str) -> None:
-        words = [sys.executable, "-m", "actmem", *command, "--json", str(self._file(key))]
+        words = [sys.executable, "-m", "actmem_tools", *command, "--json", str(self._file(key))]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
         self._running[key] = subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, start_new_session=True

@@ -27,7 +27,9 @@ def measure_trace(shape: ModelShape, recompute: str, device: str, dtype: torch.d
     if not kernels:
         return {"kernels": [], "ranges": []}
     zero = kernels[0]["ts"]
-    on_device = [e for e in events if e.get("cat") == ("gpu_user_annotation" if device == "cuda" else "user_annotation")]
+    on_device = [
+        e for e in events if e.get("cat") == ("gpu_user_annotation" if device == "cuda" else "user_annotation")
+    ]
     return {
         "kernels": [[_short(e["name"]), round(e["ts"] - zero, 1), round(e["dur"], 1)] for e in kernels[:600]],
         "ranges": [[e["name"], round(e["ts"] - zero, 1), round(e["dur"], 1)] for e in on_device[:300]],

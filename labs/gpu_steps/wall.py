@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from actmem.config import ModelShape, Parallel
 from actmem.layers.gpt import GPT
+from actmem.ledger.tools import replaced
 from actmem.main_grad import MainWeights
-from actmem.measure.tools import replaced
 from actmem.parallel import weights as initial_weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.plan.planned_models import PlannedGPT
-from actmem.plan.search import rank_bill
+from actmem_tools.plan.planned_models import PlannedGPT
+from actmem_tools.plan.search import rank_bill
 
 #: What is tried, in this order: name, tensor parallelism, sequence parallelism, recomputation.
 LADDER = (

@@ -75,7 +75,8 @@ def _run(call: tuple, device: str, dtype: torch.dtype) -> dict[str, Any]:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage
-        return tensor
+        # Not the tensor itself: a node that saves its own output would hold itself for ever.
+        return tensor.detach()
 
     before = _requested(device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

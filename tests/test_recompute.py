@@ -71,6 +71,21 @@ def test_backward_twice_through_a_retained_graph():
     assert torch.equal(first, second) and torch.allclose(first, (x.exp() * (x + 1)).detach())
 
 
+def test_generators_go_on_where_a_hook_puts_their_state_among_other_bytes():
+    def behind_zeros(tensor):
+        return torch.cat([torch.zeros_like(tensor), tensor])[len(tensor) :]
+
+    generator, weight, found = torch.Generator(), torch.randn(8, 8), []
+    for pack in (lambda tensor: tensor, behind_zeros):
+        generator.manual_seed(3)
+        x = torch.ones(5, 8, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = checkpoint(lambda x: block(weight, x, generator), x, generators=[generator])
+        y.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
 class ReadsOneByOne(torch.autograd.Function):
     """Its backward asks for its saved tensors twice, and holds neither while it asks again."""
 

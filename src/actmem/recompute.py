@@ -189,7 +189,8 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
     before = generator_states(generators)
     try:
         for generator, state in zip(generators, states):
-            generator.set_state(state)
+            # torch reads from the storage's start, where a hook outside may have put something else.
+            generator.set_state(state.clone() if state.storage_offset() else state)
         yield
     finally:
         for generator, state in zip(generators, before):

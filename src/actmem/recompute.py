@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import keep, released_by_reader, stays_eager
-from actmem.torch_private import graph_is_retained
+from actmem.torch_private import backward_pass, graph_is_retained
 
 
 @stays_eager
@@ -104,7 +104,9 @@ class _Region:
         self.autocast = autocast_state()
         self.requires_grad = [x.requires_grad for x in inputs]
         self.name = getattr(function, "__qualname__", type(function).__name__)
-        self.kept = keep(*inputs, *generator_states(self.generators))
+        states = generator_states(self.generators)
+        self.digests = [_digest(state) for state in states]
+        self.kept = keep(*inputs, *states)
         self.saved: list[tuple] = []  # shape and dtype of each saved tensor
         self.slots: list[weakref.ref[_Slot]] = []  # weak, so that a slot goes with its node
 
@@ -117,6 +119,8 @@ class _Region:
     def run_again(self) -> None:
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
+        if [_digest(state) for state in states] != self.digests:
+            raise other_numbers(self.name)
         starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
         count = 0
 
@@ -183,10 +187,15 @@ def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
     return [generator.get_state() for generator in generators]
 
 
+def _digest(state: Tensor) -> int:
+    return hash(state.numpy().tobytes())
+
+
 @contextmanager
 def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tensor]):
     """Put each generator into a state, and back into its present one at the end (rule 5)."""
     before = generator_states(generators)
+    _put_back.extend(generators)
     try:
         for generator, state in zip(generators, states):
             # torch reads from the storage's start, where a hook outside may have put something else.
@@ -195,3 +204,19 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
     finally:
         for generator, state in zip(generators, before):
             generator.set_state(state)
+            _put_back.remove(generator)
+
+
+_put_back: list[torch.Generator] = []
+
+
+def other_numbers(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: a checkpoint around it runs it again and would draw other numbers: use the layer's recompute=, "
+        "or actmem.recompute.checkpoint with its generators="
+    )
+
+
+def draws_again_what_it_drew(generator: torch.Generator) -> bool:
+    """False in the second run of a checkpoint that does not put the generator back: torch's, or ours if not told of it."""
+    return backward_pass() < 0 or any(one is generator for one in _put_back)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from actmem.config import ConfigError, ModelShape
 from actmem.drop import Terms
@@ -14,6 +15,7 @@ from actmem.measure.ledger import record
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.recipes import RECOMPUTE_MODES, Recompute
+from actmem.recompute import checkpoint
 
 SHAPE = ModelShape(8, 2, 24, 4)
 
@@ -155,6 +157,26 @@ def test_stages_of_a_model_draw_different_masks(seed):
     parts: list[Any] = [GPT(shape, layers=range(i, i + 1), seed=one) for i, one in ((0, seed), (1, 1234))]
     first, second = (next(iter(part.layers.values())).streams for part in parts)
     assert draw(first.replicated) != draw(second.replicated) and draw(first.sharded) != draw(second.sharded)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_that_would_draw_other_masks_is_refused(recompute, use_reentrant):
+    layer, x = TransformerLayer(SHAPE, recompute=recompute, p=0.5, seed=3), torch.randn(8, 2, 24, requires_grad=True)
+    around = [
+        lambda x: torch_checkpoint(layer, x, use_reentrant=use_reentrant),
+        lambda x: checkpoint(layer, x),
+        lambda x: checkpoint(layer, x, generators=[layer.streams.replicated]),
+    ]
+    for run in around:
+        with pytest.raises(
+            RuntimeError, match="^(dropout|TransformerLayer._forward|CoreAttention): a checkpoint around it"
+        ):
+            run(x).sum().backward()
+    x.grad = None
+    layer, same = (TransformerLayer(SHAPE, recompute=mode, p=0.5, seed=3) for mode in (recompute, "none"))
+    checkpoint(layer, x, generators=[layer.streams.replicated, layer.streams.sharded]).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(same(x).sum(), x)[0])
 
 
 @pytest.mark.parametrize("recompute", [mode for mode in RECOMPUTE_MODES[1:] if Recompute.of(mode).region != "terms"])

@@ -17,6 +17,7 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import child_seed, fresh_seed
+from actmem.recompute import draws_again_what_it_drew, other_numbers
 
 
 class DropoutStreams:
@@ -48,7 +49,8 @@ class DropoutMask(nn.Module):
     drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.
     p is rounded to 1/65536, and the scale with it: on a CPU one 64-bit draw then makes four decisions, several times
     faster than a draw for each.  Raises ConfigError unless 0 <= p < 1, and on a GPU for a dropped mask of torch's default
-    generator (None), which can't draw it again.
+    generator (None), which can't draw it again.  Raises RuntimeError in backward, where a checkpoint that does not put
+    the generator back runs it again.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -61,6 +63,8 @@ class DropoutMask(nn.Module):
     def forward(self, like: Tensor, terms: Terms = KEEP_ALL, term: str = "mask") -> Mask:
         if self.num_dropped == 0 or not self.training:
             return Mask(None, 1.0, None)
+        if self.generator and not draws_again_what_it_drew(self.generator):
+            raise other_numbers("dropout")
         kept_share = 1 - self.num_dropped / 2**16
         if like.device.type == "cpu":
             # A stream's state has 5,056 bytes here, a seed has 8.

@@ -1,5 +1,6 @@
 """Dropout: the right share dropped, the mean kept, streams apart, gradients through the same mask."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -141,6 +142,16 @@ def test_ranks_draw_alike_what_is_replicated_and_no_two_streams_meet():
         (replicated,) = {draw(one.replicated) for one in streams}
         draws |= {replicated, *(draw(one.sharded) for one in streams)}
     assert len(draws) == 3 * 1_100
+
+
+@pytest.mark.parametrize(("ranks", "copies"), [(4096, 1), (64, 64), (1, 4096)])
+def test_no_two_streams_of_4096_ranks_meet_in_the_32_bits_that_a_cpu_uses(ranks, copies):
+    seeds = []
+    for copy, rank in itertools.product(range(copies), range(ranks)):
+        # Of hashes of 4,096 copies under this seed two would meet.
+        streams = DropoutStreams(6, TensorParallel(size=ranks, rank=rank), data_parallel_rank=copy)
+        seeds += [streams.sharded.initial_seed(), *([streams.replicated.initial_seed()] if rank == 0 else [])]
+    assert len({seed % 2**32 for seed in seeds}) == len(seeds) == copies * (ranks + 1)
 
 
 def test_copies_of_a_model_draw_different_masks_and_the_same_weights():

@@ -33,8 +33,10 @@ class DropoutStreams:
         self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
     ):
         device = "cpu" if torch.device(device).type == "meta" else device  # without values nothing is drawn
-        # A hash of all that tells streams apart: sums of seeds and ranks meet.
-        seeds = (child_seed(seed, "dropout", data_parallel_rank, *rank) for rank in ((), (tp.rank,)))
+        # A hash, or the streams of two seeds would meet, and a number in it, as a CPU's generator uses 32 bits: some of
+        # 8,192 hashes would meet there.
+        first = child_seed(seed, "dropout") + data_parallel_rank * (tp.size + 1)
+        seeds = first, first + 1 + tp.rank
         self.replicated, self.sharded = (torch.Generator(device).manual_seed(one) for one in seeds)
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import Kept, keep
-from actmem.recompute import autocast_state, opened, second_run
+from actmem.recompute import ParametersRead, autocast_state, opened, second_run
 from actmem.store import Store
 from actmem.torch_private import backward_pass
 
@@ -63,6 +63,7 @@ class Terms:
         self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
         self._undecided: list[tuple[Slot, Tensor]] = []  # saved by a call that has not ended
         self._in_store: dict[str, RepeatableCall] = {}
+        self._parameters: ParametersRead | None = None
 
     def __enter__(self) -> Terms:
         if self.dropped:
@@ -115,6 +116,12 @@ class Terms:
             self.recipes.update(dict.fromkeys((*names, also), recipe))
             self._decide_rest(also)
         return values
+
+    def result(self, module: nn.Module, value: Tensor) -> Tensor:
+        """``value``, which leaves the layer; its backward refuses other parameters than ``module`` has now."""
+        if self.dropped.difference(self.stored):
+            self._parameters = ParametersRead(module, value)
+        return value
 
     def _source(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -211,6 +218,8 @@ class Terms:
 
     def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
         """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by name."""
+        if self._parameters:
+            self._parameters.check_replaced()
         again = recipe.also in self.dropped  # autograd must save again what it saved then
         sources = [self._value(one, again) if isinstance(one, RecipeSource) else one for one in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
@@ -259,24 +268,24 @@ class Slot:
     view: TensorView
     is_weight: bool = False
     name: str = ""
-    kept: Kept | None = None
+    kept: tuple[Kept, TensorView] | None = None
     tensor: Tensor | None = None
     holds: list[Slot] = field(default_factory=list)
-    _whole: TensorView | None = None  # of what is kept
     _read_in: int = -1  # the backward pass that read what is kept
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
         """Keep all that has the name of ``tensor``, which is a view of it: a recipe may read more than the graph saved."""
-        self._whole, self.kept = whole, keep(whole.on(tensor, self.view), name=self.name)
+        self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
 
     def held(self) -> tuple[Tensor, TensorView] | None:
         """The tensor and how it lies, if it is here; read once in a backward pass, as a checkpoint outside gives it once."""
-        if self.kept and self._whole:
+        view = self.view
+        if self.kept:
+            kept, view = self.kept
             if self._read_in != (now := backward_pass()) or now < 0:
-                (tensor,) = self.kept.tensors()
-                self.tensor, self._read_in = self._whole.restored(tensor) if self.name else tensor, now
-            return self.tensor, self._whole
-        return None if self.tensor is None else (self.tensor, self.view)
+                (tensor,) = kept.tensors()
+                self.tensor, self._read_in = view.restored(tensor) if self.name else tensor, now
+        return None if self.tensor is None else (self.tensor, view)
 
 
 class TensorView(NamedTuple):

@@ -106,7 +106,7 @@ def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
 
 def times_written(tensor: Tensor) -> int:
     """How often its values were written in place, by other ways than ``tensor.data``."""
-    return tensor._version
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def backward_pass() -> int:

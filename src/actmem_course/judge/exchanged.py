@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from actmem_course.judge.compare import close, factor, summed, times
 
@@ -189,52 +187,3 @@ OPERATORS = (F_OPERATOR, F_BAR_OPERATOR, G_OPERATOR, G_BAR_OPERATOR)
 def size_of(x: Tensor) -> int:
     """Bytes of a tensor's elements."""
     return x.numel() * x.element_size()
-
-
-class _Instead(Function):
-    """An operator that makes something else of the ranks' parts."""
-
-    @staticmethod
-    def forward(ctx, x, group, forward: Made, backward: Made):
-        ctx.made_of = group, backward
-        return forward.make(_parts(x, group), dist.get_rank(group)).clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        group, backward = ctx.made_of
-        return backward.make(_parts(grad, group), dist.get_rank(group)).clone(), None, None, None
-
-
-def _parts(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, x.contiguous(), group=group)
-    return parts
-
-
-def _variants(right: Operator) -> list[tuple[str, Callable[[int], tuple[Made, Made]]]]:
-    """What an operator may make by mistake: in words, and its two passes on so many ranks."""
-    found: list[tuple[str, Callable[[int], tuple[Made, Made]]]] = []
-    for other in OPERATORS:
-        # A learner's file of lab 3 has no f and no f_bar, and that of lab 2 no g.
-        whose = "" if other.name[0] == right.name[0] else f"lab {2 if other.name[0] == 'f' else 3}'s "
-        words = f"{right.name} does what {whose}{other.name} does: {right.in_forward}"
-        found.append((words, lambda t, other=other: (other.forward, other.backward)))  # type: ignore[misc]
-    ratios = ((lambda t: 1, ""), (lambda t: t, "t times "), (lambda t: 1 / t, "1/t of "))
-    for made in USUAL:
-        for ratio, often in ratios[: 3 if made.kind else 1]:
-            words = f"gives {{}}{often}{made.words}; it should give {{}}: {{}}"
-            forward = words.format("", right.forward.words, right.in_forward)
-            backward = words.format("in backward ", right.backward.words, right.in_backward)
-            found.append((f"{right.name} {forward}", lambda t, m=made, r=ratio: (m.scaled(r(t), t), right.backward)))  # type: ignore[misc]
-            found.append((f"{right.name} {backward}", lambda t, m=made, r=ratio: (right.forward, m.scaled(r(t), t))))  # type: ignore[misc]
-    return found
-
-
-#: Each operator's variants, by its name.
-OPERATOR_VARIANTS = {operator.name: _variants(operator) for operator in OPERATORS}
-
-
-def instead(name: str, which: int) -> Callable[[Tensor, dist.ProcessGroup], Tensor]:
-    """The operator of that name with one of its variants."""
-    make = OPERATOR_VARIANTS[name][which][1]
-    return lambda x, group: _Instead.apply(x, group, *make(dist.get_world_size(group)))

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import chain, combinations
 from types import CodeType, ModuleType
 from typing import Any
 
-from torch import Tensor
-
 from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Unlike, alike, described, differences
-from actmem_course.judge.edits import Families
-from actmem_course.judge.exchanged import instead
 from actmem_course.judge.outline import Exercise, cases_of, solution_module
 from actmem_course.judge.verdict import PeerStopped, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
@@ -25,15 +19,14 @@ from actmem_course.judge.workbench import Bench, names_of_subgroups
 
 @dataclass(frozen=True)
 class Edit:
-    """words: the mistake, in a sentence.  source: our module after it.  stated: somebody has written the sentence."""
+    """words: the mistake, in a sentence.  source: our module after it."""
 
     words: str
     source: str
-    stated: bool = False
 
     def names(self, file: str) -> dict | None:
         """What the edited module defines; None if it can't be run."""
-        names = {"__name__": "edited", "__file__": file, "instead": instead}
+        names = {"__name__": "edited", "__file__": file}
         try:
             for definition in self.source.split("\n\n\n"):
                 exec(_compiled(definition), names)
@@ -61,27 +54,8 @@ def stated(text: str, source: str) -> list[Edit]:
             old = old[1:-1] if old.startswith("`") else old
             assert old in edited, f"our solution no longer has {old!r}, of the mistake {words!r}"
             edited = edited.replace(old, new)
-        found.append(Edit(words, edited, stated=True))
+        found.append(Edit(words, edited))
     return found
-
-
-_FORWARD_IS_RIGHT = "the forward is right; "
-
-
-def pairs_of(edits: list[Edit], source: str, of_gradients: bool) -> Iterator[Edit]:
-    """Two stated edits at once, where they change different lines, and both the gradients only, or both not."""
-    lines = source.split("\n")
-    for one, other in combinations([e for e in edits if e.words.startswith(_FORWARD_IS_RIGHT) == of_gradients], 2):
-        a, b = (edit.source.split("\n") for edit in (one, other))
-        if len(a) == len(b) == len(lines):
-            both = [new if new != old else second for old, new, second in zip(lines, a, b)]
-            if all(old in (new, second) for old, new, second in zip(lines, a, b)):
-                words = f"{one.words}; and {other.words.removeprefix(_FORWARD_IS_RIGHT)}"
-                yield Edit(words, "\n".join(both), stated=True)
-
-
-#: Of the processor, for how long families and pairs are tried; stated rows are all tried.
-SEARCH_SECONDS = 3.0
 
 
 def check_case(exercise: Exercise, b: Bench) -> str | None:
@@ -151,34 +125,17 @@ class Naming:
         """What is wrong with the numbers, the bytes or the exchanges, or which edit fails in the same way; "" if nothing is known."""
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)
-        rows, source, partly = stated_edits(self.exercise), source_of(self.module), ""
-        # What is seen besides tells one wrong answer from another, so that the syntax may name what raises or costs too much.
-        told = any(seen.how == "any" for seen in found.seen[0].values())
-        of_costs = chain(rows, made_edits(self.exercise) if told else ())
         if not wrong:
             if group >= 0 or not any(found.errors):
                 return ""
             ruled = all(error is None or isinstance(error, (Wrong, PeerStopped)) for error in found.errors)
             if not ruled and not any(found.seen) and self._ours_raises(found, group):
                 return ""  # this machine is to blame, say its memory
-            return self.edit_like(found, (), group, of_costs)[0]
+            return self.edit_like(found, (), group)[0]
         said, explained = described(found, right, wrong)
-        first = right.seen[0][next(iter(wrong))]
-        if first.how not in NUMBERS:
-            whole, part = self.edit_like(found, list(wrong), group, of_costs)
-            return whole or part or said
-        of_gradients = "the gradient" in first.name
-        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source, of_gradients)
-        pairs, late = pairs_of(rows, source, of_gradients), made_edits(self.exercise, late=True)
-        for edits in (chain(rows, missing), chain(made_edits(self.exercise), pairs, late))[
-            : 1 + (group < 0 and first.how != "pattern")
-        ]:
-            whole, part = self.edit_like(found, list(wrong), group, edits)
-            # Parts explain it, or there is no gradient, for which the syntax has many reasons.
-            if whole or explained and (first.parts is not None or None in found.value(first.name)):
-                return whole or said
-            partly = partly or part
-        return said if explained else partly or said
+        whole, part = self.edit_like(found, list(wrong), group)
+        costs = right.seen[0][next(iter(wrong))].how not in NUMBERS
+        return whole or (said if explained and not costs else part or said)
 
     def _ours_raises(self, found: Happened, group: int) -> bool:
         """Whether our own answer raises the same.  What it once did without an error, only the system can take from it."""
@@ -193,33 +150,25 @@ class Naming:
     def _key(self, group: int) -> tuple:
         return self.exercise.number, self.ranks.size, self.ranks.device, group
 
-    def edit_like(self, found: Happened, wrong: Sequence[str], group: int, edits: Iterable[Edit]) -> tuple[str, str]:
+    def edit_like(self, found: Happened, wrong: Sequence[str], group: int) -> tuple[str, str]:
         """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first.
 
         Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.
         """
-        partly, start, rows = "", time.process_time(), stated_edits(self.exercise)
+        partly = ""
         costs = bool(wrong) and self.ours(group).seen[0][wrong[0]].how not in NUMBERS
         wrong = wrong if costs else wrong[:1]
-        for edit in edits:
-            if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
-                break
-            key = *self._key(group), edit
-            outcome = _KNOWN.get(key, found, "" if costs or partly else "".join(wrong))
-            if outcome is None:
-                names = edit.names(self.module.__file__ or "")
-                if names is None:
-                    continue
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # torch's, of what an edit of ours does
-                    outcome = self.run([names] * self.ranks.size, group, found)
-                _KNOWN.put(key, outcome)
-                self.progress()
+        for edit in stated_edits(self.exercise):
+            if (names := edit.names(self.module.__file__ or "")) is None:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of what an edit of ours does
+                outcome = self.run([names] * self.ranks.size, group, found)
+            self.progress()
             there = [
                 all(name in a and alike(a[name], b.get(name)) for a, b in zip(outcome.seen, found.seen))
                 for name in wrong
             ]
-            words = _with_forward(edit, wrong[0] if wrong else "")
             if costs:  # right numbers may be rounded otherwise
                 more = set(differences(outcome, self.ours(group))) - set(wrong)
                 enough = any(there[:1]) and not more and _same(outcome, found, ("any",))
@@ -232,8 +181,8 @@ class Naming:
                     differs = differs and not self._keeps_more(outcome, found, group)
                     whole, enough = whole and differs, enough and differs
             if whole:
-                return words, ""
-            partly = partly or words * enough
+                return edit.words, ""
+            partly = partly or edit.words * enough
         return "", partly
 
     def _keeps_more(self, one: Happened, other: Happened, group: int) -> bool:
@@ -243,53 +192,8 @@ class Naming:
         return bool(more - also)
 
 
-class _Known:
-    """What edits of ours do, which no learner changes: the latest ones, up to so many bytes."""
-
-    def __init__(self, most: int):
-        self.most, self.bytes = most, 0
-        self.outcomes: dict[tuple, tuple[Happened, int]] = {}
-
-    def put(self, key: tuple, outcome: Happened) -> None:
-        """Keep an outcome, without what nobody asks of an edit, and without the frames that its errors keep alive."""
-        for error in filter(None, outcome.errors):
-            error.__traceback__ = error.__context__ = error.__cause__ = None
-        size = 1000
-        for seen in (seen for own in outcome.seen for seen in own.values()):
-            seen.parts = None
-            size += 200 + (seen.value.nbytes if isinstance(seen.value, Tensor) else 0)
-        self.bytes += size - self.outcomes.pop(key, (outcome, 0))[1]
-        self.outcomes[key] = outcome, size
-        while self.bytes > self.most:
-            self.bytes -= self.outcomes.pop(next(iter(self.outcomes)))[1]
-
-    def get(self, key: tuple, found: Happened, first: str) -> Happened | None:
-        """What a run that is compared with ``found`` would see, as far as it matters; None if nobody knows.
-
-        first: what matters though the run does something else later; "" if nothing does.
-        """
-        outcome, _ = self.outcomes.get(key, (None, 0))
-        if outcome is None:
-            return None
-        began = Happened([{} for _ in found.seen], list(outcome.errors))
-        for own, now, like, rank in zip(outcome.seen, began.seen, found.seen, range(len(found.seen))):
-            for name, seen in own.items():
-                now[name] = seen
-                if seen.how in NUMBERS and seen.how != "pattern" and not alike(like.get(name), seen):
-                    began.errors[rank] = Unlike(name)
-                    if name == first or first not in now:
-                        return began
-                    break
-        ends = any(isinstance(error, Unlike) for error in outcome.errors)
-        if began.errors == outcome.errors:
-            return None if ends else outcome
-        return None if ends and any(first not in now for now in began.seen) else began
-
-
 #: What our own answers do, by exercise, number of ranks, device and group.
 _OURS: dict[tuple, Happened] = {}
-#: What edits of them do, by exercise, number of ranks, device, group and edit.
-_KNOWN = _Known(most=64 * 2**20)
 
 
 def _same(one: Happened, other: Happened, hows: Sequence[str] = NUMBERS) -> bool:
@@ -311,12 +215,6 @@ def _signature(error: BaseException | None) -> tuple[str, str]:
     return type(error).__name__, "" if isinstance(error, PeerStopped) else str(error)
 
 
-def _with_forward(edit: Edit, first: str) -> str:
-    if edit.stated or "the gradient" not in first or edit.words.startswith("the forward"):
-        return edit.words
-    return f"the forward is right, the gradients are not: {edit.words}"
-
-
 def source_of(module: ModuleType) -> str:
     """The text of a module."""
     return inspect.getsource(module)
@@ -327,19 +225,3 @@ def stated_edits(exercise: Exercise) -> list[Edit]:
     """The stated mistakes of an exercise."""
     mistakes: dict[str, str] = cases_of(exercise.lab).MISTAKES
     return stated(mistakes.get(exercise.number, ""), source_of(solution_module(exercise.lab)))
-
-
-def made_edits(exercise: Exercise, late: bool = False) -> Iterator[Edit]:
-    """The edits that the syntax of our answer gives; each is made once, when it is asked for.  late: the least likely ones."""
-    made, more = _made(exercise, late)
-    yield from made
-    for pair in more:
-        made.append(Edit(*pair))
-        yield made[-1]
-
-
-@cache
-def _made(exercise: Exercise, late: bool) -> tuple[list[Edit], Iterator[tuple[str, str]]]:
-    places: dict[str, Any] = getattr(cases_of(exercise.lab), "PLACES", {})
-    families = Families(source_of(solution_module(exercise.lab)), exercise.function, places)
-    return [], families.other_names() if late else families.all()

@@ -119,15 +119,6 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
             r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", words)
 
 
-_AFTER = "after the sum over the ranks, once (before the sum it would count t times)"
-#: Where something belongs, for edits that nobody has stated.
-PLACES = {
-    "gelu": "between the two linears",
-    "down_bias": _AFTER,
-    "projection_bias": _AFTER,
-    "up_bias": "before the gelu",
-    "qkv_bias": "before the core attention",
-}
 _TARGET = "each rank subtracts its own part of the target's logit, which is 0 on all ranks but one: sum it over the ranks first"
 #: How the target's logit is found wrongly, with words.
 _PICKED = {

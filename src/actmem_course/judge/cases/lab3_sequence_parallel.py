@@ -183,15 +183,6 @@ def _draws_fault(parallel: bool, one: tuple[str, int], other: tuple[str, int], s
     return grave + late, when + _DRAWN[grave]
 
 
-_AFTER = "after the sum over the ranks, once (before the sum it would count t times)"
-#: Where something belongs, for edits that nobody has stated.
-PLACES = {
-    "gelu": "between the two linears",
-    "the bias": _AFTER,
-    "dropouts.block": "after the bias, before x is added",
-    "layer_norm": "inside the residual branch, before g. What is added at the end is x as it was before the norm",
-    "the addition of x": "at the block's end, once",
-}
 MISTAKES = {
     "3.3": r"""
         g(x, group), weight, bias -> g(x, group), weight, dist.get_world_size(group) * bias | bias is multiplied by t: nothing is summed after it, so add it once

@@ -427,14 +427,6 @@ _AS_DATA = (
 _OWN_NORM = f"each parameter's gradient is scaled by its own norm: scale all of them {_BY_THE_WHOLE}"
 _EACH_CLIPPED = "the gradient is clipped after each microbatch: clip the sum, once, after the last"
 _LAST = "only the last microbatch counts: call zero_grad once, before the first, so that gradients add up"
-#: Where the statements of a training step belong.
-PLACES = {
-    "optimizer.zero_grad()": "before the first backward",
-    "reduce_partial_gradients": "after the last backward, before gradient_norm",
-    "gradient_norm": "after reduce_partial_gradients",
-    "“if norm > max_norm”": "between gradient_norm and optimizer.step()",
-    "optimizer.step()": "at the end",
-}
 _OTHER_BATCHES = (
     "ranks have different batches: a tensor-parallel group shares one model and works on one batch; different data for each rank "
     "is data parallelism"

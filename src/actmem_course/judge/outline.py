@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from actmem.config import ConfigError
+from actmem_course.judge.mistake import Mistake
 
 
 @cache
@@ -202,5 +203,10 @@ def solutions_of(name: str) -> dict:
 
 
 def cases_of(name: str) -> ModuleType:
-    """A lab's cases and its table of mistakes."""
+    """A lab's cases."""
     return importlib.import_module(f"actmem_course.judge.cases.{name}")
+
+
+def mistakes_of(exercise: Exercise) -> Sequence[Mistake]:
+    """The stated mistakes of an exercise, the likelier first."""
+    return importlib.import_module(f"actmem_course.judge.mistakes.{exercise.lab}").MISTAKES.get(exercise.number, ())

@@ -33,8 +33,9 @@ from actmem_course.judge.cases.lab1_count_bytes import measured
 from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
 from actmem_course.judge.cases.lab5_pipeline import on_paper
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS, asked, gib, judged_plan
-from actmem_course.judge.kept import kept
+from actmem_course.judge.observations import SavedForBackward
 from actmem_course.judge.outline import Lab, solution_module
+from actmem_course.judge.saved_bytes import saved_bytes
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import bubble_of, draw, timeline
@@ -98,12 +99,12 @@ def _sizes(shape: ModelShape) -> str:
     return f"s={s} b={b} h={h} a={a}"
 
 
-def _kept(
+def _saved(
     b: Bench, pieces: Mapping[str, Piece], formulas: Iterable[int], others: Sequence[Tensor] = ()
 ) -> list[Measure]:
     """What each piece keeps.  formulas: the bytes of each, in the order of the pieces.  others: as in ``kept``."""
     return [
-        Measure(f"kept, {name}", {"formula": formula, "yours": kept(b, *piece, others).bytes})
+        Measure(f"kept, {name}", {"formula": formula, "yours": saved_bytes(b, *piece, others).bytes})
         for (name, piece), formula in zip(pieces.items(), formulas)
     ]
 
@@ -111,7 +112,7 @@ def _kept(
 def _block(b: Bench, piece: Piece, formula_bytes: int, exchanges: Sequence[Exchange]) -> list[Measure]:
     """What a block keeps and exchanges on this rank.  exchanges: those that the formula has for it.  Every rank must call it."""
     function, x, weights = piece
-    measures = _kept(b, {"for backward": piece}, [formula_bytes])
+    measures = _saved(b, {"for backward": piece}, [formula_bytes])
     with b.watching() as seen:
         y = function(x.detach().clone().requires_grad_(), *(w.detach().clone().requires_grad_() for w in weights))
         y.backward(torch.ones_like(y))
@@ -204,7 +205,7 @@ def lab3_reward(b: Bench) -> BarsReward:
     formula = total(layer_rows(shape, parallel) + layer_extra_rows(shape, parallel, device_type=b.device))
     exchanges = layer_exchanges(shape, parallel)
     measures = _block(b, (layer_with("shard_keeping_linear"), x, weights), formula, exchanges)
-    plain = kept(b, layer_with("gathering_linear"), x, weights).bytes
+    plain = saved_bytes(b, layer_with("gathering_linear"), x, weights).bytes
     remark = (
         f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With your gathering_linear it was {plain:,} B: "
         f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain - formula:,} B more were kept."
@@ -232,7 +233,7 @@ def lab4_reward(b: Bench) -> BarsReward:
     more = ", ".join(f"{mode} {100 * (flops / plain - 1):.1f}%" for mode, flops in zip(("selective", "full"), others))
     remark = f"More FLOPs, by torch's counter: {more}. The formula has one random-number state for each region."
     what = f"One layer on {b.device}: {_sizes(shape)}, bfloat16"
-    return BarsReward(what, _kept(b, modes, formulas), remark)
+    return BarsReward(what, _saved(b, modes, formulas), remark)
 
 
 def _extra_bytes(shape: ModelShape, recompute: str, device: str) -> int:
@@ -341,9 +342,9 @@ def kept_reward(lab: Lab, b: Bench) -> BarsReward:
         for run in (yours, ours):
             exercise.check(run)
             b.progress()
-        for name, noted in ours.seen.items():
-            if noted.how == "kept":
-                sides = {"ours": noted.value.bytes, "yours": yours.seen[name].value.bytes}
+        for name, seen in ours.seen.items():
+            if isinstance(seen, SavedForBackward):
+                sides = {"ours": seen.value.bytes, "yours": yours.seen[name].value.bytes}
                 measures.append(Measure(f"{exercise.number} {name.replace('bytes', exercise.function)}", sides))
     return BarsReward(f"What your functions keep for backward on rank {b.rank} of {b.size}, beside ours", measures)
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce as _all_of
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,6 +35,21 @@ _REDUCE: dict[str, Any] = {
 #: What a rank waits in when it has left the learner's function.
 RETURNED = "returned"
 _local, _DEFAULT = threading.local(), torch.default_generator
+
+
+def rank_of_this_thread() -> int:
+    """The number of the virtual rank whose thread this is; 0 outside of all."""
+    rank = getattr(_local, "rank", None)
+    return rank.number if rank else 0
+
+
+def place_of(frame: FrameType) -> str:
+    """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the one before."""
+    line = frame.f_lineno
+    if line is None:  # type: ignore[unreachable]
+        lines = [(start, line) for start, _, line in frame.f_code.co_lines() if line and start <= frame.f_lasti]
+        line = lines[-1][1] if lines else frame.f_code.co_firstlineno
+    return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
 class Unwanted(Exception):
@@ -92,7 +109,7 @@ def _mismatch(said: dict[int, tuple]) -> str:
 
 
 def _doing(kind: str, line: str, ranks: list[int]) -> str:
-    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     if kind == RETURNED:
         return f"{who} {'have' if len(ranks) > 1 else 'has'} returned"
     return f"{who} {'are' if len(ranks) > 1 else 'is'} waiting in {kind}" + (f" ({line})" if line else "")
@@ -323,6 +340,12 @@ class VirtualRank:
         self.expected: list[int] | None = None
         self.counts: dict[tuple, int] = {}
         self.states: list[Tensor] = []
+        #: Calls of the file's functions by the case, and when the latest began.
+        self.calls, self.call_began = 0, 0.0
+
+    def calling(self) -> None:
+        """The case calls a function of the file."""
+        self.calls, self.call_began = self.calls + 1, time.monotonic()
 
     @staticmethod
     def current() -> VirtualRank:
@@ -334,7 +357,7 @@ class VirtualRank:
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self.file:
-                return f"{os.path.basename(self.file)}:{frame.f_lineno}"
+                return place_of(frame)
             frame = frame.f_back  # type: ignore[assignment]
         return ""
 

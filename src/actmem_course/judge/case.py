@@ -98,14 +98,15 @@ class CaseRun:
     def see(self, seen: Observation) -> None:
         """Note an observation; end where another run saw something else."""
         self.seen[seen.name] = seen
-        if self.like is not None and not seen.is_cost and not seen.same(self.like.get(seen.name)):
+        if self.like is not None and seen.tells_apart and not seen.same(self.like.get(seen.name)):
             raise Unlike(seen.name)
 
     def see_tensor(
         self, name: str, found: Any, advice: str | Finding = "", kind: type[TensorSeen] = TensorSeen, **more: Any
     ) -> None:
         """Note a tensor.  Raises Wrong if it is none."""
-        self.see(kind(name, check_plain_tensor(name, found).clone(), **_advised(advice), **more))
+        advice = _advised(advice)
+        self.see(kind(name, check_plain_tensor(name, found).clone(), advice.repair, advice.cause, **more))
 
     def see_number(self, case: str, found: Any, meaning: str = "") -> None:
         """Note a whole number, the result for the arguments of ``case``.  Raises Wrong if it is none.  meaning: what it adds up."""
@@ -173,7 +174,8 @@ class CaseRun:
                 (SummedTensor if name in summed else kind)(
                     f"{prefix}the gradient of {name}",
                     None if gradient is None else gradient.clone(),
-                    **_advised(advice.get(name, "")),
+                    _advised(advice.get(name, "")).repair,
+                    _advised(advice.get(name, "")).cause,
                     gradient_of=name,
                     parts=upstream if operator else None,
                     missing="" if gradient is not None else gives_no_gradient(ran),
@@ -234,10 +236,8 @@ class CaseRun:
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
 
 
-def _advised(advice: str | Finding) -> dict[str, str]:
-    if isinstance(advice, str):
-        return {"repair": advice}
-    return {"repair": advice.repair, "cause": advice.cause}
+def _advised(advice: str | Finding) -> Finding:
+    return Finding("", advice) if isinstance(advice, str) else advice
 
 
 def _check_returned(result: Any, forward: Watch) -> None:

@@ -213,7 +213,7 @@ class _Judging:
                     report.printed(message["printed"])
                 elif "verdict" in message:
                     verdict = Verdict(**message["verdict"])
-                    report.show(verdict, self._told(verdict, message["unchanged"]))
+                    report.show(verdict, self._told(verdict, message.get("unchanged", False)))
                     running = None
         except Stuck as stuck:
             shown = {verdict.exercise for verdict in report.verdicts}
@@ -224,7 +224,7 @@ class _Judging:
     def _told(self, verdict: Verdict, unchanged: bool = False) -> list[str]:
         """What a learner hears of a verdict beside its symptom."""
         if self.args.solution:
-            return [part for part in (verdict.cause, verdict.repair) if part]
+            return verdict.why
         return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
 
     def _confirmed(self, report: Report, source: bytes, outdated: Callable[[], bool] = lambda: False) -> bool:

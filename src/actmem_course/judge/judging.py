@@ -83,10 +83,11 @@ class Judge:
         self.passed.discard(exercise.function)  # several exercises may ask for one function
         if not used:
             return verdict
-        for other in self.lab.exercises:  # one that nobody asked for isn't to blame if it is right
-            if other.function in used - self.endless and other.number not in self._judged:
+        # One that nobody asked for isn't to blame if it is right.
+        while unasked := [e for e in self.lab.exercises if e.function in used and e.number not in self._judged]:
+            for other in unasked:
                 self.judge(other)
-        others, used = self._uses(exercise)
+            others, used = self._uses(exercise)
         if not used:
             return self._once(exercise)
         key = exercise.number, len(self.spaces), *sorted(used), *self.reads(exercise, used)

@@ -36,7 +36,8 @@ class LearnerProgress:
         self.passed = {number for number in passed if isinstance(number, str)} if isinstance(passed, list) else set()
         self.hints: dict[str, int] = _of_kind(found.get("hints"), int)
         #: Of the latest verdict of an exercise that is wrong: cause and repair, and how many of its parts were told.
-        self.wrong: dict[str, list] = _of_kind(found.get("wrong"), list)
+        wrong = _of_kind(found.get("wrong"), list)
+        self.wrong = {number: told for number, told in wrong.items() if list(map(type, told)) == [str, str, int]}
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
         """Remember what has passed, and what no longer does.  What is not judged keeps its mark."""
@@ -53,20 +54,20 @@ class LearnerProgress:
 
         unchanged: it is an earlier verdict once more.  everything: all of it.
         """
-        why = [part for part in (verdict.cause, verdict.repair) if part]
         if verdict.status not in (WRONG, ERROR):
             return []
         *before, told = self.wrong.get(verdict.exercise) or [None, None, 0]
         told = told + (not unchanged) if before == [verdict.cause, verdict.repair] else 0
-        told = len(why) if everything else min(told, len(why))
+        told = len(verdict.why) if everything else min(told, len(verdict.why))
         self.wrong[verdict.exercise] = [verdict.cause, verdict.repair, told]
         self._write()
-        return why[:told]
+        return verdict.why[:told]
 
     def next_hints(self, exercise: Exercise) -> list[str]:
         """What was told of the latest verdict and the hints that were given before, and the next one of both."""
         cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
-        why, count = [part for part in (cause, repair) if part], self.hints.get(exercise.number, 0)
+        why = Verdict(exercise.number, exercise.function, WRONG, cause=cause, repair=repair).why
+        count = self.hints.get(exercise.number, 0)
         if told < len(why):
             told += 1
             self.wrong[exercise.number] = [cause, repair, told]

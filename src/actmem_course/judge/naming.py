@@ -191,7 +191,7 @@ def _same(one: RunOutcome, other: RunOutcome, kind: type[Observation] = Observat
     for a, b in zip(one.seen, other.seen):
         for name in a.keys() | b.keys():
             seen = a.get(name) or b[name]
-            if isinstance(seen, kind) and not seen.is_cost and not isinstance(seen, Pattern):
+            if isinstance(seen, kind) and seen.tells_apart:
                 if name not in a or not a[name].same(b.get(name)):
                     return False
     patterns = [name for name, seen in one.seen[0].items() if isinstance(seen, Pattern)]

@@ -81,6 +81,8 @@ class Observation:
     cause: str = ""
     #: A cost is right if it is no more than ours; the rest has a right value.
     is_cost: ClassVar[bool] = False
+    #: Whether two answers are the same only if this is.
+    tells_apart: ClassVar[bool] = True
     #: Whether one rank alone can't judge it.
     of_all_ranks: ClassVar[bool] = False
     #: What explains the others is looked at before them.
@@ -129,11 +131,8 @@ class Pattern(Observation):
     fault: of two values' names and ranks, and whether they are the same: how late the finding comes, and the finding.
     """
 
-    of_all_ranks = True
-    fault: Callable[[tuple[str, int], tuple[str, int], bool], tuple[float, Finding]] | None = None
-
-    def same(self, other: Observation | None) -> bool:
-        return True
+    of_all_ranks, tells_apart = True, False
+    fault: Callable[..., tuple[float, Finding]] | None = None
 
     def agrees(self, both: Comparison) -> bool:
         everyone = both.everyone()
@@ -145,7 +144,7 @@ class Pattern(Observation):
         faults = [
             self.fault(*pair, same) for pair, same in equal_pairs(both.everyone()).items() if same != wanted[pair]
         ]
-        return [min(faults, key=lambda fault: (fault[0], fault[1].symptom))[1]]
+        return [min(faults, key=lambda fault: fault[0])[1]]
 
 
 def equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
@@ -158,7 +157,7 @@ def equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
 class Cost(Observation):
     """A number that may be smaller than ours.  words: the symptom; in it and in the repair, {found} and {enough}."""
 
-    is_cost, order = True, 0.5
+    is_cost, tells_apart, order = True, False, 0.5
     words: str = ""
 
     def agrees(self, both: Comparison) -> bool:
@@ -183,7 +182,7 @@ class BytesSent(Cost):
 class SavedForBackward(Observation):
     """A ``SavedBytes``.  what: our bytes, in words.  element_size: of the input.  spare: so many bytes more are right, too."""
 
-    is_cost, order = True, 0.2
+    is_cost, tells_apart, order = True, False, 0.2
     what: str = ""
     element_size: int = 0
     spare: int = 0
@@ -212,7 +211,7 @@ class SavedForBackward(Observation):
 class CollectivesRun(Observation):
     """The collectives of a pass.  result: of which it may be; again: what backward may run besides."""
 
-    is_cost = True
+    is_cost, tells_apart = True, False
     in_backward: bool = False
     result: str = ""
     again: Sequence[Collective] = ()
@@ -349,9 +348,8 @@ class TensorSeen(Observation):
         return explain_parts(found, rights, both.rank, OWN_PART, advice)
 
     def _of_operator(self, both: Comparison) -> list[Finding]:
-        parts = [seen.parts for own in both.right.seen if isinstance(seen := own[self.name], TensorSeen)]
-        if any(part is None for part in parts):
-            return []
+        rights = [own[self.name] for own in both.right.seen]
+        parts = [seen.parts for seen in rights if isinstance(seen, TensorSeen) and seen.parts is not None]
         ran = both.found.seen[both.rank].get(self.backward)
         should = next((made for _, made in made_of(self.value, parts, both.rank)), OWN_PART)
         result = ran.result if isinstance(ran, CollectivesRun) and should is not OWN_PART else ""

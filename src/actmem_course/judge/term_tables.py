@@ -52,9 +52,10 @@ def check_terms(
         others = f" (and so {listed(terms[1:])})" if terms[1:] else ""
         symptoms.append(f"{terms[0]} {finding.symptom}{others}")
     causes = {finding.cause: terms[0] for finding, terms in list(faults.items())[:2] if finding.cause}
+    named = causes if len(causes) == 1 else [f"{term}: {cause}" for cause, term in causes.items()]
     if more := len(symptoms) - 2 if len(symptoms) > 2 else 0:
         symptoms[2:] = [f"{more} more mistake" if more == 1 else f"{more} more mistakes"]
-    raise Wrong("; ".join(symptoms), cause="; ".join(f"{term}: {cause}" for cause, term in causes.items()))
+    raise Wrong("; ".join(symptoms), cause="; ".join(named))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -46,6 +46,12 @@ class Verdict:
     repair: str = ""
 
     @property
+    def why(self) -> list[str]:
+        """What a learner hears after the symptom, in that order."""
+        labelled = (("why", self.cause), ("do", self.repair))
+        return [f"{label}: {text}" for label, text in labelled if text]
+
+    @property
     def explained(self) -> str:
         """All that is known, in one line."""
         why = ": ".join(filter(None, (self.cause, self.repair)))

@@ -46,7 +46,7 @@ def rank_of_this_thread() -> int:
 def place_of(frame: FrameType) -> str:
     """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the one before."""
     line = frame.f_lineno
-    if line is None:  # type: ignore[unreachable]
+    if line is None:
         lines = [(start, line) for start, _, line in frame.f_code.co_lines() if line and start <= frame.f_lasti]
         line = lines[-1][1] if lines else frame.f_code.co_firstlineno
     return f"{os.path.basename(frame.f_code.co_filename)}:{line}"

@@ -255,7 +255,7 @@ class RealWorker(Worker):
             return
         if b.rank == 0:
             reward.show(lab_console(file=sys.__stdout__, highlight=False, emoji=False))
-            sys.__stdout__.flush()
+            print(end="", file=sys.__stdout__, flush=True)
         self.tell(reward=dataclasses.asdict(reward), why="")
 
 
@@ -384,7 +384,7 @@ def _no_debugger(*args, **kwargs):
 
 def _warn(message, category, filename, lineno, file=None, line=None):
     """A warning of torch's is nothing that a learner prints."""
-    sys.__stderr__.write(warnings.formatwarning(message, category, filename, lineno, line))
+    print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=sys.__stderr__)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from actmem_course.judge.verdict import Finding
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
-_IN_16_BITS: dict[str, str | Finding] = {
+_IN_16_BITS: Mapping[str, str | Finding] = {
     name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")
 } | {"": "the matmuls are those of tensors of 16 bits"}
 _ONCE = Finding("backward goes twice through what function made", "once is enough, torch.autograd.backward(y, grad)")

@@ -12,7 +12,7 @@ from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import check_whole_number
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio, explain_sum
-from actmem_course.judge.verdict import Finding
+from actmem_course.judge.verdict import Finding, Wrong
 
 #: s, b, h, a, t, sequence_parallel, recompute.
 RANKS = (
@@ -74,6 +74,9 @@ def _reason(term: str, found: int, true: int) -> str:
 
 def rank_bytes(r: CaseRun) -> None:
     letters = [dict(zip("sbhat", sizes)) for sizes in _APART]
+    two, four = (check_whole_number("the result", r["rank_bytes"](16, 3, 16, 8, t, False, "none")) for t in (2, 4))
+    if two == four:
+        raise Wrong("the result is the same with t=2 and t=4", "divide what is sharded by tensor_parallel_size")
     for s, b, h, a, t, sequence_parallel, recompute in RANKS:
         apart = [
             check_whole_number("the result", r["rank_bytes"](*sizes, sequence_parallel, recompute)) for sizes in _APART

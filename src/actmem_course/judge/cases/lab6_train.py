@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import combinations
 from threading import get_ident
 
 import torch
@@ -38,8 +37,9 @@ def batch(r: CaseRun) -> str | None:
     s, size = 9, 8
     # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as numbers.
     text = torch.stack((torch.arange(200), torch.arange(200) + 1000), 1).flatten().to(r.device)
-    place, drawn = {token: i for i, token in enumerate(text.tolist())}, {}
-    for name, step in {**{f"step {step}": step for step in range(7)}, "step 0 again": 0}.items():
+    place = {token: i for i, token in enumerate(text.tolist())}
+    drawn: dict[tuple[int, bool], list[int]] = {}
+    for step, again in [*((step, False) for step in _STEPS), (0, True)]:
         rows, following = (part.tolist() for part in _windows(r, text, step, s, size))
         starts = [place.get(row[0], 0) for row in rows]
         for k, (start, row) in enumerate(zip(starts, rows)):
@@ -52,11 +52,16 @@ def batch(r: CaseRun) -> str | None:
             raise Wrong(elsewhere, "draw the starts once, for both")
         follows = "the target of a token is the one that follows it"
         r.see(Value("by how many tokens targets are ahead", sorted(ahead), follows))
-        drawn[name] = starts
+        drawn[step, again] = starts
     r.see(Pattern("batches", drawn, fault=_batches_fault))
-    for name, starts in drawn.items():
+    halves: dict[tuple[int, ...], int] = {}
+    for (step, _), starts in drawn.items():
         if len(set(starts)) == 1:
-            raise Wrong(f"all rows of {name} are the same piece", "choose another for each")
+            raise Wrong(f"all rows of step {step} are the same piece", "choose another for each")
+        for half in (starts[: size // 2], starts[size // 2 :]):
+            if (other := halves.setdefault(tuple(sorted(half)), step)) != step:
+                common = f"step {other} and step {step} have half a batch in common"
+                raise Wrong(common, "choose all pieces of a step by the step")
     for length in (s + size, 2 * s, 2 * s + 1):
         text = torch.arange(length, device=r.device)  # with room for few pieces: whoever runs over its end does so here
         case = f"a text of {length} tokens: "
@@ -71,17 +76,21 @@ def batch(r: CaseRun) -> str | None:
     return seeds if torch.initial_seed() != r.rank else None
 
 
+#: Whoever repeats the batches of a few steps has one of these in common with the first.
+_STEPS = (*range(21), 24, 25, 30, 32, 50, 64, 100, 128, 256, 500, 512, 1000, 1024)
 _OVER_ITS_END = "a piece runs over the text's end"
 _LAST_START = "the last one starts at len(text) - seq_length - 1"
 
 
-def _batches_fault(one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, Finding]:
-    """What it means that two batches are the same, or are not; the gravest first."""
-    (name, rank), (other_name, other_rank) = one, other
+def _batches_fault(
+    one: tuple[tuple[int, bool], int], other: tuple[tuple[int, bool], int], same: bool
+) -> tuple[float, Finding]:
+    """What it means that two batches, of a step and a rank, are the same, or are not; the gravest first."""
+    (drawn, rank), (other_drawn, other_rank) = one, other
     if same:
-        both = f"{name.removesuffix(' again')} and {other_name}"
+        both = f"step {drawn[0]} and step {other_drawn[0]}"
         return 2, Finding(f"{both} have the same batch", "choose different pieces each step")
-    if name == other_name:
+    if drawn == other_drawn:
         return 0, _OTHER_BATCHES
     another = "the same step gives another batch the second time"
     return 1 - (rank != other_rank) / 2, Finding(
@@ -254,7 +263,7 @@ def random_microbatches(b: Bench, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 #: Steps in the first mode, and in each other, whose losses must be the same: what train itself does wrong shows in the first.
-_NUM_STEPS, _NUM_COMPARED = 5, 3
+_NUM_STEPS, _NUM_COMPARED = 12, 3
 #: The order of sums differs between modes, in float64.
 _TOLERANCE = 1e-9
 
@@ -390,7 +399,8 @@ def _faults_of_steps(seen: Seen, size: int, steps: int) -> Iterator[tuple]:
 
 
 def _repeats(tensors: Sequence[Tensor]) -> bool:
-    return any(torch.equal(one, other) for one, other in combinations(tensors, 2))
+    """Whether two have the same sequences, in any order."""
+    return len({tuple(sorted(map(tuple, tensor.tolist()))) for tensor in tensors}) < len(tensors)
 
 
 def _faults_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple]:

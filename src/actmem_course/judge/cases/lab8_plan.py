@@ -26,6 +26,7 @@ STATE_PARTS = ("weights", "gradients", "optimizer states")
 STATES = (
     (10**10, 1, 0), (10**10, 7, 0), (10**9, 7, 1), (10**9, 7, 2), (10**9, 7, 3), (10**9, 64, 1), (10**9, 5, 3),
     (10**9, 9, 2), (10**9, 11, 3), (10**9, 13, 1),
+    (2**60 + 3, 2, 3), (3 * 2**58 + 1, 3, 3),  # which a float can't tell
 )  # fmt: skip
 #: From which stage on ZeRO divides a part, its bytes a parameter, and why so many.
 _STATES = {
@@ -37,6 +38,7 @@ _STATES = {
 MEMORIES = (
     (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16),
     (30, 20, 11, 2, 4), (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10), (200, 20, 10, 4, 60),
+    (8 * (2**60 + 1) - 1, 0, 2**60 + 1, 1, 8),  # one byte too few, which a float can't tell
 )  # fmt: skip
 
 

@@ -7,10 +7,6 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "6.1": (
         Mistake("targets are the tokens themselves", "at each position the target is the next token",
             {"windows[:, :-1], windows[:, 1:]": "windows[:, :-1], windows[:, :-1]"}),
-        Mistake("targets are the previous tokens", "they must be the next ones",
-            {"windows[:, :-1], windows[:, 1:]": "windows[:, 1:], windows[:, :-1]"}),
-        Mistake("targets are 2 tokens ahead of tokens", "the next token is 1 ahead",
-            {"seq_length + 1": "seq_length + 2", "1], windows[:, 1": "2], windows[:, 2"}),
         Mistake("only the last target of a row is wrong", "it is the token after the piece, so cut seq_length + 1",
             {"windows[:, 1:]": "windows[:, :-1].roll(-1, 1)"}),
         Mistake("ranks have different batches",
@@ -35,19 +31,11 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     ),
     "6.3": (
         Mistake("only this rank's parameters are counted",
-            "the squares of those that are cut must be summed over the ranks",
+            "the squares of those that are sharded must be summed over the ranks",
             {"dist.all_reduce(cut, group=model.tp.group)": "pass"}),
         Mistake("parameters that are replicated are counted t times",
-            "sum the squares of the cut ones over the ranks, and add the others once",
+            "sum the squares of the sharded ones over the ranks, and add the others once",
             {'hasattr(parameter, "partition_dim")': "True"}),
-        Mistake("the ranks' norms are added up", "add squares, and take the root of the sum",
-            {"if model.tp.size > 1:\n"
-             "        dist.all_reduce(cut, group=model.tp.group)\n"
-             "    return math.sqrt(cut + whole": "norm = (cut + whole).sqrt()\n"
-                "    if model.tp.size > 1:\n"
-                "        dist.all_reduce(norm, group=model.tp.group)\n"
-                "    return norm.item("},
-            {"cut + whole": "cut**2 + whole", "dist.all_reduce": "cut.sqrt_()\n        dist.all_reduce"}),
         Mistake("this is the largest of the ranks' norms", "the squares must be summed over the ranks",
             {"if model.tp.size > 1:\n"
              "        dist.all_reduce(cut, group=model.tp.group)\n"
@@ -55,19 +43,28 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
                 "    if model.tp.size > 1:\n"
                 "        dist.all_reduce(norm, dist.ReduceOp.MAX, group=model.tp.group)\n"
                 "    return norm.item("}),
-        Mistake("the parameters' norms are added up", "add squares, and take the root of the sum",
+        Mistake("norms are added up", "add squares, and take the root of the sum",
             {"square().sum": "square().sum()\n"
                 '        if model.tp.size > 1 and hasattr(parameter, "partition_dim"):\n'
                 "            dist.all_reduce(square, group=model.tp.group)\n"
                 "        square = square.sqrt",
              "dist.all_reduce(cut, group=model.tp.group)": "pass",
              "math.sqrt(": "float("}, {"parameter.grad.double().square().sum()": "parameter.grad.double().norm()"},
-            {"square().sum": "norm", "math.sqrt(": "float("}),
-        Mistake("parameters that are cut along dimension 0 are treated as replicated",
-            "partition_dim is 0 there, so ask hasattr",
-            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None)'}),
-        Mistake("parameters are treated as cut by their shape, but biases can be cut as well",
-            "whatever has a partition_dim is cut", {'hasattr(parameter, "partition_dim")': "parameter.dim() > 1"}),
+            {"square().sum": "norm", "math.sqrt(": "float("},
+            {"if model.tp.size > 1:\n"
+             "        dist.all_reduce(cut, group=model.tp.group)\n"
+             "    return math.sqrt(cut + whole": "norm = (cut + whole).sqrt()\n"
+                "    if model.tp.size > 1:\n"
+                "        dist.all_reduce(norm, group=model.tp.group)\n"
+                "    return norm.item("},
+            {"cut + whole": "cut**2 + whole", "dist.all_reduce": "cut.sqrt_()\n        dist.all_reduce"}),
+        Mistake("replicated and sharded parameters are told apart wrongly",
+            "whatever has a partition_dim, 0 too, is sharded: hasattr",
+            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None)'},
+            {'hasattr(parameter, "partition_dim")': "parameter.dim() > 1"},
+            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) != 0'},
+            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) == 0'},
+            {'if hasattr(parameter, "partition_dim")': 'if not hasattr(parameter, "partition_dim")'}),
         Mistake("absolute values are added up", "the 2-norm adds squares",
             {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().sum()"}),
         Mistake("the root is missing", "this is the sum of the squares",
@@ -77,23 +74,14 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake("the squares are averaged over the ranks, not summed", "",
             {"return math.sqrt(cut + whole)": "return math.sqrt(cut / model.tp.size + whole)"}),
         Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks",
-            "exchange nothing in that case",
+            "run no collective in that case",
             {"if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group": "dist.all_reduce(cut"}),
         Mistake("the norm is right on rank 0 only", "every rank needs it, so all-reduce",
             {"dist.all_reduce(cut,": "dist.reduce(cut, dist.get_global_rank(model.tp.group, 0),"}),
         Mistake("this is the norm of the parameters", "expected that of their .grad",
             {"parameter.grad.double()": "parameter.detach().double()"}),
-        Mistake("the squares of the replicated parameters are summed over the ranks, not those of the cut ones",
-            "whatever has a partition_dim is cut",
-            {'if hasattr(parameter, "partition_dim")': 'if not hasattr(parameter, "partition_dim")'}),
         Mistake("the largest element of each gradient is taken", "the 2-norm adds up the squares of all",
             {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().max() ** 2"}),
-        Mistake("replicated parameters are treated as cut, and those cut along dimension 0 as replicated",
-            "whatever has a partition_dim is cut",
-            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) != 0'}),
-        Mistake("parameters that are cut along dimension 1 are treated as replicated",
-            "whatever has a partition_dim is cut",
-            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) == 0'}),
     ),
     "6.4": (
         Mistake("the gradients of the step before are still there",
@@ -132,7 +120,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "each rank's part comes from other tokens, so add the parts up, and do not divide by t",
             {", model.tp)": ", model.tp); [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "
                 '"partial_gradient", False)]'}),
-        Mistake("gradients of cut parameters are summed over the ranks, but each rank has its own part, with its "
+        Mistake("gradients of sharded parameters are summed over the ranks, but each rank has its own part, with its "
             "whole gradient", "call reduce_partial_gradients instead (this is not a data-parallel group)",
             {"reduce_partial_gradients(model, model.tp)":
                 "[dist.all_reduce(p.grad, group=model.tp.group) for p in model.parameters() if model.tp.size > 1]"},
@@ -175,6 +163,12 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "return the mean of all", {"return total": "return loss.item()"}),
         Mistake("the result is the first microbatch's loss", "return the mean of all",
             {"total += loss.item()": "total = total or loss.item() * len(microbatches)"}),
+        Mistake("optimizer.step() comes before the gradients are scaled", "it belongs at the end",
+            {"    norm = gradient_norm(model)": "    optimizer.step()\n    norm = gradient_norm(model)",
+             "parameter.grad *= max_norm / norm\n    optimizer.step()": "parameter.grad *= max_norm / norm"}),
+        Mistake("optimizer.zero_grad() comes after the backwards", "it belongs before the first backward",
+            {"    reduce_partial_gradients(model, model.tp)":
+                "    optimizer.zero_grad()\n    reduce_partial_gradients(model, model.tp)"}),
     ),
 }
 # fmt: on

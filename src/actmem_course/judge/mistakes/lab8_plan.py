@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake("what takes exactly the memory fits", "compare with <=", {"<= memory_bytes": "< memory_bytes"}),
         Mistake("the whole step in one microbatch isn't tried", "b may be sequences itself",
             {"range(1, sequences + 1)": "range(1, sequences)"}),
-        Mistake("a microbatch of b sequences keeps b times bytes_per_sequence", "",
+        Mistake("a microbatch of b sequences saves b times bytes_per_sequence", "",
             {"in_flight * b * bytes": "in_flight * bytes"}),
         Mistake("this is the smallest that fits", "expected the largest", {"fitting = b": "fitting = fitting or b"}),
     ),

@@ -75,7 +75,8 @@ class CaseRun:
 
     @contextmanager
     def unwritten(self, **tensors: Tensor) -> Iterator[None]:
-        """Raise Wrong if the block writes to these tensors, or to any that a function of the file is given, now or before."""
+        """Raise Wrong if the block writes to these tensors, or to any that a function of the file is given, now or
+        before."""
         self._given = self._given or []
         self._note(tensors)
         yield
@@ -109,7 +110,8 @@ class CaseRun:
         self.see(kind(name, check_plain_tensor(name, found).clone(), advice.repair, advice.cause, **more))
 
     def see_number(self, case: str, found: Any, meaning: str = "") -> None:
-        """Note a whole number, the result for the arguments of ``case``.  Raises Wrong if it is none.  meaning: what it adds up."""
+        """Note a whole number, the result for the arguments of ``case``.  Raises Wrong if it is none.  meaning: what
+        it adds up."""
         self.see(Value(f"{case}: {RESULT}", check_whole_number(RESULT, found), meaning=meaning))
 
     def passes(
@@ -128,7 +130,8 @@ class CaseRun:
         twice: Finding | None = None,
         frozen: Collection[str] = (),
     ) -> tuple[Watch, Watch]:
-        """Run forward and backward of ``function(*tensors, *rest)``, and see the result, every gradient, the collectives.
+        """Run forward and backward of ``function(*tensors, *rest)``, and see the result, every gradient, the
+        collectives.
 
         Args:
             upstream: the gradient that backward starts from; random if it is left out.
@@ -203,7 +206,8 @@ class CaseRun:
         above: int = 0,
         others: Sequence[Tensor] = (),
     ) -> dict[str, Largest]:
-        """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights are, and ``others``."""
+        """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights
+        are, and ``others``."""
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.b.functions.get("__file__", "")
         with Largest(*leaves, *others, file=file, above=above) as forward:
@@ -265,7 +269,8 @@ _WITH_GRAPH = Finding(
 
 @contextmanager
 def reached_once(inputs: Iterable[Tensor], twice: Finding = _WITH_GRAPH) -> Iterator[None]:
-    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went on there."""
+    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went
+    on there."""
     reached = []
     for number, x in enumerate(inputs):
         assert x.grad_fn is not None

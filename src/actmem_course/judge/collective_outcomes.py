@@ -1,4 +1,5 @@
-"""What collectives give: everything that a rank may make of the ranks' parts, in words; the four operators; what a pass may run."""
+"""What collectives give: everything that a rank may make of the ranks' parts, in words; the four operators; what a
+pass may run."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
 def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: Finding, ran: str = "") -> list[Finding]:
     """How ``found`` was made, to follow its name, the likelier first.
 
-    right: what it should be.  advice: cause and repair.  ran: the collective that the pass ran, if it ran one that sums or joins.
+    right: what it should be.  advice: cause and repair.  ran: the collective that the pass ran, if it ran one that
+    sums or joins.
     """
     should = f"it should be {right.words}"
     cause = f"{should}. {advice.cause}" if advice.cause else should
@@ -221,7 +223,8 @@ def size_of(x: Tensor) -> int:
 def collectives_fault(
     when: str, found: Sequence[Collective], wanted: Sequence[Collective], again: Sequence[Collective] = ()
 ) -> Finding | None:
-    """What is wrong with the collectives of a pass; None if they are the ``wanted`` ones, in any order, or those and ``again``.
+    """What is wrong with the collectives of a pass; None if they are the ``wanted`` ones, in any order, or those and
+    ``again``.
 
     A reduce-scatter and an all-gather of the same tensor stand for an all-reduce, which is made of them.
     """

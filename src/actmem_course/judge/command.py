@@ -82,7 +82,8 @@ class _Ended(Exception):
 class _Judging:
     """One file, what judges it, and what is said of it.
 
-    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real processes,
+    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real
+    processes,
     which want a GPU each, and then measure.
     """
 
@@ -177,7 +178,8 @@ class _Judging:
         )
 
     def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
-        """Every exercise's verdict.  One that ends the process, or takes too long, gets its own; the rest, another process."""
+        """Every exercise's verdict.  One that ends the process, or takes too long, gets its own; the rest, another
+        process."""
         left, endless = list(self.exercises), list[str]()
         while left:
             try:
@@ -278,7 +280,8 @@ class _Judging:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is saved; None while it isn't there, or was emptied a moment ago, as many editors do first."""
+    """What changes when a file is saved; None while it isn't there, or was emptied a moment ago, as many editors do
+    first."""
     try:
         state = path.stat()
     except OSError:

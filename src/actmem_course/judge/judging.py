@@ -32,9 +32,12 @@ from actmem_course.judge.workbench import Bench
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads is in it.
-    passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours runs.  unwanted: whether
-    nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes with functions of ours in place of
+    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file
+    reads is in it.
+    passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours runs.
+    unwanted: whether
+    nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes with functions of ours
+    in place of
     the learner's, for the judges of later saves.
     """
 
@@ -118,13 +121,15 @@ class Judge:
         return others, names_used_by(space.get(exercise.function), space, others) & set(others)
 
     def reads(self, exercise: Exercise, but_not: Container[str] = ()) -> list[str]:
-        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that aren't looked into."""
+        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that
+        aren't looked into."""
         names = self.spaces[0]
         used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names, but_not)})
         return [self.texts.get(name, "") for name in used if name not in but_not]
 
     def _once(self, exercise: Exercise, named: bool = True) -> Verdict:
-        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if something is."""
+        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if
+        something is."""
         naming = Naming(
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
@@ -303,7 +308,8 @@ _OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
 
 
 def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:
-    """All names of the learner's file that a function uses, directly or not.  but_not: names that are not looked into."""
+    """All names of the learner's file that a function uses, directly or not.  but_not: names that are not looked
+    into."""
     used: set[str] = set()
     pending = [function]
     while pending:

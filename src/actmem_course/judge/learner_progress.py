@@ -50,7 +50,8 @@ class LearnerProgress:
         self._write()
 
     def tell(self, verdict: Verdict, unchanged: bool = False, everything: bool = False) -> list[str]:
-        """What the learner hears of a verdict now beside its symptom: nothing at first, then the cause, then the repair.
+        """What the learner hears of a verdict now beside its symptom: nothing at first, then the cause, then the
+        repair.
 
         unchanged: it is an earlier verdict once more.  everything: all of it.
         """

@@ -42,5 +42,6 @@ def names_of(source: str, file: str) -> dict | None:
 
 @lru_cache(maxsize=5000)
 def _compiled(definition: str) -> CodeType:
-    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a case."""
+    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a
+    case."""
     return compile(definition, "<an edit of ours>", "exec")

@@ -73,7 +73,8 @@ class Naming:
         return _OURS[key]
 
     def run(self, spaces: list[dict], group: int, like: RunOutcome | None = None) -> RunOutcome:
-        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something else."""
+        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something
+        else."""
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
         def job(rank: VirtualRank) -> Any:
@@ -129,7 +130,8 @@ class Naming:
     def mistake_like(
         self, found: RunOutcome, wrong: Sequence[str], group: int
     ) -> tuple[Mistake | None, Mistake | None]:
-        """The first mistake that does all that the learner's does; and the first that does so up to what is wrong first."""
+        """The first mistake that does all that the learner's does; and the first that does so up to what is wrong
+        first."""
         partly: Mistake | None = None
         solution = inspect.getsource(self.module)
         for mistake in mistakes_of(self.exercise):

@@ -73,7 +73,8 @@ class Comparison:
 
 @dataclass
 class Observation:
-    """One thing that a rank saw; ``agrees`` and ``describe`` are asked of ours.  repair, cause: said where it is wrong."""
+    """One thing that a rank saw; ``agrees`` and ``describe`` are asked of ours.  repair, cause: said where it is
+    wrong."""
 
     name: str
     value: Any
@@ -180,7 +181,8 @@ class BytesSent(Cost):
 
 @dataclass
 class SavedForBackward(Observation):
-    """A ``SavedBytes``.  what: our bytes, in words.  element_size: of the input.  spare: so many bytes more are right, too."""
+    """A ``SavedBytes``.  what: our bytes, in words.  element_size: of the input.  spare: so many bytes more are
+    right, too."""
 
     is_cost, tells_apart, order = True, False, 0.2
     what: str = ""
@@ -229,7 +231,8 @@ class CollectivesRun(Observation):
 class TensorSeen(Observation):
     """A tensor, right up to rounding.
 
-    gradient_of: whose gradient it is.  parts: what this rank had before an operator.  missing: why a gradient isn't there.
+    gradient_of: whose gradient it is.  parts: what this rank had before an operator.  missing: why a gradient isn't
+    there.
     backward: the name of what backward ran.
     """
 

@@ -1,6 +1,8 @@
-"""One parent that starts the processes of the judge, follows each, and ends them.  Loads no torch, so that it is there at once.
+"""One parent that starts the processes of the judge, follows each, and ends them.  Loads no torch, so that it is
+there at once.
 
-It tells them what to judge and passes on what they say.  One that takes too long is asked where it stands.  One that ends
+It tells them what to judge and passes on what they say.  One that takes too long is asked where it stands.  One that
+ends
 before its verdict has no verdict but the parent's.
 """
 
@@ -24,7 +26,8 @@ from typing import IO, Any
 
 from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment
 
-#: The file descriptors of a process's line, of what rank 0 listens on and of where a crash is noted, and how many virtual
+#: The file descriptors of a process's line, of what rank 0 listens on and of where a crash is noted, and how many
+#: virtual
 #: ranks it has, by name in the environment.
 RANKS_LINE, RANKS_STORE, VIRTUAL = "ACTMEM_RANKS_LINE", "ACTMEM_RANKS_STORE", "ACTMEM_VIRTUAL"
 CRASHES = "ACTMEM_CRASHES"
@@ -63,7 +66,8 @@ class Member:
             self.line.send_bytes(json.dumps(message).encode())
 
     def where(self, file: str) -> tuple[str, float]:
-        """Where it stands in ``file``, in its own words, and for how many seconds the latest of several calls has run."""
+        """Where it stands in ``file``, in its own words, and for how many seconds the latest of several calls has
+        run."""
         self.tell(do="where", file=file)
         with suppress(EOFError, OSError):
             deadline = time.monotonic() + 2

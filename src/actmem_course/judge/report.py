@@ -26,7 +26,8 @@ _STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELL
 class Report:
     """Writes verdicts for a learner.
 
-    script: the learner's file, as typed.  asked: how many exercises are judged.  reward: what was measured, as JSON has it.
+    script: the learner's file, as typed.  asked: how many exercises are judged.  reward: what was measured, as JSON
+    has it.
     """
 
     def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1, json_file: Path | None = None):

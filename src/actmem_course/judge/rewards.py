@@ -62,7 +62,8 @@ class Measure:
 
 @dataclass(frozen=True)
 class BarsReward:
-    """Each quantity as bars, of which those of one unit have one scale; below them a remark.  what: in a line, what was measured."""
+    """Each quantity as bars, of which those of one unit have one scale; below them a remark.  what: in a line, what
+    was measured."""
 
     what: str
     measures: Sequence[Measure]
@@ -110,7 +111,8 @@ def _saved(
 
 
 def _block(b: Bench, piece: Piece, formula_bytes: int, exchanges: Sequence[Exchange]) -> list[Measure]:
-    """What a block keeps and exchanges on this rank.  exchanges: those that the formula has for it.  Every rank must call it."""
+    """What a block keeps and exchanges on this rank.  exchanges: those that the formula has for it.  Every rank must
+    call it."""
     function, x, weights = piece
     measures = _saved(b, {"for backward": piece}, [formula_bytes])
     with b.watching() as seen:
@@ -207,7 +209,7 @@ def lab3_reward(b: Bench) -> BarsReward:
     measures = _block(b, (layer_with("shard_keeping_linear"), x, weights), formula, exchanges)
     plain = saved_bytes(b, layer_with("gathering_linear"), x, weights).bytes
     remark = (
-        f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With your gathering_linear it was {plain:,} B: "
+        f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With gathering_linear it was {plain:,} B: "
         f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain - formula:,} B more were kept."
     )
     return BarsReward(_describe(shape, b, "Your layer"), measures, remark if t > 1 else "")
@@ -237,7 +239,8 @@ def lab4_reward(b: Bench) -> BarsReward:
 
 
 def _extra_bytes(shape: ModelShape, recompute: str, device: str) -> int:
-    """What the paper leaves out, as this lab's layer has it: its mask is made in the core, its dropouts draw from one stream."""
+    """What the paper leaves out, as this lab's layer has it: its mask is made in the core, its dropouts draw from
+    one stream."""
     region = Recompute.of(recompute).region
     if region != "none":
         statistics = [row for row in layer_extra_rows(shape, device_type=device) if "statistics" in row.term]
@@ -271,7 +274,8 @@ def lab5_reward(b: Bench) -> BarsReward:
     picture = draw(timeline(on_paper(b, p, p)))
     return BarsReward(
         f"Your 1F1B on {p} ranks, {n} microbatches", held,
-        f"Bubble (idle over working time): {bubbles}.\n{whole}\nFreeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
+        f"Bubble (idle over working time): {bubbles}.\n{whole}\n"
+        f"Freeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
     )  # fmt: skip
 
 
@@ -287,11 +291,15 @@ def lab6_reward(b: Bench) -> BarsReward:
         measures.append(Measure(f"kept, {mode.name}", kept_bytes))
     apart = max(max(step) - min(step) for step in zip(*curves))
     remark = (
-        f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {NUM_STEPS} steps; between the modes' curves at most {apart:.1e}.\n"
+        f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {NUM_STEPS} steps; "
+        f"between the modes' curves at most {apart:.1e}.\n"
         "Bytes are of one microbatch in bfloat16 with dropout 0.1; losses are in float32 without dropout."
     )
     if b.size > 1:
-        remark += f"\nIn mode none each of the {b.size} ranks trains the whole model. What curves differ by is rounding: in float64 (6.5) nothing."
+        remark += (
+            f"\nIn mode none each of the {b.size} ranks trains the whole model. "
+            "What curves differ by is rounding: in float64 (6.5) nothing."
+        )
     what = f"A GPT of {shape.num_layers} layers on rank {b.rank} of {b.size}: {_sizes(shape)} v={shape.vocab_size}"
     return BarsReward(what, measures, remark)
 
@@ -329,7 +337,8 @@ def lab8_reward(b: Bench) -> BarsReward:
     parts = bill_of(model, plan).by_part()
     remark = (
         f"Of {gib(cluster.usable_bytes)} the plan takes {gib(plan.bytes)}; weights, gradients and optimizer states are "
-        f"{gib(sum(parts[part] for part in STATE_PARTS))} of them. Counted: {', '.join(COUNTED_PARTS)}; buffers and the transient come on top."
+        f"{gib(sum(parts[part] for part in STATE_PARTS))} of them. Counted: {', '.join(COUNTED_PARTS)}; "
+        "buffers and the transient come on top."
     )
     return BarsReward(f"Your plan of the {job} model, run on one emulated rank", measures, remark)
 

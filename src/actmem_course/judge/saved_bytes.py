@@ -34,7 +34,8 @@ _MOST_NAMED = 4
 class SavedTensor:
     """One storage that autograd keeps.
 
-    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.  copied: it has the input's
+    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.
+    copied: it has the input's
     values, and is another.
     """
 
@@ -183,8 +184,10 @@ class _Results(TorchDispatchMode):
 class Largest(_Results):
     """What operations make while a block runs in this thread, by storages.
 
-    given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.  elements,
-    what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that live at once,
+    given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.
+    elements,
+    what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that live at
+    once,
     after an operation.
     """
 
@@ -228,7 +231,8 @@ class Largest(_Results):
 def saved_bytes(
     b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
 ) -> SavedBytes:
-    """Count what ``function(x, *weights)`` saves.  The weights do not count, nor do ``others``, which it has besides."""
+    """Count what ``function(x, *weights)`` saves.  The weights do not count, nor do ``others``, which it has
+    besides."""
     weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
     leaf = x.detach().clone().requires_grad_()
     with b.watching(), SavingRecorder([*weights, *others], b.functions.get("__file__", "")) as recorder:
@@ -255,7 +259,8 @@ def saved_bytes(
 
 
 def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Finding | None:
-    """What is wrong with the bytes that each of ``size`` ranks saves, None if nothing is.  what: what ``at_most`` bytes are."""
+    """What is wrong with the bytes that each of ``size`` ranks saves, None if nothing is.  what: what ``at_most``
+    bytes are."""
     # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
     if found.hidden_bytes > 8 * size:
         fits = found.bytes + found.hidden_bytes <= at_most
@@ -273,7 +278,8 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Finding |
 
 
 def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Finding | None:
-    """Which tensors are saved that ours does without, and that are larger than what is allowed besides; None if nobody knows."""
+    """Which tensors are saved that ours does without, and that are larger than what is allowed besides; None if
+    nobody knows."""
     left, words = [(dtype, math.prod(shape)) for saved in right.saved for dtype, shape in saved.views], []
     widened = False
     for saved in sorted(found.saved, key=lambda saved: (-saved.given, -saved.bytes)):

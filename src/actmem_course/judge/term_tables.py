@@ -1,4 +1,5 @@
-"""Tables of bytes by term (1.1, 7.1, 8.1): a wrong number is explained by its ratio to the right one, however it was computed."""
+"""Tables of bytes by term (1.1, 7.1, 8.1): a wrong number is explained by its ratio to the right one, however it was
+computed."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def check_terms(
 ) -> None:
     """Raise Wrong with the first two things that are wrong, the terms that they are wrong in, and how many more are.
 
-    found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and true
+    found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and
+    true
     bytes in each case.
     """
     pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
@@ -81,7 +83,8 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
 
 
 def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms: str) -> str:
-    """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: each letter's value in each case."""
+    """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: each letter's value in each
+    case."""
     spelled = [term.replace("s²", "ss").replace("t²", "tt").partition("/")[::2] for term in terms]
     values = [[prod(z[x] for x in over) / prod(z[x] for x in under) for over, under in spelled] for z in sizes]
     made, wanted = torch.tensor(values, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)

@@ -44,7 +44,8 @@ def rank_of_this_thread() -> int:
 
 
 def place_of(frame: FrameType) -> str:
-    """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the one before."""
+    """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the
+    one before."""
     line = frame.f_lineno
     if line is None:
         lines = [(start, line) for start, _, line in frame.f_code.co_lines() if line and start <= frame.f_lasti]
@@ -421,7 +422,8 @@ class VirtualRank:
 class VirtualRanks:
     """``size`` ranks on ``device``, for one run after the other.
 
-    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it raises Unwanted.
+    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it
+    raises Unwanted.
     """
 
     def __init__(
@@ -458,7 +460,8 @@ class VirtualRanks:
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        """In each round, whoever can go on has a turn.  The rank that ends its own begins the next: one switch of threads, not two."""
+        """In each round, whoever can go on has a turn.  The rank that ends its own begins the next: one switch of
+        threads, not two."""
         if not self._turns:
             left = [rank for rank in self.members if not rank.done]
             able = [rank for rank in left if rank.waits is None or rank.waits[0].over]

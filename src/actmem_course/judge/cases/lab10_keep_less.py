@@ -128,7 +128,8 @@ def tiled_mlp(r: CaseRun) -> None:
 
 
 class CountingHost(HostMemory):
-    """Counts bytes and elements put, bytes that it holds, and copies brought back; what is on it, no count of the device's sees."""
+    """Counts bytes and elements put, bytes that it holds, and copies brought back; what is on it, no count of the
+    device's sees."""
 
     def __init__(self) -> None:
         super().__init__()

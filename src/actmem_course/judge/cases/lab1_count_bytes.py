@@ -104,7 +104,8 @@ def crossover_seq_length(r: CaseRun) -> None:
 
 
 def _compared(found: list[int]) -> str:
-    """Which bytes are the same at that length; "" if none are.  One side is right rather than none, and none is too large."""
+    """Which bytes are the same at that length; "" if none are.  One side is right rather than none, and none is too
+    large."""
 
     def unlikely(pair: tuple[int, int]) -> tuple[bool, int, int]:
         core, rest = pair

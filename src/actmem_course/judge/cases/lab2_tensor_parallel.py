@@ -76,7 +76,8 @@ def split_attention(r: CaseRun) -> None:
 
 
 def _heads_of(part: Tensor, whole: Tensor, heads: int) -> list[str]:
-    """Which heads of Q, K, V the rows of a part are, in their order: ``Q0``.  Empty unless they are rows of the whole."""
+    """Which heads of Q, K, V the rows of a part are, in their order: ``Q0``.  Empty unless they are rows of the
+    whole."""
     d = whole.shape[1] // heads
     places = (part[:, None] == whole).all(-1).nonzero()[:, 1].tolist()
     if len(places) % d or places != [first + i for first in places[::d] for i in range(d)]:
@@ -91,7 +92,8 @@ def mlp(r: CaseRun) -> None:
 
 
 def attention(r: CaseRun) -> None:
-    # With 3 heads a rank a/2 isn't t.  Both divide by 2 and 4, so that a rank's part can be split into all heads by mistake.
+    # With 3 heads a rank a/2 isn't t.  Both divide by 2 and 4, so that a rank's part can be split into all heads
+    # by mistake.
     for here, prefix in ((3, ""), (2, "with 2 heads on each rank, ")):
         a, part = here * r.t, 4 * here
         h = 4 * a

@@ -117,7 +117,8 @@ def sum_partial_gradients(r: CaseRun) -> None:
         raise Wrong(f"the parameters themselves are changed ({', '.join(changed)})", "change only their .grad")
     for name, x in w.named().items():
         r.see_tensor(f"{name}.grad", x.grad, _REPLICATED if name in PARTIAL else _SHARDED, parts=3 * before[name])
-    # On the wire a ring sends (t − 1)/t of a tensor, for an all-reduce twice.  To gather all parts and add them up is as
+    # On the wire a ring sends (t − 1)/t of a tensor, for an all-reduce twice.  To gather all parts and add them up
+    # is as
     # cheap with two ranks and dearer with more, but a right way to the numbers.
     sent = sum(c.payload_bytes * (2 if c.kind == "all-reduce" else 1) for c in seen.collectives)
     enough = 2 * sum(size_of(before[name]) for name in PARTIAL)

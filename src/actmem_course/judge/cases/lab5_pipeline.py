@@ -118,7 +118,7 @@ def free_output(r: CaseRun) -> None:
     if left == size and first() is not None:
         raise Wrong(f"the output's {size} B are still there", "free its storage (untyped_storage)", held)
     refuse((
-        (output.grad_fn is not graph, "the output has lost its graph", "free its memory, and leave the tensor as it is"),
+        (output.grad_fn is not graph, "the output has lost its graph", "free its memory, leave the tensor as it is"),
         (left == size, another, "free the storage that it had"),
         # A single element, expanded to all, is as good.
         (left > output.element_size(), f"{left} of the output's {size} B are still there", "free all"),
@@ -145,7 +145,8 @@ def microbatches_to_keep(r: CaseRun) -> None:
 
 
 def _microbatches(found: Any, n: int, case: str) -> list[int]:
-    """What the learner's function returned as a list: a set, a range or numpy's array will do.  Raises Wrong if it is none."""
+    """What the learner's function returned as a list: a set, a range or numpy's array will do.  Raises Wrong if it
+    is none."""
     asked = f"{case}: expected a list of different microbatches from 0 to {n - 1}, got "
     if isinstance(found, Iterator):
         raise Wrong(f"{asked}a {type(found).__name__}", "put list(…) around it")

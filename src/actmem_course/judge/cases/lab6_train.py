@@ -35,7 +35,8 @@ from actmem_course.standard_library import standard_library
 def batch(r: CaseRun) -> str | None:
     """Many batches are right, so what counts is how targets lie beside tokens, and which batches are the same."""
     s, size = 9, 8
-    # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as numbers.
+    # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as
+    # numbers.
     text = torch.stack((torch.arange(200), torch.arange(200) + 1000), 1).flatten().to(r.device)
     place = {token: i for i, token in enumerate(text.tolist())}
     drawn: dict[tuple[int, bool], list[int]] = {}
@@ -115,7 +116,8 @@ def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str =
         shape = f"{case}{name} has shape {list(part.shape)}; expected {[size, s]}"
         dtype = f"{name} has dtype {part.dtype}; expected {text.dtype}"
         refuse((
-            (part.shape != (size, s), shape, "[batch_size, seq_length]"), (part.dtype != text.dtype, dtype, "as in text"),
+            (part.shape != (size, s), shape, "[batch_size, seq_length]"),
+            (part.dtype != text.dtype, dtype, "as in text"),
         ))  # fmt: skip
     return result[0], result[1]
 
@@ -262,7 +264,8 @@ def random_microbatches(b: Bench, seed: int) -> list[tuple[Tensor, Tensor]]:
     return list(zip(tokens, targets))
 
 
-#: Steps in the first mode, and in each other, whose losses must be the same: what train itself does wrong shows in the first.
+#: Steps in the first mode, and in each other, whose losses must be the same: what train itself does wrong shows in
+#: the first.
 _NUM_STEPS, _NUM_COMPARED = 12, 3
 #: The order of sums differs between modes, in float64.
 _TOLERANCE = 1e-9
@@ -324,10 +327,11 @@ def train(r: CaseRun) -> str:
             (not isinstance(loss, float), f"expected a list of floats, got one with {type(loss).__name__}")
             for loss in losses
         )
-        refuse((
-            (len(losses) != steps, f"expected {steps} losses, one per step, got {len(losses)}"),
-            (any(other != losses for other in r.b.gather(losses)), f"mode {mode.name!r}: ranks have different losses", _SAME),
-        ))  # fmt: skip
+        if len(losses) != steps:
+            raise Wrong(f"expected {steps} losses, one per step, got {len(losses)}")
+        if any(other != losses for other in r.b.gather(losses)):
+            same = "all ranks of a tensor-parallel group train on the same batches"
+            raise Wrong(f"mode {mode.name!r}: ranks have different losses", cause=same)
         for model in seen.models:
             refuse(_faults_of_model(r, model, mode, 0.0))
         refuse(_faults_of_steps(seen, shape.micro_batch_size, steps))
@@ -338,10 +342,10 @@ def train(r: CaseRun) -> str:
     for name, losses in curves.items():
         for step, pair in enumerate(zip(first, losses)):
             if not math.isclose(*pair, rel_tol=_TOLERANCE):
-                why = "the updates differ" if step else "the models or the batches differ"
-                raise Wrong(
-                    f"the losses of mode {name!r} differ from those of mode {TABLE2[0].name!r} from step {step + 1} on, so {why}"
+                differ = (
+                    f"the losses of mode {name!r} differ from those of mode {TABLE2[0].name!r} from step {step + 1} on"
                 )
+                raise Wrong(differ, cause="the updates differ" if step else "the models or the batches differ")
     if not first[-1] < first[0]:
         raise Wrong(f"the loss does not fall: {first[0]:.4f} at first, {first[-1]:.4f} after {_NUM_STEPS} steps")
     same = f"the first {_NUM_COMPARED} losses are the same in all {len(curves)} modes"
@@ -368,7 +372,7 @@ def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> I
         ("model.tp.keep_gathered_input", tp.keep_gathered_input, False, "table 2 keeps each rank's own tokens"),
         ("the parameters' dtype", ", ".join(sorted(dtypes)), "float64", "pass **factory on"),
         ("the layers' recompute", ", ".join(sorted(modes)), mode.recompute, "give mode.recompute to GPT"),
-        ("the dropout", round(model.embedding_dropout.num_dropped / 2**16, 3), p, "give dropout to GPT, as p; train has none"),
+        ("the dropout", round(model.embedding_dropout.num_dropped / 2**16, 3), p, "give it to GPT as p; train has none"),
     ):  # fmt: skip
         yield found != right, f"mode {mode.name!r}, dropout={p}: {what} is {found}; expected {right}", why
 
@@ -416,7 +420,8 @@ def _faults_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple]:
 
 
 def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
-    """AdamW takes nearly the same steps from gradients of any length, so that a limit left out hardly shows in the losses."""
+    """AdamW takes nearly the same steps from gradients of any length, so that a limit left out hardly shows in the
+    losses."""
     longest, give = max(norms), f"pass MAX_NORM ({MAX_NORM}) to training_step as it is"
     clipped = sum(math.isclose(norm, longest, rel_tol=1e-5) for norm in norms) > 1
     short = clipped and longest < MAX_NORM * (1 - 1e-3)
@@ -424,7 +429,6 @@ def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
     yield longest > MAX_NORM * (1 + 1e-5), f"gradients with a norm of {longest:.3g} reach the optimizer", give
 
 
-_SAME = "all ranks of a tensor-parallel group train on the same batches"
 _OTHER_BATCHES = Finding(
     "ranks have different batches",
     cause="a tensor-parallel group shares one model and works on one batch; different data for each rank is data "

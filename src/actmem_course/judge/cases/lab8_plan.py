@@ -32,12 +32,13 @@ STATES = (
 _STATES = {
     "weights": (3, 2, "they have 16 bits, and the float32 copy belongs to the optimizer"),
     "gradients": (2, 4, "they are added up in float32"),
-    "optimizer states": (1, 12, "Adam has a float32 copy of the weights and two averages; gradients are a line of their own"),
+    "optimizer states": (1, 12, "Adam has a float32 copy of the weights and two averages; gradients are a line apart"),
 }  # fmt: skip
 #: Memory, fixed, each sequence, p, sequences of a step.
 MEMORIES = (
     (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16),
-    (30, 20, 11, 2, 4), (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10), (200, 20, 10, 4, 60),
+    (30, 20, 11, 2, 4), (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10),
+    (200, 20, 10, 4, 60),
     (8 * (2**60 + 1) - 1, 0, 2**60 + 1, 1, 8),  # one byte too few, which a float can't tell
 )  # fmt: skip
 
@@ -71,7 +72,8 @@ def _fault_of_states(part: str, pairs: Pairs) -> Finding:
 
 
 def _divided_in(pairs: Pairs, first: int) -> tuple[dict[int, set[bool]], str]:
-    """By stage, whether a part is divided; and by what, if it isn't by the number of ranks.  first: the stage that divides it."""
+    """By stage, whether a part is divided; and by what, if it isn't by the number of ranks.  first: the stage that
+    divides it."""
     (whole, _), divided, another = pairs[0], dict[int, set[bool]](), ""
     for (n, dp, stage), (found, _) in zip(STATES, pairs):
         if dp > 1 and whole:
@@ -101,7 +103,8 @@ _SIZES = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
 
 
 def plan_of(r: CaseRun) -> str:
-    """Every plan that fits and is fast enough is right, so each is judged by itself; a remark says how far it is behind the fastest."""
+    """Every plan that fits and is fast enough is right, so each is judged by itself; a remark says how far it is
+    behind the fastest."""
     remarks = []
     for job in JOBS:
         r.b.progress(f"searching for the fastest plan of the {job} model")
@@ -112,7 +115,7 @@ def plan_of(r: CaseRun) -> str:
         if behind > MOST_BEHIND:
             raise Wrong(
                 f"{job}: it fits, with {gib(cluster.usable_bytes - plan.bytes)} to spare, but a step takes "
-                f"{seconds:.1f} s, {behind:.1%} longer than with the fastest plan; at most {MOST_BEHIND:.0%} are allowed",
+                f"{seconds:.1f} s, {behind:.1%} longer than with the fastest plan; {MOST_BEHIND:.0%} are allowed",
                 cause=f"most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s",
             )
         remarks.append(f"{job} {seconds:.1f} s a step, {f'{behind:.1%} behind ' if behind else ''}the fastest")

@@ -115,7 +115,8 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
 
 
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
-    """What is made, and the sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and 1 are 512."""
+    """What is made, and the sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and
+    1 are 512."""
     if not r.b.group_name:  # what is made depends on no group
         _costs_of_chunks(r, function, ranks)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
@@ -149,8 +150,8 @@ def _costs_of_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) ->
         at_once = one.elements // 512
         positions = ", in tokens, not in positions of all sequences" if at_once == 3 * chunk else ""
         words = (
-            f"{when} makes {one.what}: {{found:,}} elements, where the logits of a chunk, x and weight have {{enough:,}} "
-            f"at most"
+            f"{when} makes {one.what}: {{found:,}} elements, "
+            "where the logits of a chunk, x and weight have {enough:,} at most"
         )
         cause = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}"
         next_one = "use up a chunk's, and go on to the next"
@@ -210,7 +211,9 @@ def log_probs_and_entropy(r: CaseRun) -> None:
         above=2,
     )
     for times, (when, made) in enumerate(both.items(), 1):
-        words = f"{when} makes {made.what}: {{found:,}} elements of more than 16 bits, where ``chunk`` tokens have {{enough:,}}"
+        words = (
+            f"{when} makes {made.what}: {{found:,}} elements of more than 16 bits, where chunk tokens have {{enough:,}}"
+        )
         r.see(Cost(f"the largest wide tensor of {when}", max(chunk * 512, made.elements), words=words))
         _see_peak(r, when, made, times * size_of(long) + 6 * 4 * chunk * 512 + 80 * ids.numel())
     r.saves(

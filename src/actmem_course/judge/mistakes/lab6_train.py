@@ -163,9 +163,6 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "return the mean of all", {"return total": "return loss.item()"}),
         Mistake("the result is the first microbatch's loss", "return the mean of all",
             {"total += loss.item()": "total = total or loss.item() * len(microbatches)"}),
-        Mistake("optimizer.step() comes before the gradients are scaled", "it belongs at the end",
-            {"    norm = gradient_norm(model)": "    optimizer.step()\n    norm = gradient_norm(model)",
-             "parameter.grad *= max_norm / norm\n    optimizer.step()": "parameter.grad *= max_norm / norm"}),
         Mistake("optimizer.zero_grad() comes after the backwards", "it belongs before the first backward",
             {"    reduce_partial_gradients(model, model.tp)":
                 "    optimizer.zero_grad()\n    reduce_partial_gradients(model, model.tp)"}),

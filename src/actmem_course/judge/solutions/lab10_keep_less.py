@@ -61,8 +61,10 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
 
     x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x).  Returns
     [s, b, o].  Products with weight are in the dtype of x; x, a and b get gradients of their own dtypes
-    (those of a and b may be rounded to the dtype of x first).  Keeps x and F.linear(x, a) in the dtype of x, 2sbh + 2sbr
-    bytes in 16 bits, beside weight, a and b.  Makes nothing of the size of weight, neither weight + alpha/r · b @ a nor a
+    (those of a and b may be rounded to the dtype of x first).  Keeps x and F.linear(x, a) in the dtype of x, 2sbh +
+    2sbr
+    bytes in 16 bits, beside weight, a and b.  Makes nothing of the size of weight, neither weight + alpha/r · b @ a
+    nor a
     gradient for it, and multiplies by weight once in forward and once in backward.  2205.05198 section 4.1 counts
     2sbh for a linear.
     """

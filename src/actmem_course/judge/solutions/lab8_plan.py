@@ -60,7 +60,8 @@ def largest_micro_batch_size(
 
 # 8.3
 def plan_of(job: str) -> dict:
-    """How to train one of JOBS: it fits, and by the planner's times a step is at most 15% longer than the fastest plan's.
+    """How to train one of JOBS: it fits, and by the planner's times a step is at most 15% longer than the fastest
+    plan's.
 
     Returns "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage",
     "micro_batch_size", and "recompute": "none", "selective", "elementwise" (all that needs no matrix

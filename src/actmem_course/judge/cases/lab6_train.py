@@ -372,7 +372,7 @@ def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> I
         ("model.tp.keep_gathered_input", tp.keep_gathered_input, False, "table 2 keeps each rank's own tokens"),
         ("the parameters' dtype", ", ".join(sorted(dtypes)), "float64", "pass **factory on"),
         ("the layers' recompute", ", ".join(sorted(modes)), mode.recompute, "give mode.recompute to GPT"),
-        ("the dropout", round(model.embedding_dropout.num_dropped / 2**16, 3), p, "give it to GPT as p; train has none"),
+        ("the dropout", round(model.embedding_dropout.num_dropped / 2**16, 3), p, "give it to GPT; train has none"),
     ):  # fmt: skip
         yield found != right, f"mode {mode.name!r}, dropout={p}: {what} is {found}; expected {right}", why
 

@@ -77,6 +77,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             {"1 + gate * (1 - sigmoid)": "1 + gate * sigmoid"},
             {"1 + gate * (1 - sigmoid)": "1 - gate * (1 - sigmoid)"},
             {"1 + gate * (1 - sigmoid)": "1 + (1 - sigmoid)"}, {"1 + gate * (1 - sigmoid)": "gate * (1 - sigmoid)"}),
+        Mistake("backward takes the sigmoid of up", "it is that of gate",
+            {"sigmoid = torch.sigmoid(gate)": "sigmoid = torch.sigmoid(up)"}),
         Mistake("the gradient of up has another factor than silu(gate)", "multiply by gate · σ(gate)",
             {"grad * gate * sigmoid": "grad * gate"}, {"grad * gate * sigmoid": "grad * sigmoid"}),
         Mistake("the gradients ignore the incoming gradient", "multiply both by it",

@@ -67,7 +67,7 @@ PRIVATE_FILE = SOURCE / "actmem" / "torch_private.py"
 #: Attributes of torch's objects without an underscore that no documentation names.
 UNDOCUMENTED = {"fwd_cache", "args_recv_info", "StorageWeakRef"}
 #: Solutions and cases are called as what they solve and judge, and labs teach names that the library has.
-SOLUTIONS = [SOURCE / "actmem_course" / "judge" / folder for folder in ("solutions", "cases")]
+SOLUTIONS = [SOURCE / "actmem_course" / "judge" / folder for folder in ("solutions", "cases", "mistakes")]
 #: Names that several files may define, and why.
 SHARED = {"main", "FUNCTIONS"}  # a command's entry point; where a trace finds a file's autograd functions
 

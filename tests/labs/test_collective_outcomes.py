@@ -8,10 +8,10 @@ from actmem_course.judge.collective_outcomes import OPERATORS, SUM, everything_m
 from actmem_course.judge.compare import close, times
 from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
 from actmem_course.judge.solutions import lab3_sequence_parallel as lab3
-from actmem_course.judge.verdict import Finding
+from actmem_course.judge.verdict import Fault
 from actmem_course.judge.virtual import VirtualRanks
 
-ADVICE = Finding("", "all-reduce with SUM", "They are terms")
+ADVICE = Fault("", "all-reduce with SUM", "They are terms")
 
 
 def parts_of(t, *sizes):

@@ -41,7 +41,9 @@ def test_the_gated_mlp_keeps_what_is_measured():
     for s, b, h, f in cases1.GATED:
         weights = [torch.randn(size, dtype=torch.bfloat16) for size in ((f, h), (f, h), (h, f))]
         x = torch.randn(s, b, h, dtype=torch.bfloat16)
-        (found,) = VirtualRanks(1, alone=True).run(lambda rank: saved_bytes(Bench({}, rank), lab1.gated_mlp, x, weights))
+        (found,) = VirtualRanks(1, alone=True).run(
+            lambda rank: saved_bytes(Bench({}, rank), lab1.gated_mlp, x, weights)
+        )
         assert lab1.gated_mlp_bytes(s, b, h, f) == found.bytes
 
 

@@ -16,7 +16,7 @@ from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import load_lab
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, WRONG, Verdict
-from actmem_course.judge.virtual import VirtualRanks, place_of
+from actmem_course.judge.virtual import VirtualRanks, file_and_line
 from actmem_course.judge.worker import VirtualWorker
 
 LAB2, LAB3, LAB7 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab7_todays_layer"
@@ -160,7 +160,7 @@ def test_an_instruction_without_a_line_has_the_one_before():
     code = compile("a = 1\nwhile a:\n    a = 2\n", "/x/lab.py", "exec")
     last = [start for start, _, line in code.co_lines() if line][-1]
     frame = SimpleNamespace(f_lineno=None, f_lasti=last + 1, f_code=code)
-    assert re.fullmatch(r"lab\.py:[23]", place_of(cast(Any, frame)))
+    assert re.fullmatch(r"lab\.py:[23]", file_and_line(cast(Any, frame)))
 
 
 def test_nothing_judged_is_not_all_passed():

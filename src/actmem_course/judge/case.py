@@ -27,15 +27,15 @@ from actmem_course.judge.observations import (
     SavedForBackward,
     SummedTensor,
     TensorSeen,
-    Value,
+    ValueSeen,
 )  # fmt: skip
 from actmem_course.judge.saved_bytes import Largest, saved_bytes
-from actmem_course.judge.verdict import Finding, Unlike, Wrong
+from actmem_course.judge.verdict import Fault, Unlike, Wrong
 from actmem_course.judge.virtual import Watch
 from actmem_course.judge.workbench import Bench, check_unwritten
 
 #: What to do, or cause and repair, by the name of an input whose gradient is wrong; "" is the result.
-Advice = Mapping[str, str | Finding]
+Advice = Mapping[str, str | Fault]
 
 
 class CaseRun:
@@ -103,7 +103,7 @@ class CaseRun:
             raise Unlike(seen.name)
 
     def see_tensor(
-        self, name: str, found: Any, advice: str | Finding = "", kind: type[TensorSeen] = TensorSeen, **more: Any
+        self, name: str, found: Any, advice: str | Fault = "", kind: type[TensorSeen] = TensorSeen, **more: Any
     ) -> None:
         """Note a tensor.  Raises Wrong if it is none."""
         advice = _advised(advice)
@@ -112,7 +112,7 @@ class CaseRun:
     def see_number(self, case: str, found: Any, meaning: str = "") -> None:
         """Note a whole number, the result for the arguments of ``case``.  Raises Wrong if it is none.  meaning: what
         it adds up."""
-        self.see(Value(f"{case}: {RESULT}", check_whole_number(RESULT, found), meaning=meaning))
+        self.see(ValueSeen(f"{case}: {RESULT}", check_whole_number(RESULT, found), meaning=meaning))
 
     def passes(
         self,
@@ -127,7 +127,7 @@ class CaseRun:
         operator: bool = False,
         collectives: bool = True,
         again: Sequence[Collective] = (),
-        twice: Finding | None = None,
+        twice: Fault | None = None,
         frozen: Collection[str] = (),
     ) -> tuple[Watch, Watch]:
         """Run forward and backward of ``function(*tensors, *rest)``, and see the result, every gradient, the
@@ -240,8 +240,8 @@ class CaseRun:
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
 
 
-def _advised(advice: str | Finding) -> Finding:
-    return Finding("", advice) if isinstance(advice, str) else advice
+def _advised(advice: str | Fault) -> Fault:
+    return Fault("", advice) if isinstance(advice, str) else advice
 
 
 def _check_returned(result: Any, forward: Watch) -> None:
@@ -260,7 +260,7 @@ def _check_no_grad_is_set(inputs: Mapping[str, Tensor]) -> None:
 
 
 #: What is wrong where a second run's backward goes on into what came before.
-_WITH_GRAPH = Finding(
+_WITH_GRAPH = Fault(
     "backward comes more than once to what made the inputs",
     "start the second run from x.detach().requires_grad_(x.requires_grad)",
     "the second run starts from inputs that still have their graph, so its backward continues into what came before",
@@ -268,7 +268,7 @@ _WITH_GRAPH = Finding(
 
 
 @contextmanager
-def reached_once(inputs: Iterable[Tensor], twice: Finding = _WITH_GRAPH) -> Iterator[None]:
+def reached_once(inputs: Iterable[Tensor], twice: Fault = _WITH_GRAPH) -> Iterator[None]:
     """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went
     on there."""
     reached = []

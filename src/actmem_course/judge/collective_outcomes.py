@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actmem.measure.comms import Collective
 from actmem_course.judge.compare import close, dtype_name, factor, summed, times
-from actmem_course.judge.verdict import Finding
+from actmem_course.judge.verdict import Fault
 from actmem_course.judge.virtual import Watch
 
 Parts = Sequence[Tensor]
@@ -129,7 +129,7 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
     return sorted([*same.items(), *scaled.items()], key=lambda pair: pair[1].unlikely)
 
 
-def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: Finding, ran: str = "") -> list[Finding]:
+def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: Fault, ran: str = "") -> list[Fault]:
     """How ``found`` was made, to follow its name, the likelier first.
 
     right: what it should be.  advice: cause and repair.  ran: the collective that the pass ran, if it ran one that
@@ -137,11 +137,11 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
     """
     should = f"it should be {right.words}"
     cause = f"{should}. {advice.cause}" if advice.cause else should
-    lost = Finding("", cause=f"{should}; {ran} ran, but what is returned is not its result", repair="return its result")
+    lost = Fault("", cause=f"{should}; {ran} ran, but what is returned is not its result", repair="return its result")
     fits = []
     for words, made in made_of(found, parts, rank):
-        why = lost if ran and made is OWN_PART else Finding("", advice.repair, cause)
-        fits.append(Finding(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
+        why = lost if ran and made is OWN_PART else Fault("", advice.repair, cause)
+        fits.append(Fault(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
     expected = right.make(parts, rank)
     if fits or found.shape != expected.shape:
         return fits
@@ -149,7 +149,7 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
         rounded = found.equal(found.to(dtype).to(found.dtype))
         if rounded and close(found, expected, 8 * len(parts) * torch.finfo(dtype).eps):
             symptom = f"is right but for its digits, which are those of {dtype_name(dtype)}"
-            return [Finding(symptom, "hand the collective what it has, in its own dtype", explains=True)]
+            return [Fault(symptom, "hand the collective what it has, in its own dtype", explains=True)]
     return []
 
 
@@ -160,16 +160,16 @@ class Operator:
     name: str
     forward: Made
     backward: Made
-    in_forward: Finding
-    in_backward: Finding
+    in_forward: Fault
+    in_backward: Fault
 
 
 F_OPERATOR = Operator(
     "f",
     OWN_PART,
     SUM,
-    Finding("", "f's forward must return x as it is", "every rank has the same x already"),
-    Finding(
+    Fault("", "f's forward must return x as it is", "every rank has the same x already"),
+    Fault(
         "",
         "f's backward must all-reduce once, with SUM",
         "Each rank's gradient comes from its own slice of the weight, and these add up",
@@ -179,8 +179,8 @@ F_BAR_OPERATOR = Operator(
     "f_bar",
     SUM,
     OWN_PART,
-    Finding("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
-    Finding(
+    Fault("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
+    Fault(
         "",
         "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
         "After the sum every rank runs the same code, so each has the whole gradient already",
@@ -190,8 +190,8 @@ G_OPERATOR = Operator(
     "g",
     JOINED,
     SHARE,
-    Finding("", "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first"),
-    Finding(
+    Fault("", "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first"),
+    Fault(
         "",
         "g's backward must reduce-scatter once, with SUM",
         "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens",
@@ -201,12 +201,12 @@ G_BAR_OPERATOR = Operator(
     "g_bar",
     SHARE,
     JOINED,
-    Finding(
+    Fault(
         "",
         "g_bar's forward must reduce-scatter once, with SUM",
         "Each rank gets its own tokens, s/t of them, from r·s/t on",
     ),
-    Finding(
+    Fault(
         "",
         "g_bar's backward must all-gather",
         "This rank's x went into all tokens, so it needs the gradients of all ranks",
@@ -222,7 +222,7 @@ def size_of(x: Tensor) -> int:
 
 def collectives_fault(
     when: str, found: Sequence[Collective], wanted: Sequence[Collective], again: Sequence[Collective] = ()
-) -> Finding | None:
+) -> Fault | None:
     """What is wrong with the collectives of a pass; None if they are the ``wanted`` ones, in any order, or those and
     ``again``.
 
@@ -237,12 +237,12 @@ def collectives_fault(
         return None
     if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):
         sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
-        return Finding(
+        return Fault(
             f"the numbers are right, but {when} sends {sent:,} B ({text_of(found)})", cause=f"{enough:,} B are enough"
         )
     twice = {"all-reduce"} == {c.kind for c in found} and {"reduce-scatter"} == {c.kind for c in wanted}
     why = ", which sends half as much" if twice else ""
-    return Finding(f"the numbers are right, but {when} runs {text_of(found)}", cause=f"expected {text_of(wanted)}{why}")
+    return Fault(f"the numbers are right, but {when} runs {text_of(found)}", cause=f"expected {text_of(wanted)}{why}")
 
 
 def _as_all_reduces(collectives: Sequence[Collective]) -> list[Collective]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 #: In float64 the order of summation changes the last digits only.
 ROUNDING = 1e-9
@@ -83,34 +83,34 @@ def check_whole_number(what: str, value: Any) -> int:
     return number
 
 
-def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> Finding:
+def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> Fault:
     """How ``found`` differs from ``expected``, to follow its name.  sizes: over what a mean may be taken."""
     if found.shape != expected.shape:
         transposed = found.dim() == 2 and close(found.t(), expected)
         shapes = f"has shape {list(found.shape)}; expected {list(expected.shape)}"
-        return Finding(shapes, cause="it is transposed" if transposed else "")
+        return Fault(shapes, cause="it is transposed" if transposed else "")
     if not found.isfinite().all():
-        return Finding("has infinite or undefined values")
+        return Fault("has infinite or undefined values")
     if not found.any():
-        return Finding("is zero everywhere")
+        return Fault("is zero everywhere")
     ratio = factor(found, expected)
     if ratio is not None:
         if ratio < 0 and close(found, -expected):
-            return Finding("has the wrong sign")
+            return Fault("has the wrong sign")
         of_mean = t == 1 and is_mean(ratio, sizes)
         cause = "is a mean taken where a sum belongs?" if of_mean else ""
-        return Finding(f"is {times(ratio, t)} what it should be", cause=cause)
+        return Fault(f"is {times(ratio, t)} what it should be", cause=cause)
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:
         if wrong_rows == [len(found) - 1]:
             last = f"is wrong in its last row, {wrong_rows[0]}, alone"
-            return Finding(last, cause="is a shorter piece at the end left out?")
+            return Fault(last, cause="is a shorter piece at the end left out?")
         rows = "row" if len(wrong_rows) == 1 else "rows"
         ranges = _ranges(wrong_rows)
         which = f"{rows} {ranges}" if ranges.count(",") < _MOST_RANGES else f"{len(wrong_rows)} rows"
-        return Finding(f"is wrong in {which} of dimension 0 and right in the others")
+        return Fault(f"is wrong in {which} of dimension 0 and right in the others")
     error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
-    return Finding(f"has the right shape but wrong values: off by up to {error:.2g} times the largest right value")
+    return Fault(f"has the right shape but wrong values: off by up to {error:.2g} times the largest right value")
 
 
 def is_mean(ratio: float, sizes: Collection[int]) -> bool:

@@ -17,7 +17,7 @@ from actmem_course.judge.verdict import (
     OPEN,
     PASSED,
     WRONG,
-    Finding,
+    Fault,
     OtherGroup,
     OutOfStep,
     PeerStopped,
@@ -194,7 +194,7 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
     return _with(Verdict(exercise.number, exercise.function, worst.status, where=worst.where), finding)
 
 
-def _with(verdict: Verdict, finding: Finding) -> Verdict:
+def _with(verdict: Verdict, finding: Fault) -> Verdict:
     return replace(verdict, diagnosis=finding.symptom, cause=finding.cause, repair=finding.repair)
 
 
@@ -207,7 +207,7 @@ class Outcome:
 
     rank: int
     status: str
-    finding: Finding = Finding("")
+    finding: Fault = Fault("")
     where: str = ""
     everywhere: bool = False
 
@@ -226,7 +226,7 @@ def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
                 assert found is not None
                 told = on_another_group(other.group_name, _with(Verdict("", "", WRONG), found.finding))
                 raise Wrong(told.symptom, told.repair, told.cause) from None
-        return Outcome(b.rank, PASSED, Finding(remark or ""))
+        return Outcome(b.rank, PASSED, Fault(remark or ""))
     except (Exception, SystemExit, PeerStopped) as error:
         return outcome_of_error(exercise, b.functions, b.rank, error)
 
@@ -244,7 +244,7 @@ def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: Base
     raise error
 
 
-def on_another_group(name: str, verdict: Verdict) -> Finding:
+def on_another_group(name: str, verdict: Verdict) -> Fault:
     """What is right on all ranks in their order, and wrong on others."""
     cause = "the number of ranks, the rank or a collective is that of all ranks, not of group"
     repair = (
@@ -255,7 +255,7 @@ def on_another_group(name: str, verdict: Verdict) -> Finding:
         repair = "a source or destination counts among all ranks: dist.get_global_rank(group, 0) is the group's first"
     symptom = f"right with group=WORLD, but not on a group of {name}: there, {verdict.diagnosis}"
     there = ": ".join(filter(None, (verdict.cause, verdict.repair)))
-    return Finding(symptom, repair, f"{cause}. There: {there}" if there else cause)
+    return Fault(symptom, repair, f"{cause}. There: {there}" if there else cause)
 
 
 #: What torch says of a source that is no rank of the group.
@@ -271,22 +271,22 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
     if isinstance(error, NotImplementedError) and own and own[-1] == frames[-1] and line.startswith("raise "):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
-        return Outcome(rank, OPEN, Finding(text), where)
+        return Outcome(rank, OPEN, Fault(text), where)
     message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
     for part, symptom in _AUTOGRAD.items():
         if part in message:
             left_out = re.search(r"\.(sum|mean)\(\)\.backward\(", line)
             cause = "the incoming gradient is left out" if left_out else f"torch: {clipped(message)}"
             repair = "torch.autograd.backward(y, grad) starts from it" if left_out else ""
-            return Outcome(rank, WRONG, Finding(symptom, repair, cause), where)
+            return Outcome(rank, WRONG, Fault(symptom, repair, cause), where)
     of_arguments = re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
     if isinstance(error, TypeError) and not own and of_arguments:
         words = f"the lab passes other arguments than this function takes: {clipped(message)}"
-        return Outcome(rank, ERROR, Finding(words), where)
+        return Outcome(rank, ERROR, Fault(words), where)
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
     before = f"“{line}” raises " if own else "what it returns cannot be used: "
     said = f"{type(error).__name__}: {clipped(message)}" if message else type(error).__name__
-    return Outcome(rank, ERROR, Finding(before + said), where)
+    return Outcome(rank, ERROR, Fault(before + said), where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.

@@ -20,7 +20,7 @@ from actmem_course.judge.observations import (
     first_finding,
 )  # fmt: skip
 from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
-from actmem_course.judge.verdict import Finding, PeerStopped, Unlike, Wrong
+from actmem_course.judge.verdict import Fault, PeerStopped, Unlike, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench, names_of_subgroups
 
@@ -93,7 +93,7 @@ class Naming:
         """Whether anything that was seen is wrong."""
         return any(found.seen) and bool(differences(found, self.ours(group)))
 
-    def diagnosis(self, found: RunOutcome, group: int) -> tuple[Finding | None, Mistake | None]:
+    def diagnosis(self, found: RunOutcome, group: int) -> tuple[Fault | None, Mistake | None]:
         """What is wrong with what was seen, and which mistake does the same."""
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)

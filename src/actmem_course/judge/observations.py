@@ -26,7 +26,7 @@ from actmem_course.judge.compare import (
     times,
 )  # fmt: skip
 from actmem_course.judge.saved_bytes import SavedBytes, needless, too_much
-from actmem_course.judge.verdict import Finding
+from actmem_course.judge.verdict import Fault
 
 #: What functions' results are called, in a case of one result.
 RESULT = "the result"
@@ -46,7 +46,7 @@ class RunOutcome:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BesideOurs:
     """One observation of a rank, in the learner's run (``found``) and in ours (``right``)."""
 
     found: RunOutcome
@@ -93,35 +93,35 @@ class Observation:
         """Whether two runs saw the same, whatever is right."""
         return other is not None and type(self.value) is type(other.value) and bool(self.value == other.value)
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         """Whether a run that saw ``both.own`` is right."""
         return bool(both.own.value == self.value)
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         """What can be said of one rank's wrong value, the likelier first."""
         raise NotImplementedError
 
 
 @dataclass
-class Value(Observation):
+class ValueSeen(Observation):
     """A number, a shape, a truth value: there is one right one.  meaning: what a number is made of."""
 
     meaning: str = ""
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         own = both.own
-        assert isinstance(own, Value)
+        assert isinstance(own, ValueSeen)
         found, expected = (f"{x:,}" if type(x) is int else x for x in (own.value, self.value))
         if own.meaning and own.meaning != self.meaning:
             cause = f"expected {expected}, which is {self.meaning}"
-            return [Finding(f"{self.name} is {found}, which is {own.meaning}", cause=cause)]
-        return [Finding(f"{self.name} is {found}; expected {expected}", self.repair, self.cause)]
+            return [Fault(f"{self.name} is {found}, which is {own.meaning}", cause=cause)]
+        return [Fault(f"{self.name} is {found}; expected {expected}", self.repair, self.cause)]
 
 
 class Clue(Observation):
     """What is right in many ways, and tells one mistake from another."""
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         return True
 
 
@@ -133,13 +133,13 @@ class Pattern(Observation):
     """
 
     of_all_ranks, tells_apart = True, False
-    fault: Callable[..., tuple[float, Finding]] | None = None
+    fault: Callable[..., tuple[float, Fault]] | None = None
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         everyone = both.everyone()
         return None in everyone or equal_pairs(everyone) == equal_pairs(both.rights())
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         assert self.fault is not None
         wanted = equal_pairs(both.rights())
         faults = [
@@ -161,16 +161,16 @@ class Cost(Observation):
     is_cost, tells_apart, order = True, False, 0.5
     words: str = ""
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         return bool(both.own.value <= self.value)
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         own, numbers = both.own, {"found": both.own.value, "enough": self.value}
         assert isinstance(own, Cost)
         many_ways = any(isinstance(seen, Clue) for seen in both.right.seen[both.rank].values())
         words = (own.words or own.name).format(**numbers)
         right = "" if many_ways else "the numbers are right, but "
-        return [Finding(right + words, own.repair.format(**numbers), own.cause.format(**numbers))]
+        return [Fault(right + words, own.repair.format(**numbers), own.cause.format(**numbers))]
 
 
 class BytesSent(Cost):
@@ -192,21 +192,21 @@ class SavedForBackward(Observation):
     def same(self, other: Observation | None) -> bool:
         return other is not None and self.value.as_much() == other.value.as_much()
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         return too_much(both.own.value, self._enough, self.what, both.t) is None
 
     @property
     def _enough(self) -> int:
         return self.value.bytes + self.spare
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         found: SavedBytes = both.own.value
         finding = too_much(found, self._enough, self.what, both.t)
         assert finding is not None
         if finding.repair:
             return [finding]
         why = needless(found, self.value, self.element_size, self.spare) or finding
-        return [Finding(finding.symptom, self.repair or why.repair, why.cause)]
+        return [Fault(finding.symptom, self.repair or why.repair, why.cause)]
 
 
 @dataclass
@@ -218,10 +218,10 @@ class CollectivesRun(Observation):
     result: str = ""
     again: Sequence[Collective] = ()
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         return collectives_fault("", both.own.value, self.value, self.again) is None
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         finding = collectives_fault(self.name, both.own.value, self.value, self.again)
         assert finding is not None
         return [finding]
@@ -266,23 +266,23 @@ class TensorSeen(Observation):
         """Whether a tensor of the right shape and dtype is right."""
         return close(found, right, self.tolerance)
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         a, b = both.own.value, self.value
         if a is None or b is None:
             return a is b
         return bool(a.dtype == b.dtype and a.shape == b.shape and self.equal(a, b))
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         own, found, right = both.own, both.own.value, self.value
         assert isinstance(own, TensorSeen)
         if copies := copies_apart(both):
             return [copies]
         if found is None:
-            return [Finding(self._no_gradient, cause=own.missing, explains=True)]
+            return [Fault(self._no_gradient, cause=own.missing, explains=True)]
         if found.shape == right.shape and found.dtype != right.dtype:
             widened = found.dtype.itemsize > right.dtype.itemsize
             repair = "round once, at the end" if widened else "widen first, and don't round"
-            return [Finding(f"{self.name} has dtype {dtype_name(found)}; expected {dtype_name(right)}", repair)]
+            return [Fault(f"{self.name} has dtype {dtype_name(found)}; expected {dtype_name(right)}", repair)]
         return [finding.after(f"{self._forward}{self.name} ") for finding in self._differences(both)]
 
     @property
@@ -294,28 +294,28 @@ class TensorSeen(Observation):
     def _forward(self) -> str:
         return "the forward is right; " if self.gradient_of else ""
 
-    def _differences(self, both: Comparison) -> list[Finding]:
+    def _differences(self, both: BesideOurs) -> list[Fault]:
         """How a tensor of the right dtype differs, to follow its name."""
         found, right = both.own.value, self.value
         if another := self._as_another(both):
-            return [Finding(f"has the value of {another}", self.repair, self.cause)]
+            return [Fault(f"has the value of {another}", self.repair, self.cause)]
         if nearly := self.nearly(found, right):
             return [nearly]
         if made := self._of_parts(both):
             return made
         if right.dtype == torch.float64 and close(found, right, SINGLE_PRECISION):
-            return [Finding("has the digits of float32", "compute in the dtype of the input")]
+            return [Fault("has the digits of float32", "compute in the dtype of the input")]
         finding = difference(found, right, both.t, both_sizes(both))
         cause = self._other_collectives(both) or finding.cause
         if both.t > 1:
-            return [Finding(finding.symptom, cause=cause)]
-        return [Finding(finding.symptom, self.repair, cause or self.cause)]
+            return [Fault(finding.symptom, cause=cause)]
+        return [Fault(finding.symptom, self.repair, cause or self.cause)]
 
-    def nearly(self, found: Tensor, right: Tensor) -> Finding | None:
+    def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
         """What to say of a tensor that is right in some way."""
         return None
 
-    def _as_another(self, both: Comparison) -> str:
+    def _as_another(self, both: BesideOurs) -> str:
         """The name of another result or gradient that this one equals; "" if there is none."""
         found: Tensor = both.own.value
         for name, seen in both.right.seen[both.rank].items():
@@ -327,7 +327,7 @@ class TensorSeen(Observation):
                     return f"the gradient of {seen.gradient_of}" if seen.gradient_of else name[len(case) :].strip()
         return ""
 
-    def _of_parts(self, both: Comparison) -> list[Finding]:
+    def _of_parts(self, both: BesideOurs) -> list[Fault]:
         """How it was made from the ranks' parts: from what they had before an operator, or from the right ones."""
         found, rights = both.own.value, both.rights()
         if both.t == 1 or self.tolerance != ROUNDING:
@@ -337,29 +337,29 @@ class TensorSeen(Observation):
             if ratio is None or not math.isclose(ratio, both.t) or not all(one.equal(self.value) for one in rights):
                 return []
             cause = "every rank has the whole of it, and it is added up over the ranks"
-            return [Finding(f"is {times(ratio, both.t)} what it should be", cause=cause, explains=True)]
+            return [Fault(f"is {times(ratio, both.t)} what it should be", cause=cause, explains=True)]
         if self.parts is not None:
             return self._of_operator(both)
         if all(close(one, rights[0]) for one in rights if one.shape == rights[0].shape):
             return self._of_copies(both, ratio)
         if ratio is not None and is_mean(ratio, both_sizes(both) - {both.t}):
             cause = "is a mean taken where a sum belongs?"
-            return [Finding(f"is {times(ratio)} what it should be", cause=cause, explains=True)]
+            return [Fault(f"is {times(ratio)} what it should be", cause=cause, explains=True)]
         own = f"each rank's {self.gradient_of} is its own, so its gradient needs no collective"
         alone = own if self.gradient_of else "each rank has its own, so no collective is needed here"
-        advice = Finding("", self.repair, self.cause or ("" if self.repair else alone))
+        advice = Fault("", self.repair, self.cause or ("" if self.repair else alone))
         return explain_parts(found, rights, both.rank, OWN_PART, advice)
 
-    def _of_operator(self, both: Comparison) -> list[Finding]:
+    def _of_operator(self, both: BesideOurs) -> list[Fault]:
         rights = [own[self.name] for own in both.right.seen]
         parts = [seen.parts for seen in rights if isinstance(seen, TensorSeen) and seen.parts is not None]
         ran = both.found.seen[both.rank].get(self.backward)
         should = next((made for _, made in made_of(self.value, parts, both.rank)), OWN_PART)
         result = ran.result if isinstance(ran, CollectivesRun) and should is not OWN_PART else ""
-        advice = Finding("", self.repair, self.cause)
+        advice = Fault("", self.repair, self.cause)
         return explain_parts(both.own.value, parts, both.rank, should, advice, result)
 
-    def _of_copies(self, both: Comparison, ratio: float | None) -> list[Finding]:
+    def _of_copies(self, both: BesideOurs, ratio: float | None) -> list[Fault]:
         """Every rank should have the same."""
         if ratio is None or math.isclose(ratio, -1):
             return []
@@ -368,9 +368,9 @@ class TensorSeen(Observation):
             cause = "it is added up over the ranks once too often"
         if math.isclose(ratio * both.t, 1):
             cause = "it should be the ranks' sum, not their mean"
-        return [Finding(f"is {times(ratio, both.t)} what it should be", cause=cause, explains=True)]
+        return [Fault(f"is {times(ratio, both.t)} what it should be", cause=cause, explains=True)]
 
-    def _other_collectives(self, both: Comparison) -> str:
+    def _other_collectives(self, both: BesideOurs) -> str:
         """Other collectives than ours, which may explain a result that nothing else does."""
         one, other = (outcome.seen[both.rank].get("forward") for outcome in (both.found, both.right))
         if self.name != RESULT or one is None or other is None or text_of(one.value) == text_of(other.value):
@@ -398,8 +398,8 @@ class HalfTensor(TensorSeen):
         two_roundings = 1.28 * torch.finfo(torch.bfloat16).eps
         return bool(found.isfinite().all()) and close(found.double() / scale, right.double() / scale, two_roundings)
 
-    def nearly(self, found: Tensor, right: Tensor) -> Finding | None:
-        return Finding("is not right in 16 bits; in float64 it is", self.repair, self.cause)
+    def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
+        return Fault("is not right in 16 bits; in float64 it is", self.repair, self.cause)
 
 
 class ExactTensor(TensorSeen):
@@ -411,10 +411,10 @@ class ExactTensor(TensorSeen):
     def equal(self, found: Tensor, right: Tensor) -> bool:
         return torch.equal(found, right)
 
-    def nearly(self, found: Tensor, right: Tensor) -> Finding | None:
+    def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
         if not close(found, right):
             return None
-        return Finding("is right up to rounding, but not bit for bit", "use the same numbers")
+        return Fault("is right up to rounding, but not bit for bit", "use the same numbers")
 
 
 class SummedTensor(TensorSeen):
@@ -422,30 +422,30 @@ class SummedTensor(TensorSeen):
 
     of_all_ranks = True
 
-    def agrees(self, both: Comparison) -> bool:
+    def agrees(self, both: BesideOurs) -> bool:
         if any(self.name not in own for own in both.found.seen):
             return True  # a rank has ended before, and says why
         everyone = both.everyone()
         return all(value is not None for value in everyone) and close(summed(everyone), summed(both.rights()))
 
-    def describe(self, both: Comparison) -> list[Finding]:
+    def describe(self, both: BesideOurs) -> list[Fault]:
         everyone, own = both.everyone(), both.own
         assert isinstance(own, TensorSeen)
         if copies := copies_apart(both):
             return [copies]
         if any(value is None for value in everyone):
-            return [Finding(self._no_gradient, cause=own.missing, explains=own.value is None)]
+            return [Fault(self._no_gradient, cause=own.missing, explains=own.value is None)]
         finding = difference(summed(everyone), summed(both.rights()), both.t)
         return [finding.after(f"{self._forward}{self.name}, summed over the ranks, ")]
 
 
-def both_sizes(both: Comparison) -> set[int]:
+def both_sizes(both: BesideOurs) -> set[int]:
     """Over what a mean may be taken: dimensions of what a rank sees, and their products."""
     shapes = [seen.value.shape for seen in both.right.seen[both.rank].values() if isinstance(seen.value, Tensor)]
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 
 
-def copies_apart(both: Comparison) -> Finding | None:
+def copies_apart(both: BesideOurs) -> Fault | None:
     """What to say of a bias that every rank has, and only some ranks use; None if it is none."""
     ours, rights = both.right.seen[0][both.name], both.rights()
     assert isinstance(ours, TensorSeen)
@@ -456,7 +456,7 @@ def copies_apart(both: Comparison) -> Finding | None:
     if not 0 < len(users) < len(rights):
         return None
     what, ranks = ours.gradient_of, list_of_ranks(users)
-    return Finding(
+    return Fault(
         f"the forward is right, but {what} gets a gradient on {ranks} only",
         "add it on every rank, after the sum over the ranks",
         f"{what} is used on {ranks} only, so the copies on the other ranks drift apart",
@@ -479,19 +479,19 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
         return seen.order + (isinstance(seen, CollectivesRun) and seen.in_backward)
 
     for name in sorted(ours, key=late):
-        pairs = [(k, Comparison(found, right, name, k)) for k, own in enumerate(found.seen) if name in own]
+        pairs = [(k, BesideOurs(found, right, name, k)) for k, own in enumerate(found.seen) if name in own]
         if ranks := [k for k, both in pairs if not right.seen[k][name].agrees(both)]:
             wrong[name] = ranks
     return wrong
 
 
-def first_finding(found: RunOutcome, right: RunOutcome, wrong: Mapping[str, list[int]]) -> Finding:
+def first_finding(found: RunOutcome, right: RunOutcome, wrong: Mapping[str, list[int]]) -> Fault:
     """How the first thing that is wrong differs, on which ranks."""
     name, ranks = next(iter(wrong.items()))
     t, ours = len(found.seen), right.seen[ranks[0]][name]
     if ours.of_all_ranks:
-        return ours.describe(Comparison(found, right, name, ranks[0]))[0]
-    each = [right.seen[rank][name].describe(Comparison(found, right, name, rank)) for rank in ranks]
+        return ours.describe(BesideOurs(found, right, name, ranks[0]))[0]
+    each = [right.seen[rank][name].describe(BesideOurs(found, right, name, rank)) for rank in ranks]
     common = next((finding for finding in each[0] if all(finding in other for other in each)), None)
     finding = common or each[0][0]
     if len(ranks) == t and common or finding.names_ranks and common:

@@ -105,7 +105,7 @@ def _saved(
 ) -> list[Measure]:
     """What each piece keeps.  formulas: the bytes of each, in the order of the pieces.  others: as in ``kept``."""
     return [
-        Measure(f"kept, {name}", {"formula": formula, "yours": saved_bytes(b, *piece, others).bytes})
+        Measure(f"saved, {name}", {"formula": formula, "yours": saved_bytes(b, *piece, others).bytes})
         for (name, piece), formula in zip(pieces.items(), formulas)
     ]
 
@@ -122,7 +122,7 @@ def _block(b: Bench, piece: Piece, formula_bytes: int, exchanges: Sequence[Excha
     if exchanges:
         sent = sum(c.payload_bytes for c in seen.collectives)
         measures += [
-            Measure("exchanged", {"formula": sum(e.payload_bytes * e.count for e in exchanges), "yours": sent}),
+            Measure("sent", {"formula": sum(e.payload_bytes * e.count for e in exchanges), "yours": sent}),
             Measure("collectives", {"formula": sum(e.count for e in exchanges), "yours": len(seen.collectives)}, ""),
         ]
     return measures
@@ -147,7 +147,7 @@ def lab1_reward(b: Bench) -> BarsReward:
         measures.append(Measure(name, {"yours": predicted, "measured": counted}))
         b.progress()
     crossover = b["crossover_seq_length"](h, heads)
-    remark = f"From s={crossover:,} on, the core attention keeps more than the rest of such a layer; GPT-3 has s={s:,}."
+    remark = f"From s={crossover:,} on, the core attention saves more than the rest of such a layer; GPT-3 has s={s:,}."
     what = "One layer of GPT-3 on one of 8 ranks, as you predict it and as a real layer keeps it"
     return BarsReward(what, measures, remark)
 
@@ -210,7 +210,7 @@ def lab3_reward(b: Bench) -> BarsReward:
     plain = saved_bytes(b, layer_with("gathering_linear"), x, weights).bytes
     remark = (
         f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With gathering_linear it was {plain:,} B: "
-        f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain - formula:,} B more were kept."
+        f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain - formula:,} B more were saved."
     )
     return BarsReward(_describe(shape, b, "Your layer"), measures, remark if t > 1 else "")
 
@@ -288,7 +288,7 @@ def lab6_reward(b: Bench) -> BarsReward:
         b.progress(f"mode {mode.name}: {NUM_STEPS} steps")
         curves.append(b["train"](shape, mode, text, NUM_STEPS, b.group, device=b.device))
         kept_bytes = {"formula": _mode_bytes(b, shape, mode), "yours": _kept_bytes(b, shape, mode)}
-        measures.append(Measure(f"kept, {mode.name}", kept_bytes))
+        measures.append(Measure(f"saved, {mode.name}", kept_bytes))
     apart = max(max(step) - min(step) for step in zip(*curves))
     remark = (
         f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {NUM_STEPS} steps; "
@@ -355,7 +355,7 @@ def kept_reward(lab: Lab, b: Bench) -> BarsReward:
             if isinstance(seen, SavedForBackward):
                 sides = {"ours": seen.value.bytes, "yours": yours.seen[name].value.bytes}
                 measures.append(Measure(f"{exercise.number} {name.replace('bytes', exercise.function)}", sides))
-    return BarsReward(f"What your functions keep for backward on rank {b.rank} of {b.size}, beside ours", measures)
+    return BarsReward(f"What your functions save for backward on rank {b.rank} of {b.size}, beside ours", measures)
 
 
 def reward_of(lab: Lab, b: Bench) -> BarsReward:

@@ -22,8 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.measure.tools import plain_tensors, shape_of, storage_of, storages_of
 from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
 from actmem_course.judge.compare import dtype_name
-from actmem_course.judge.verdict import Finding, Wrong
-from actmem_course.judge.virtual import place_of
+from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.virtual import file_and_line
 from actmem_course.judge.workbench import Bench
 
 #: So many tensors that ours does without, a sentence names.
@@ -31,7 +31,7 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class SavedTensor:
+class SavedStorage:
     """One storage that autograd keeps.
 
     line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.
@@ -57,7 +57,7 @@ class SavedTensor:
 class SavedBytes:
     """saved: what went through autograd's hooks.  hidden_bytes: what stayed alive without."""
 
-    saved: list[SavedTensor]
+    saved: list[SavedStorage]
     hidden_bytes: int
 
     @property
@@ -97,7 +97,7 @@ def _line_in(file: str) -> str:
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == file:
-            return place_of(frame)
+            return file_and_line(frame)
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
@@ -112,7 +112,7 @@ class SavingRecorder:
         self._own, self._file = storages_of(*weights), file
         #: The values of an input, and its storage, which a copy is not.
         self.input: tuple[Tensor, weakref.ref] | None = None
-        self._saved: dict[int, tuple[weakref.ref, SavedTensor]] = {}
+        self._saved: dict[int, tuple[weakref.ref, SavedStorage]] = {}
         self._places: dict[int, set[tuple]] = {}
         self._made: dict[int, weakref.ref] = {}
         self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
@@ -141,7 +141,7 @@ class SavingRecorder:
             before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
                 line, of_input = _line_in(self._file), self._of_input(part, storage)
-                saved = SavedTensor(storage.nbytes(), part.dtype, shape, line, [], *of_input)
+                saved = SavedStorage(storage.nbytes(), part.dtype, shape, line, [], *of_input)
                 before = weakref.ref(storage), saved
                 self._saved[id(storage)] = before
                 self._places[id(storage)] = set()
@@ -258,14 +258,14 @@ def saved_bytes(
     return found
 
 
-def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Finding | None:
+def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | None:
     """What is wrong with the bytes that each of ``size`` ranks saves, None if nothing is.  what: what ``at_most``
     bytes are."""
     # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
     if found.hidden_bytes > 8 * size:
         fits = found.bytes + found.hidden_bytes <= at_most
         enough = f"{at_most:,} B{f' of {what}' if what else ''} are enough" if at_most else "backward needs none of it"
-        return Finding(
+        return Fault(
             f"it keeps {found.hidden_bytes:,} B where no hook can see them",
             "what backward reads goes to ctx.save_for_backward, the rest can go" if fits else f"drop it, {enough}",
             "a tensor is an attribute of ctx, or in a closure",
@@ -273,11 +273,11 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Finding |
     if found.bytes > at_most:
         enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to save nothing"
         symptom = f"it saves {found.bytes:,} B for backward {enough}"
-        return Finding(symptom, cause=f"the largest: {found.largest()}")
+        return Fault(symptom, cause=f"the largest: {found.largest()}")
     return None
 
 
-def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Finding | None:
+def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Fault | None:
     """Which tensors are saved that ours does without, and that are larger than what is allowed besides; None if
     nobody knows."""
     left, words = [(dtype, math.prod(shape)) for saved in right.saved for dtype, shape in saved.views], []
@@ -299,4 +299,4 @@ def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int
         return None
     more = f"; and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
     repair = "widen again in backward" if widened else "recompute it in backward"
-    return Finding("", repair, f"not needed: {'; '.join(words[:_MOST_NAMED])}{more}")
+    return Fault("", repair, f"not needed: {'; '.join(words[:_MOST_NAMED])}{more}")

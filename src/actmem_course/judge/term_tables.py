@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from actmem_course.judge.compare import another_kind, check_whole_number
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 #: Found and true bytes of a term, for each case.
 Pairs = Sequence[tuple[int, int]]
@@ -34,7 +34,7 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
 
 
 def check_terms(
-    found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], Finding]
+    found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], Fault]
 ) -> None:
     """Raise Wrong with the first two things that are wrong, the terms that they are wrong in, and how many more are.
 
@@ -43,7 +43,7 @@ def check_terms(
     bytes in each case.
     """
     pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
-    faults: dict[Finding, list[str]] = {}
+    faults: dict[Fault, list[str]] = {}
     for term, each in pairs.items():
         if any(f != t for f, t in each):
             faults.setdefault(fault(term, each), []).append(term)

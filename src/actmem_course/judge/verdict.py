@@ -10,7 +10,7 @@ PASSED, OPEN, BLOCKED, SKIPPED, WRONG, ERROR = "passed", "todo", "blocked", "not
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fault:
     """What is wrong, in the order in which a learner hears of it.
 
     symptom: which result differs, how, and on which ranks.  cause: what in the code does that.  repair: what to do.
@@ -23,7 +23,7 @@ class Finding:
     names_ranks: bool = False
     explains: bool = False
 
-    def after(self, words: str) -> Finding:
+    def after(self, words: str) -> Fault:
         """This, with words before the symptom."""
         return replace(self, symptom=words + self.symptom)
 
@@ -34,7 +34,7 @@ class Verdict:
 
     status: passed, todo (not written), blocked (right once another exercise is), not judged, wrong (it runs and
     does something else), error (it raises).  diagnosis: what is wrong, in the learner's terms; on
-    passed a remark or nothing.  where: file and line, if there is one.  cause, repair: see ``Finding``.
+    passed a remark or nothing.  where: file and line, if there is one.  cause, repair: see ``Fault``.
     """
 
     exercise: str
@@ -62,7 +62,7 @@ class Wrong(Exception):
     """Raised by a check: the learner's code does something else than asked."""
 
     def __init__(self, symptom: str, repair: str = "", cause: str = ""):
-        self.finding = Finding(clipped(symptom, 1000), repair, cause)  # it may quote what a learner's function returned
+        self.finding = Fault(clipped(symptom, 1000), repair, cause)  # it may quote what a learner's function returned
         super().__init__(self.finding.symptom)
 
 

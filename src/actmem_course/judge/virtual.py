@@ -43,7 +43,7 @@ def rank_of_this_thread() -> int:
     return rank.number if rank else 0
 
 
-def place_of(frame: FrameType) -> str:
+def file_and_line(frame: FrameType) -> str:
     """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the
     one before."""
     line = frame.f_lineno
@@ -358,7 +358,7 @@ class VirtualRank:
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self.file:
-                return place_of(frame)
+                return file_and_line(frame)
             frame = frame.f_back  # type: ignore[assignment]
         return ""
 

@@ -43,7 +43,7 @@ from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
 from actmem_course.judge.parent import CRASHES, RANKS_LINE, RANKS_STORE, VIRTUAL
 from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
-from actmem_course.judge.virtual import Unwanted, VirtualRanks, place_of
+from actmem_course.judge.virtual import Unwanted, VirtualRanks, file_and_line
 from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
@@ -265,7 +265,7 @@ def _standing(thread: int | None, file: str) -> str:
     frame: FrameType | None = sys._current_frames().get(thread or 0)
     while frame is not None:
         if frame.f_code.co_filename == file:
-            return f"is at {place_of(frame)}, in {frame.f_code.co_name}"
+            return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}"
         frame = frame.f_back
     return "is in none of your functions"
 

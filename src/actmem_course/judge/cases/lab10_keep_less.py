@@ -17,17 +17,17 @@ from actmem.store import HostMemory
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
-from actmem_course.judge.observations import Cost, ExactTensor, HalfTensor, Value
-from actmem_course.judge.verdict import Finding
+from actmem_course.judge.observations import Cost, ExactTensor, HalfTensor, ValueSeen
+from actmem_course.judge.verdict import Fault
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
-_IN_16_BITS: Mapping[str, str | Finding] = {
+_IN_16_BITS: Mapping[str, str | Fault] = {
     name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")
 } | {"": "the matmuls are those of tensors of 16 bits"}
-_ONCE = Finding("backward goes twice through what function made", "once is enough, torch.autograd.backward(y, grad)")
+_ONCE = Fault("backward goes twice through what function made", "once is enough, torch.autograd.backward(y, grad)")
 _FROZEN = "where x needs no gradient, "
-_OF_ITS_OWN = Finding("", "hold what put returned in its own ctx", "each region reads the x of its own")
+_OF_ITS_OWN = Fault("", "hold what put returned in its own ctx", "each region reads the x of its own")
 
 
 def frozen_linear(r: CaseRun) -> None:
@@ -55,7 +55,9 @@ def lora_linear(r: CaseRun) -> None:
     before = weight._version
     r.passes(own, {"x": x, "a": a, "b": b})
     r.passes(own, {"x": x, "a": a, "b": b}, prefix=_FROZEN, frozen=("x",))
-    r.see(Value("the number of writes to weight", weight._version - before, cause="it is given, and others read it"))
+    r.see(
+        ValueSeen("the number of writes to weight", weight._version - before, cause="it is given, and others read it")
+    )
     half, half_weight, low = x.bfloat16(), weight.bfloat16(), "F.linear(x, a) in 16 bits"
     given = {"x": half, "a": a.float(), "b": b.float()}
 
@@ -86,7 +88,7 @@ def tiled_mlp(r: CaseRun) -> None:
         return r["tiled_mlp"](y, up, down, tile)
 
     copies = "take its gradients for detached copies, torch.autograd.grad, and add them up"
-    into = Finding("backward of a tile goes on into up and down", copies)
+    into = Fault("backward of a tile goes on into up and down", copies)
     r.passes(own, {"x": x, "up": up, "down": down}, twice=into)
     r.passes(own, {"x": x, "up": up, "down": down}, prefix=_FROZEN, frozen=("x",))
     r.passes(
@@ -175,14 +177,14 @@ def offloading_checkpoint(r: CaseRun) -> None:
 
     given = {"x": x, "the first weight": up, "the second weight": down}
     r.passes(once, given, kind=ExactTensor, twice=_ONCE)
-    r.see(Value("the number of copies brought back in forward", in_forward[1], "bring it back in backward"))
-    r.see(Value("the number of copies brought back", host.brought_back, "backward takes x from the host, once"))
-    r.see(Value("the number of runs in forward", in_forward[0], "forward runs function once"))
-    r.see(Value("the number of runs", runs, "forward runs function once, and backward once"))
+    r.see(ValueSeen("the number of copies brought back in forward", in_forward[1], "bring it back in backward"))
+    r.see(ValueSeen("the number of copies brought back", host.brought_back, "backward takes x from the host, once"))
+    r.see(ValueSeen("the number of runs in forward", in_forward[0], "forward runs function once"))
+    r.see(ValueSeen("the number of runs", runs, "forward runs function once, and backward once"))
     before = host.brought_back
     r.passes(own, given, kind=ExactTensor, prefix=_FROZEN, frozen=("x",))
     large = "what function saves for its weights is as large"
-    r.see(Value(f"{_FROZEN}the number of copies brought back", host.brought_back - before, cause=large))
+    r.see(ValueSeen(f"{_FROZEN}the number of copies brought back", host.brought_back - before, cause=large))
     r.passes(
         lambda y: own(own(y, up, down), up, down),
         {"x": x},

@@ -12,7 +12,7 @@ from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import check_whole_number
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio, explain_sum
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 #: s, b, h, a, t, sequence_parallel, recompute.
 RANKS = (
@@ -49,9 +49,9 @@ def layer_bytes(r: CaseRun) -> None:
     sizes = [dict(zip("abhs", shape.letters())) for shape in _SHAPES]
     found = [checked_terms(r["layer_bytes"](z["s"], z["b"], z["h"], z["a"]), LAYER_TERMS) for z in sizes]
 
-    def fault(term: str, pairs: Pairs) -> Finding:
+    def fault(term: str, pairs: Pairs) -> Fault:
         letters = "abs" if "softmax" in term else "bhs"
-        return Finding(explain_ratio(pairs, sizes, letters), cause=_reason(term, *pairs[0]))
+        return Fault(explain_ratio(pairs, sizes, letters), cause=_reason(term, *pairs[0]))
 
     check_terms(found, [measured(shape) for shape in _SHAPES], fault)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import F_BAR_OPERATOR, F_OPERATOR, size_of
 from actmem_course.judge.compare import close
-from actmem_course.judge.observations import Cost, SummedTensor, Value
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.observations import Cost, SummedTensor, ValueSeen
+from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.pieces import core_attention, merge_heads, split_heads
 
 
@@ -32,7 +32,7 @@ def f_bar(r: CaseRun) -> None:
 
 
 def column_parallel_linear(r: CaseRun) -> None:
-    own = Finding(
+    own = Fault(
         "",
         "return this rank's own output features, [s, b, out/t]: the row-parallel linear takes them as they are",
         "Every rank has other features, so there is nothing to add up",
@@ -68,8 +68,8 @@ def split_attention(r: CaseRun) -> None:
                 f"{', '.join(head[1:] for head in columns)}",
                 f"take Q, then K, then V of the same {here} heads, in the order of the columns",
             )
-    r.see(Value("the shape of this rank's qkv_weight", list(own_qkv.shape)))
-    r.see(Value("the shape of this rank's projection_weight", list(own_projection.shape)))
+    r.see(ValueSeen("the shape of this rank's qkv_weight", list(own_qkv.shape)))
+    r.see(ValueSeen("the shape of this rank's projection_weight", list(own_projection.shape)))
     if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
         context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
         r.see(SummedTensor("the attention", F.linear(context, own_projection)))

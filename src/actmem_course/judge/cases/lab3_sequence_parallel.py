@@ -13,7 +13,7 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import G_BAR_OPERATOR, G_OPERATOR, size_of
 from actmem_course.judge.observations import Cost, Pattern
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.pieces import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
@@ -127,8 +127,8 @@ def sum_partial_gradients(r: CaseRun) -> None:
     r.see(Cost("bytes sent", count, "all-reduce the partial gradients only", words=words))
 
 
-_SHARDED = Finding("", "leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
-_REPLICATED = Finding(
+_SHARDED = Fault("", "leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
+_REPLICATED = Fault(
     "", "sum it over the ranks", "This parameter is replicated, and each rank's copy saw only s/t tokens"
 )
 
@@ -177,7 +177,7 @@ _DRAWN = {
 }
 
 
-def _draws_fault(when: str, one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, Finding]:
+def _draws_fault(when: str, one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, Fault]:
     """What it means that two draws are the same, or are not; the gravest first."""
     kinds, seeds = zip(*(name.partition(" ")[::2] for name, _ in (one, other)))
     if seeds[0] == seeds[1] == "with seed 0":
@@ -185,10 +185,10 @@ def _draws_fault(when: str, one: tuple[str, int], other: tuple[str, int], same: 
     late = 0.5 if one[1] != other[1] and seeds[0] else 0
     if not same and one[1] == other[1]:
         seed = "seed each with manual_seed, from seed alone"
-        return 0, Finding("the same seed gives other numbers the second time", seed)
+        return 0, Fault("the same seed gives other numbers the second time", seed)
     if same and "with another seed" in seeds and seeds[0] != seeds[1] and one[1] == other[1]:
         seed = "make each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
-        return 1, Finding("another seed gives the same numbers", seed)
+        return 1, Fault("another seed gives the same numbers", seed)
     grave = 4 if not same else 5 if kinds[0] != kinds[1] else 2 if kinds[0] == "core" else 3
     symptom, cause = _DRAWN[grave]
-    return grave + late, Finding(f"{when}, {symptom}", cause=cause)
+    return grave + late, Fault(f"{when}, {symptom}", cause=cause)

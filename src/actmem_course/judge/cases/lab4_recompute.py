@@ -16,7 +16,7 @@ from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.observations import Cost, SavedForBackward
 from actmem_course.judge.saved_bytes import SavedBytes, saved_bytes
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, random_weights
 
 _P = 0.17  # no rate that one would write oneself
@@ -26,7 +26,7 @@ _ARGUMENTS = {
     "selective_layer": "lambda q, k, v: core_attention(q, k, v, dropout)",
     "full_layer": "lambda y: layer(y, w, dropouts)",
 }
-_OF_ITS_OWN = Finding(
+_OF_ITS_OWN = Fault(
     "",
     "keep them with the region (ctx.save_for_backward), not in a variable that all regions share",
     "each region needs the inputs and the generator's state of its own first run",
@@ -85,8 +85,8 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
 
     seed_and_draw(r.device)
     advice = {
-        "": Finding("", "forward must not seed or draw by itself", "the generator starts in the same state"),
-        "x": Finding("", cause="the second run does not draw the random numbers of the first"),
+        "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
+        "x": Fault("", cause="the second run does not draw the random numbers of the first"),
     }
     r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"
@@ -173,7 +173,7 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Result and gradients; the input and the weights of the layer."""
     x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
     weights = layer_weights(_SHAPE, device=r.device)
-    outside = Finding(
+    outside = Fault(
         "backward comes more than once to what made the inputs",
         f"take every such tensor as an argument, {_ARGUMENTS[name]}",
         "what checkpoint runs again takes a tensor from outside that still has its graph, so its backward continues "

@@ -15,7 +15,7 @@ from actmem.formulas import schedule
 from actmem.formulas.schedule import Action, Schedule, peak_in_flight
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
-from actmem_course.judge.observations import Clue, Cost, ExactTensor, Value
+from actmem_course.judge.observations import Clue, Cost, ExactTensor, ValueSeen
 from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import timeline, validate
@@ -111,8 +111,8 @@ def free_output(r: CaseRun) -> None:
     as_it_is = "empty the tensor's storage and leave the tensor itself as it is"
     r.see_tensor("the stage's input", leaf, "free only the output", ExactTensor)
     shape = "backward compares the gradient's shape with it"
-    r.see(Value("the output's shape", list(output.shape), as_it_is, shape))
-    r.see(Value("the output's dtype", dtype_name(output), as_it_is))
+    r.see(ValueSeen("the output's shape", list(output.shape), as_it_is, shape))
+    r.see(ValueSeen("the output's dtype", dtype_name(output), as_it_is))
     another = f"the tensor has another storage now, as large as the first, {size} B"
     held = "did you free a copy's, or does something hold it?"
     if left == size and first() is not None:
@@ -169,4 +169,4 @@ def how_many_fit(r: CaseRun) -> None:
         except ZeroDivisionError:
             if full != recomputed:
                 raise
-            r.see(Value(f"{case}: the result", "a division by zero"))
+            r.see(ValueSeen(f"{case}: the result", "a division by zero"))

@@ -23,11 +23,11 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, grad_of
-from actmem_course.judge.observations import Pattern, SingleTensor, Value
+from actmem_course.judge.observations import Pattern, SingleTensor, ValueSeen
 from actmem_course.judge.saved_bytes import SavingRecorder
 from actmem_course.judge.solutions import lab6_train as ours
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
-from actmem_course.judge.verdict import Finding, Wrong, clipped, refuse
+from actmem_course.judge.verdict import Fault, Wrong, clipped, refuse
 from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
 
@@ -52,7 +52,7 @@ def batch(r: CaseRun) -> str | None:
             elsewhere = "the targets come from other places in the text than the tokens"
             raise Wrong(elsewhere, "draw the starts once, for both")
         follows = "the target of a token is the one that follows it"
-        r.see(Value("by how many tokens targets are ahead", sorted(ahead), follows))
+        r.see(ValueSeen("by how many tokens targets are ahead", sorted(ahead), follows))
         drawn[step, again] = starts
     r.see(Pattern("batches", drawn, fault=_batches_fault))
     halves: dict[tuple[int, ...], int] = {}
@@ -85,18 +85,16 @@ _LAST_START = "the last one starts at len(text) - seq_length - 1"
 
 def _batches_fault(
     one: tuple[tuple[int, bool], int], other: tuple[tuple[int, bool], int], same: bool
-) -> tuple[float, Finding]:
+) -> tuple[float, Fault]:
     """What it means that two batches, of a step and a rank, are the same, or are not; the gravest first."""
     (drawn, rank), (other_drawn, other_rank) = one, other
     if same:
         both = f"step {drawn[0]} and step {other_drawn[0]}"
-        return 2, Finding(f"{both} have the same batch", "choose different pieces each step")
+        return 2, Fault(f"{both} have the same batch", "choose different pieces each step")
     if drawn == other_drawn:
         return 0, _OTHER_BATCHES
     another = "the same step gives another batch the second time"
-    return 1 - (rank != other_rank) / 2, Finding(
-        another, "choose the pieces by step alone", "runs could not be compared"
-    )
+    return 1 - (rank != other_rank) / 2, Fault(another, "choose the pieces by step alone", "runs could not be compared")
 
 
 def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str = "") -> tuple[Tensor, Tensor]:
@@ -140,7 +138,7 @@ def make_model(r: CaseRun) -> None:
         refuse(_faults_of_model(r, model, mode, p))
 
         def equal(what: str, value: object, repair: str) -> None:
-            r.see(Value(f"mode {mode.name!r}, dropout={p}: {what}", value, repair))
+            r.see(ValueSeen(f"mode {mode.name!r}, dropout={p}: {what}", value, repair))
 
         own = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
         everyone = r.b.gather({name: part for name, (part, _) in own.items()})
@@ -429,7 +427,7 @@ def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
     yield longest > MAX_NORM * (1 + 1e-5), f"gradients with a norm of {longest:.3g} reach the optimizer", give
 
 
-_OTHER_BATCHES = Finding(
+_OTHER_BATCHES = Fault(
     "ranks have different batches",
     cause="a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
     "parallelism",

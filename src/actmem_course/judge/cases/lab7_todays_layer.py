@@ -17,12 +17,12 @@ from actmem.rows import by_term
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.observations import Clue, Cost, ExactTensor, HalfTensor, TensorSeen
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 #: So large that a wrong place for it shows.
 _EPS = 0.25
-_IN_WIDE = Finding("", "compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
-_ADD_UP = Finding("", "add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
+_IN_WIDE = Fault("", "compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
+_ADD_UP = Fault("", "add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
@@ -62,16 +62,16 @@ def llama_layer_bytes(r: CaseRun) -> None:
             found.append(checked_terms(r["llama_layer_bytes"](*letters, t), _TERMS))
             sizes.append(dict(zip("sbhakft", (*letters, t))))
 
-    def fault(term: str, pairs: Pairs) -> Finding:
+    def fault(term: str, pairs: Pairs) -> Fault:
         for (words, cause), value in _HEADS.items() if term in ("K", "V") else ():
             if all(found == value(true, z["a"], z["k"], z["t"]) for (found, true), z in zip(pairs, sizes)):
-                return Finding(words, cause=cause)
+                return Fault(words, cause=cause)
         of_heads = all(found * z["a"] == true * max(z["k"], z["t"]) for (found, true), z in zip(pairs, sizes))
         if term == "log-sum-exp" and of_heads:
             each = "each query head has its own, a/t on a rank"
-            return Finding("is counted for the key and value heads", cause=each)
+            return Fault("is counted for the key and value heads", cause=each)
         has, forgotten = next(words for ending, words in _SIZES.items() if term.endswith(ending))
-        return Finding(explain_ratio(pairs, sizes, has), cause=forgotten)
+        return Fault(explain_ratio(pairs, sizes, has), cause=forgotten)
 
     check_terms(found, true, fault)
 
@@ -203,5 +203,5 @@ def sum_shared_gradients(r: CaseRun) -> None:
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed", "change only its .grad")
-            reason = add if share > 1 else Finding("", cause="With t <= k no two ranks hold the same head")
+            reason = add if share > 1 else Fault("", cause="With t <= k no two ranks hold the same head")
             r.see_tensor(f"{words}{name}.grad", weight.grad, reason, parts=found[name])

@@ -18,7 +18,7 @@ from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes as rank_state_bytes_of
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, listed
-from actmem_course.judge.verdict import Finding, Wrong, refuse
+from actmem_course.judge.verdict import Fault, Wrong, refuse
 
 #: Parts of a bill that ZeRO divides.
 STATE_PARTS = ("weights", "gradients", "optimizer states")
@@ -48,7 +48,7 @@ def rank_state_bytes(r: CaseRun) -> None:
     check_terms(found, [rank_state_bytes_of(*sizes) for sizes in STATES], _fault_of_states)
 
 
-def _fault_of_states(part: str, pairs: Pairs) -> Finding:
+def _fault_of_states(part: str, pairs: Pairs) -> Fault:
     """The bytes of a parameter, or the stages in which it is divided, or an example."""
     (whole, _), (first, each, reason) = pairs[0], _STATES[part]
     divided, another = _divided_in(pairs, first)
@@ -68,7 +68,7 @@ def _fault_of_states(part: str, pairs: Pairs) -> Finding:
     example = (
         f"are {found:,} B for {n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}; expected {true:,}"
     )
-    return Finding("; and ".join(said) or example, cause="; ".join(causes))
+    return Fault("; and ".join(said) or example, cause="; ".join(causes))
 
 
 def _divided_in(pairs: Pairs, first: int) -> tuple[dict[int, set[bool]], str]:

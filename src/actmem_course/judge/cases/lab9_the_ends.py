@@ -12,7 +12,7 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of, text_of
 from actmem_course.judge.observations import BytesSent, Cost, HalfTensor, SingleTensor, TensorSeen
 from actmem_course.judge.saved_bytes import Largest
-from actmem_course.judge.verdict import Finding, Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 _S, _B = 25, 3
 _TOKENS = _S * _B
@@ -21,19 +21,19 @@ _SPARE = (32 - 4) * _TOKENS
 #: It doesn't divide the tokens.
 _CHUNK = 24
 _V, _H = 64, 24
-_OVERFLOWS = Finding(
+_OVERFLOWS = Fault(
     "",
     "log p is the logit less logsumexp",
     "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0",
 )
 _SLOPE_ROUNDED = {
-    "logits": Finding(
+    "logits": Fault(
         "",
         "compute p, and subtract 1 at the target, in wide(logits), and round at the end",
         "if p is near 1, 16 bits lose p − 1",
     )
 }
-_ROUNDED = Finding("", "compute it in wide(logits)", "16 bits hold 3 digits")
+_ROUNDED = Fault("", "compute it in wide(logits)", "16 bits hold 3 digits")
 
 
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:

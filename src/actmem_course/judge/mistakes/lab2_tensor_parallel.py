@@ -2,6 +2,18 @@
 
 from actmem_course.judge.mistake import Mistake
 
+#: The largest subtracted from the target's logit too, in place of adding it back: as right, with other numbers.
+_SHIFTED = {
+    "target = logits.gather": "target = (logits - largest.unsqueeze(-1)).gather",
+    "+ largest - sums[1]": "- sums[1]",
+}
+
+
+def _both(*edits: dict[str, str]) -> tuple[dict[str, str], ...]:
+    """Edits of our loss, and of the other form of it."""
+    return (*edits, *({**_SHIFTED, **edit} for edit in edits))
+
+
 # fmt: off
 MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "2.3": (
@@ -152,45 +164,20 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     ),
     "2.8": (
         Mistake("a rank's range of ids is off by one at an end", "rank r holds the ids from r·v/t to (r + 1)·v/t − 1",
-            {"(index < logits.shape[-1])": "(index <= logits.shape[-1])"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             " logits.shape[-1])": "= logits.shape[-1])"}, {"(index >= 0)": "(index >= -1)"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             "index >= 0": "index >= -1"}, {"(index >= 0)": "(index > 0)"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             "index >= 0": "index > 0"}, {"(index < logits.shape[-1])": "(index < logits.shape[-1] - 1)"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             "shape[-1])": "shape[-1] - 1)"}),
+            *_both({"(index < logits.shape[-1])": "(index <= logits.shape[-1])"}, {"(index >= 0)": "(index >= -1)"},
+                   {"(index < logits.shape[-1])": "(index < logits.shape[-1] - 1)"}, {"(index >= 0)": "(index > 0)"})),
         Mistake("ranks that do not hold the target's logit add another logit instead", "they must add 0",
-            {"squeeze(-1) * mine": "squeeze(-1)"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather", "+ largest -": "-", "-1) * mine": "-1)"},
-            {"-1) * mine": "-1)", "index.clamp(0, logits.shape[-1] - 1": "(index % logits.shape[-1]"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             "-1) * mine": "-1)",
-             "index.clamp(0, logits.shape[-1] - 1": "(index % logits.shape[-1]"}),
+            *_both({"squeeze(-1) * mine": "squeeze(-1)"},
+                   {"squeeze(-1) * mine": "squeeze(-1)",
+                    "index.clamp(0, logits.shape[-1] - 1)": "(index % logits.shape[-1])"})),
         Mistake("the target ids are not shifted by this rank's first id", "subtract r·v/t",
-            {"targets - dist.get_rank(group) * logits.shape[-1]": "targets"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             " - dist.get_rank(group) * logits.shape[-1]": ""},
-            {"get_rank(group) * logits.shape[-1]": "get_rank(group) * dist.get_world_size(group)"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             "* logits.shape[-1]": "* dist.get_world_size(group)"}),
+            *_both({"targets - dist.get_rank(group) * logits.shape[-1]": "targets"},
+                   {"get_rank(group) * logits.shape[-1]": "get_rank(group) * dist.get_world_size(group)"})),
         Mistake("each rank subtracts its own part of the target's logit, which is 0 on all ranks but one",
-            "sum it over the ranks first", {"- sums[1]": "- target"},
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather", "+ largest -": "-", "- sums[1]": "- target"}),
+            "sum it over the ranks first", *_both({"- sums[1]": "- target"})),
         Mistake("each rank subtracts the largest of its own logits, and these differ",
             "all-reduce the largest first (MAX)",
-            {"logits.gather": "(logits - largest.unsqueeze(-1)).gather",
-             "+ largest -": "-",
-             "        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n": ""},
-            {"        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n": ""}),
+            *_both({"        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n": ""})),
         Mistake("right for small logits, but exp overflows for logits of a thousand and more",
             "subtract the largest logit of all ranks before exp",
             {"largest = logits.amax(-1)": "largest = 0 * logits.amax(-1)"}),

@@ -152,7 +152,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
                 "chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].flatten(0, 1).t() @ x"}),
         Mistake("the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens", "",
             {"sum((0, 1)": "chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)"}),
-        Mistake("the gradient of x is cut without a sum over the ranks",
+        Mistake("the gradient of x is sharded without a sum over the ranks",
             "g's backward must reduce-scatter once, with SUM",
             {"_scattered(grad @ weight, ctx.group)":
                 "(grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)]"}),

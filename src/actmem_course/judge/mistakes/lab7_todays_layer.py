@@ -128,7 +128,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
                 "-1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1)",
              "k_weight.chunk(parts)[own]": "k_weight.chunk(parts)[own].unflatten(0, (num_key_value_heads // parts, "
                 "-1)).repeat_interleave(num_attention_heads // max(num_key_value_heads, t), 0).flatten(0, 1)"}),
-        Mistake("k_weight and v_weight are cut into t parts, which cuts a head",
+        Mistake("k_weight and v_weight are sharded into t parts, which divides a head",
             "with t > k a rank takes one whole head, the same as its neighbours",
             {"parts = min(t, num_key_value_heads)": "parts = t"}),
         Mistake("every rank has all key and value heads", "it needs those that its own query heads read",

@@ -89,7 +89,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake("rows of x and ids are flattened in different orders", "in both, s comes before b",
             {"losses = [], []\n": "losses = [], []\n        x = x.transpose(0, 1)\n"},
             {"targets.flatten().": "targets.t().flatten()."}),
-        Mistake("the product runs in 32 bits", "F.linear(x, weight) gives logits in the dtype of x; widen those",
+        Mistake("the matmul runs in 32 bits", "F.linear(x, weight) gives logits in the dtype of x; widen those",
             {"wide(F.linear(rows, weight))": "F.linear(wide(rows), wide(weight))"}),
     ),
     "9.3": (

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.verdict import OutOfStep
-
-if TYPE_CHECKING:
-    from actmem_course.judge.virtual import VirtualRank
 
 _REDUCE: dict[str, Any] = {
     "SUM": torch.add, "AVG": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul,
@@ -51,12 +48,13 @@ class Meeting:
     def over(self) -> bool:
         return self.made is not None or self.wrong is not None
 
-    def join(self, rank: int, said: tuple, brought: Any, members: list[VirtualRank]) -> None:
+    def join(self, rank: int, said: tuple, brought: Any, numbers: Sequence[int]) -> None:
+        """A rank comes.  numbers: those of the group's ranks among all."""
         self.brought[rank], self.said[rank] = brought, said
         if len(self.said) < self.size:
             return
         if len({one[:-1] for one in self.said.values()}) > 1:
-            self.wrong = OutOfStep(mismatch({members[k].number: one for k, one in self.said.items()}))
+            self.wrong = OutOfStep(mismatch({numbers[k]: one for k, one in self.said.items()}))
         else:
             with no_dispatch_modes(), torch.no_grad():
                 self.made = self.make([self.brought[k] for k in range(self.size)])

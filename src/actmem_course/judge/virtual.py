@@ -133,7 +133,7 @@ class Group(dist.ProcessGroup):
         meeting = me.ranks.meetings.setdefault(key, Meeting(self._size, make))
         with no_dispatch_modes():
             brought = [x.detach().clone() for x in tensors]
-        meeting.join(self._rank, (kind, elements, dtype, more, line), brought, members)
+        meeting.join(self._rank, (kind, elements, dtype, more, line), brought, numbers)
         return VirtualWork(me, meeting, self._rank, outputs, kind, line)
 
     def allreduce(self, tensors, opts=None):  # type: ignore[override]
@@ -330,7 +330,7 @@ class VirtualRank:
             return [value]
         self.counts[("gather",)] = count = self.counts.get(("gather",), 0) + 1
         meeting = self.ranks.meetings.setdefault(("gather", count), Meeting(self.size, lambda all_: [all_]))
-        meeting.join(self.number, (RETURNED, 0, ""), value, self.ranks.members)
+        meeting.join(self.number, (RETURNED, 0, ""), value, range(self.size))
         self.wait_for(meeting, RETURNED)
         assert meeting.made is not None
         return list(meeting.made[0])

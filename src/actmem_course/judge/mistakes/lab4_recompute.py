@@ -5,14 +5,13 @@ from actmem_course.judge.mistake import Mistake
 # fmt: off
 MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "4.1": (
-        Mistake("the result is right, but it has no graph",
-            "what runs under no_grad records none. Run function in the forward of an autograd Function whose "
-            "backward runs it again",
+        Mistake("function runs under no_grad, which records no graph",
+            "run function in the forward of an autograd Function whose backward runs it again",
             {"return _Checkpoint.apply(function, ": "with torch.no_grad():\n        return function("}),
-        Mistake("in another order than the inputs",
+        Mistake("the gradients come in another order than the inputs",
             "return None for function, then the gradients in the order of the inputs",
             {"(x.grad for x in inputs)": "(x.grad for x in reversed(inputs))"}),
-        Mistake("the forward is right, but the inputs get no gradient",
+        Mistake("backward returns no gradient for the inputs",
             "return the .grad of what the second run started from",
             {"(x.grad for x in inputs)": "(None for x in inputs)"}),
         Mistake("the parameters that function uses get no gradient",

@@ -162,8 +162,10 @@ def test_the_end_leaves_no_rank(tmp_path):
     run = Watched(learner_file(tmp_path, LAB, g="return x"), "--only", "3.1")
     run.verdicts()
     command = ["ps", "-o", "pid=", "--ppid", str(run._process.pid)]
-    children = subprocess.run(command, capture_output=True, text=True).stdout.split()
-    assert len(children) == 2  # the one that judges, and one to take over from it
+    children: list[str] = []
+    while len(children) < 2:  # the one that judges, and one that starts now, to take over from it
+        children = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    assert len(children) == 2
     run.end()
     time.sleep(0.5)
     assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]

@@ -17,9 +17,7 @@ AHEAD, FREED = "min(pipeline_parallel_size - rank - 1, num_microbatches)", "outp
 SCATTERED = "    dist.reduce_scatter_tensor(result, x.contiguous(), group=group)\n    return result\n"
 SUMMED_AND_CUT = "    whole = x.clone()\n    dist.all_reduce(whole, group=group)\n    return whole.chunk(dist.get_world_size(group))[dist.get_rank(group)].clone()\n"
 LOSS = "return _CrossEntropy.apply(logits, targets, group)"
-ON_RANK_0 = (
-    r"^the forward is right, but bias gets a gradient on rank 0 only; .* drift apart: add it on every rank, after the sum"
-)
+ON_RANK_0 = r"^the forward is right, but bias gets a gradient on rank 0 only; .* drift apart: add it on every rank, after the sum"
 
 EDITS = [
     ("3.4", r"forward runs 2 all-gathers, 1 all-reduce, 1 reduce-scatter; expected 2 all-gathers, 2 reduce-scatters", "# 3.1\n", "from actmem_course.judge.solutions.lab2_tensor_parallel import f_bar\n",

@@ -173,4 +173,4 @@ def test_a_hint_needs_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('a hint loads torch')")
     file = learner_file(tmp_path, "lab2_tensor_parallel")
     done = start(file, "--hint", "2.1", PYTHONPATH=f"{tmp_path}:{LABS.parent / 'src'}", XDG_CACHE_HOME=str(tmp_path))
-    assert done.returncode == 0 and "1 of" in done.stdout, done.stderr
+    assert done.returncode == 0 and "• " in done.stdout, done.stderr

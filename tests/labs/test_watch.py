@@ -84,6 +84,19 @@ def test_a_save_is_judged_by_ranks_that_stay(watched):
     assert "this rank's own part" in watched.save("return x + 0")[0]
 
 
+def test_a_save_that_is_superseded_is_one_line_and_a_summary_comes_once(watched, tmp_path):
+    watched.verdicts()
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    learner_file(beside, LAB, seconds=9, g="import time\n    time.sleep(2)\n    return x").replace(watched.path)
+    time.sleep(1)
+    text, _ = watched.save(LIST_GATHER)
+    before, _, after = text.partition("saved again: judging the new one")
+    assert after and "next: 1.1" not in text
+    # Before it stands what follows the first verdicts.
+    assert before.count("all labs:") == 1 and "passed" not in before.partition("ranks on cpu")[2]
+
+
 @pytest.mark.parametrize("virtual", [False, True])
 def test_a_save_does_not_wait_for_processes_that_start(virtual, tmp_path):
     parent = RankParent(2, "cpu", virtual=virtual)
@@ -149,8 +162,10 @@ def test_the_end_leaves_no_rank(tmp_path):
     run = Watched(learner_file(tmp_path, LAB, g="return x"), "--only", "3.1")
     run.verdicts()
     command = ["ps", "-o", "pid=", "--ppid", str(run._process.pid)]
-    children = subprocess.run(command, capture_output=True, text=True).stdout.split()
-    assert len(children) == 1
+    children: list[str] = []
+    while len(children) < 2:  # the one that judges, and one that starts now, to take over from it
+        children = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    assert len(children) == 2
     run.end()
     time.sleep(0.5)
     assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]

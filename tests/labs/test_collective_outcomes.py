@@ -4,11 +4,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from actmem_course.judge.collective_outcomes import OPERATORS, SUM, everything_made, explain_parts, made_of
 from actmem_course.judge.compare import close, times
-from actmem_course.judge.exchanged import OPERATORS, SUM, everything_made, explain_exchange, made_of
 from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
 from actmem_course.judge.solutions import lab3_sequence_parallel as lab3
+from actmem_course.judge.verdict import Fault
 from actmem_course.judge.virtual import VirtualRanks
+
+ADVICE = Fault("", "all-reduce with SUM", "They are terms")
 
 
 def parts_of(t, *sizes):
@@ -31,21 +34,22 @@ def test_everything_made_is_named(t, sizes, every):
         assert close(first.make(parts, rank), value), made.words
 
 
-def test_the_sentence_says_what_it_is_what_it_should_be_and_the_remedy():
+def test_a_finding_says_what_it_is_then_what_it_should_be_then_the_repair():
     parts = parts_of(2, 4, 3, 5)
-    (said, *_) = explain_exchange(sum(parts) / 2, parts, 1, SUM, "all-reduce with SUM")
+    (said, *_) = explain_parts(sum(parts) / 2, parts, 1, SUM, ADVICE)
     sum_of = "the sum over the ranks"
-    assert said == f"is 1/t (here 1/2) of {sum_of}; it should be {sum_of}: all-reduce with SUM"
-    returned = explain_exchange(parts[1], parts, 1, SUM, "all-reduce with SUM", ran="the all-reduce")[0]
-    assert returned.endswith("the all-reduce ran, but what is returned is not its result")
+    assert (said.symptom, said.repair) == (f"is 1/t (here 1/2) of {sum_of}", "all-reduce with SUM")
+    assert said.cause == f"it should be {sum_of}. They are terms"
+    returned = explain_parts(parts[1], parts, 1, SUM, ADVICE, ran="the all-reduce")[0]
+    assert returned.cause.endswith("the all-reduce ran, but what is returned is not its result")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rounding_is_named_by_its_dtype(dtype):
     parts = parts_of(4, 4, 3, 5)
     rounded = sum(parts).to(dtype).to(torch.float64)
-    (said,) = explain_exchange(rounded, parts, 0, SUM, "")
-    assert f"which are those of {str(dtype).removeprefix('torch.')}:" in said
+    (said,) = explain_parts(rounded, parts, 0, SUM, ADVICE)
+    assert said.symptom.endswith(f"which are those of {str(dtype).removeprefix('torch.')}")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_rounding_is_named_by_its_dtype(dtype):
     ids=["nan", "zero", "a number", "empty", "bool", "ones"],
 )  # fmt: skip
 def test_what_comes_of_no_part_is_named_by_nothing(found):
-    assert explain_exchange(found, parts_of(4, 4, 3, 5), 2, SUM, "") == []
+    assert explain_parts(found, parts_of(4, 4, 3, 5), 2, SUM, ADVICE) == []
 
 
 def test_one_rank_has_nothing_to_exchange():

@@ -215,6 +215,8 @@ class NanotronRun:
 
 def nanotron_runs() -> list[NanotronRun]:
     """18 rows drawn at random from nanotron/old_bench and nanotron/bench_cluster, llama-1B/…/log_metrics.csv."""
-    names = ("gpus", "dp", "tp", "pp", "mbz")
-    rows = table_rows("nanotron_runs.tsv")
-    return [NanotronRun(*(int(row[name]) for name in names), float(row["peak_allocated_mib"])) for row in rows]
+    sizes = ("gpus", "dp", "tp", "pp", "mbz")
+    return [
+        NanotronRun(**{name: int(row[name]) for name in sizes}, logged_mib=float(row["peak_allocated_mib"]))
+        for row in table_rows("nanotron_runs.tsv")
+    ]

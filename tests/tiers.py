@@ -38,10 +38,9 @@ _left_out = pytest.StashKey[Counter]()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the later tiers, unless tests are named; put the longest first; note what ``make report`` counts."""
+    """Leave out the later tiers, unless tests are named; put the longest first."""
     items.sort(key=lambda item: -_seconds(item.nodeid.partition("::")[0]))
     for item in items:
-        item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
         if item.nodeid.startswith(SLOW) or "pools" in getattr(item, "fixturenames", ()):  # a notebook's cell has none
             item.add_marker("slow")
     if config.option.markexpr or all("::" in argument for argument in config.args):

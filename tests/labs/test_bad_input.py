@@ -50,7 +50,6 @@ ALONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("script", "typed", "expected"), ALONE, ids=lambda value: value[:60])
 def test_bad_input_is_one_line_and_exit_code_2(script, typed, expected, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -82,7 +81,6 @@ ON_TWO_RANKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("script", "typed", "expected"), ON_TWO_RANKS, ids=lambda value: value[:60])
 def test_bad_input_of_ranks_is_said_once_by_rank_0(script, typed, expected, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -90,7 +88,6 @@ def test_bad_input_of_ranks_is_said_once_by_rank_0(script, typed, expected, monk
     assert expected in lab_refusal(script, arguments, monkeypatch, capsys, ranks=2)
 
 
-@pytest.mark.bad_input
 def test_where_gpus_are_too_few_bad_input_is_still_one_line(monkeypatch, capsys):
     """The line on the CPU comes when the ranks start."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -110,7 +107,6 @@ JUDGED = {
 }
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("typed", JUDGED)
 def test_judged_labs(typed, monkeypatch, capsys, tmp_path):
     arguments = typed.format(file=tmp_path / "file").split(" ")

@@ -15,7 +15,7 @@ from tests.labs.faults import TORCHRUN, Started, listening, planted
 from tests.labs.learners import learner_file
 from tests.tiers import at_night
 
-pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 

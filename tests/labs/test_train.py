@@ -134,7 +134,6 @@ def test_dropouts_follow_from_the_step(pools):
     assert first[0][0] == other[0][0] and first[0][1] != other[0][1]  # what all ranks draw alike, and what each draws
 
 
-@pytest.mark.fault
 def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     pools[2].run(losses_of, JOB, tmp_path)
     assert newest_save(tmp_path) == 6
@@ -146,7 +145,6 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("text", ["{}", "[]", "[1]", "3", "{"])
 def test_files_of_another_form_are_refused(text, tmp_path):
     tokens, place = torch.arange(10), tmp_path / "step-00000002"
@@ -160,7 +158,6 @@ def test_files_of_another_form_are_refused(text, tmp_path):
         check_folder(JOB, tokens, tmp_path, resume=True)
 
 
-@pytest.mark.fault
 def test_one_flipped_byte_is_found(pools, tmp_path):
     pools[2].run(losses_of, replace(JOB, num_steps=2), tmp_path)
     place = tmp_path / "step-00000002"
@@ -176,7 +173,6 @@ def test_one_flipped_byte_is_found(pools, tmp_path):
     check_save(tmp_path, 2)
 
 
-@pytest.mark.fault
 @pytest.mark.skipif(os.name == "nt", reason="limits the size of a file by ulimit")
 def test_a_save_that_does_not_fit_is_one_line(tmp_path):
     saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "2", "--save", f"{tmp_path}/run"]
@@ -187,7 +183,6 @@ def test_a_save_that_does_not_fit_is_one_line(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
     whole = pools[2].run(losses_of, TrainingJob(TRAINING_SHAPE, JOB.mode, 12, 0.1))[0]
@@ -211,7 +206,6 @@ def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
 ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

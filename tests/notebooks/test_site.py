@@ -320,13 +320,12 @@ def test_a_chapter_on_a_phone(name, reader, shots):
 MOST_MILLISECONDS = 300
 
 @pytest.mark.parametrize("name", BY_DAY)
-def test_a_guess_is_answered_before_python_has_started(name, reader, record_property):
+def test_a_guess_is_answered_before_python_has_started(name, reader):
     reader.context.route("**/actmem.zip", lambda route: None)  # never arrives
     page = reader.open(f"notebooks/{Path(name).stem}.html").page
     place = page.locator(".actmem-shown").first
     expect(place).to_have_attribute("data-drawn", "true")
     clicks = [page.evaluate(CLICK) for _ in range(5)]
-    record_property("click_to_answer_ms", [round(milliseconds) for milliseconds, _ in clicks])
     shown = run_cell(next(iter(figures(stored(name)).values())))
     asked = shown.question
     assert all("You said 7" in said and asked.because in said for _, said in clicks)

@@ -129,7 +129,6 @@ def test_a_configuration_that_lists_its_layers_can_have_any_number_of_them(tmp_p
     assert len(model.model.layers) == LAYERS and model(**inputs).loss.isfinite()
 
 
-@pytest.mark.bad_input
 def test_a_configuration_fetches_no_kernel(tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "llama", "text_config": {"attn_implementation": "somebody/kernel"}}))

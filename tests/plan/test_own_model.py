@@ -263,7 +263,6 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
     assert "has layers of several kinds" in capsys.readouterr().err
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -305,7 +304,6 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
         solved_target(*request)
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [

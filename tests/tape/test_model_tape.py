@@ -186,7 +186,6 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
     assert value(tape.kept_formula(), list(sizes.values())) == tape.at(sizes).kept_bytes
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -125,6 +125,7 @@ RANK_SETS = [
 ]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("size", "dropped", "sequence_parallel", "members"),
     [(4, "elementwise", True, [3, 1])] + covering([2, 4], RANK_SETS, [False, True], [None]),
@@ -329,6 +330,7 @@ def input_of(shape):
     return torch.randn(size, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("kind", LLAMAS)
 def test_each_term_of_todays_layer_goes_to_the_host(kind):
     shape, terms = LLAMAS[kind], llama_layer_terms(LLAMAS[kind])

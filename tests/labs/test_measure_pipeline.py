@@ -10,6 +10,7 @@ SCRIPT = "measure_pipeline.py"
 FREES_SENT_OUTPUTS = hasattr(PipelineStage, "release_fwd_send_outputs")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("arguments", "in_flight"),
     [

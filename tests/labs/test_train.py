@@ -66,6 +66,7 @@ def digest(model, optimizer):
     return found.hexdigest()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled(MODES, 2))
 def test_what_goes_on_from_a_save_is_the_same_to_the_bit(mode, pools, tmp_path):
     job = replace(JOB, mode=MODES[mode])
@@ -99,6 +100,7 @@ def test_another_t_goes_on_with_the_same_training(pools, tmp_path):
 LLAMA = LlamaShape(16, 2, 32, 8, 4, 48, num_layers=2, vocab_size=64)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled([name for name in MODES if MODES[name].tensor_parallel], 2))
 def test_a_llama_trains_as_on_one_rank_and_goes_on(mode, pools, tmp_path):
     job = TrainingJob(LLAMA, MODES["none"], 6, dtype="float64")

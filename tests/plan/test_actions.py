@@ -138,6 +138,7 @@ def gradients(layer, shape):
     return [x.grad, *(parameter.grad for parameter in layer.parameters())]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("shape", [PAPER, LLAMA], ids=["paper", "today"])
 def test_a_layer_keeps_what_each_choice_on_the_line_says_and_has_the_same_gradients(shape):
     layer = PricedLayer.of(shape, element_size=4)
@@ -288,6 +289,7 @@ def check(plain, kept, flops):
     assert ours and ours[0].flops <= more
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @each_layer
 @pytest.mark.parametrize("budget", [0, *(at_night(tenths / 10) for tenths in (1, 2, 3, 4, 6, 8, 10)), 0.5])
@@ -299,6 +301,7 @@ def test_the_compilers_budget_keeps_no_less_for_less(plain, budget):
 ORDER = (ATTENTION.default, ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.silu.default, ATEN.mul.Tensor)
 
 
+@pytest.mark.by_day(1)
 @each_layer
 @pytest.mark.parametrize("saved", [ORDER[:number] for number in range(len(ORDER) + 1)] + [ORDER[1:3]], ids=len)
 def test_a_selective_checkpoint_keeps_no_less_for_less(plain, saved):

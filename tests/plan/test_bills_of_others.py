@@ -105,6 +105,7 @@ def solved(request, tmp_path):
     return factory, sizes, OwnModel(parts, without, layers, Cluster(1, 2**30, allowance_bytes=0), 3)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "solved", [case if case in BY_DAY else at_night(case) for case in (*FACTORIES, *CONFIGS)], indirect=True

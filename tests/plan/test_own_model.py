@@ -204,6 +204,7 @@ def fsdp_peak(code, sizes, layers):
     return bill.peak_bytes - steps - 8 * inputs["ids"].numel()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("vocab", "again"), [(300, 0), at_night((300, 6)), at_night((300, 2)), at_night((16, 0)), (16, 6)], ids=str
 )

@@ -71,6 +71,7 @@ def test_the_papers_plan_fits_is_near_the_fastest_and_needs_no_full_recomputatio
     assert all(plan.recompute == "full" and plan.seconds.total > 1.2 * own[0].seconds.total for plan in baseline)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_every_plan_is_its_bill_to_the_byte(name):
     model = planned_model_of(name)
@@ -239,6 +240,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_whole_command_finds_a_plan(name, capsys):
     assert main(["plan", *REQUESTS[name], "--memory", "80", "--json"]) == 0

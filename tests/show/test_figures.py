@@ -118,6 +118,7 @@ def name_of(draw):
     return getattr(draw, "func", draw).__name__
 
 
+@pytest.mark.by_day(37)
 @pytest.mark.parametrize("draw", DRAWN, ids=name_of)
 def test_plotly_knows_every_property_and_the_words_fit(draw):
     for arguments in DRAWN[draw]:

@@ -315,6 +315,7 @@ def test_blocks_that_are_not_alike_are_refused():
         solved_blocks(models_for_tapes.odd_stack, letters, rules)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("around", "path", "parts"),
     [

@@ -132,7 +132,7 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
 def measure_kept(session: Session, args: Namespace) -> None:
     """What attention kernels keep: bytes only."""
     for call in CALLS[:2] if args.quick else CALLS:
-        session.step("kernels", call[0], partial(measure_kernels, call, args.device, torch.bfloat16))
+        session.step("kernels", call.name, partial(measure_kernels, call, args.device, torch.bfloat16))
 
 
 def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:

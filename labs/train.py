@@ -8,6 +8,7 @@ Exit code 0 at the end of all steps, 2 on wrong use.
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from actmem.config import ConfigError, ModelShape, check_size
@@ -52,10 +53,9 @@ def main() -> int:
             if getattr(args, option) and not args.save:
                 raise ConfigError(option, "needs --save FOLDER")
         text = standard_library(TEXT_BYTES)
-        if args.save:
-            check_folder(job, text, args.save, args.resume)
+        held = check_folder(job, text, args.save, args.resume) if args.save else nullcontext()
 
-    with run.ranks() as here:
+    with held, run.ranks() as here:
         say = lambda step, loss: run.show(f"step {step}: loss {loss:.6f}")  # noqa: E731
         run.write(run_training(job, here, text.to(args.device), args.save, args.save_every or 10, say))
     return 0

@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem import drop
@@ -328,6 +330,67 @@ COMPRESSIBLE = [term for term in LAYER_TERMS if term not in PAPER_LAYER.other_dt
 def input_of(shape):
     size = shape.seq_length, shape.micro_batch_size, shape.hidden_size
     return torch.randn(size, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def in_order(tensor):
+    """A contiguous copy, as ``save_on_cpu(pin_memory=True)`` makes of what it keeps."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+def among_others(tensor):
+    """A copy in a storage that holds other numbers too."""
+    flat = torch.full((3 * tensor.numel(),), 77).to(tensor.dtype)
+    return flat[tensor.numel() : 2 * tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def layers_of(kind, recompute):
+    """A layer, its input, and sets and modes that go through every rule of its terms."""
+    if kind == "paper":
+        return TransformerLayer(SHAPE, recompute=recompute, p=0.3, seed=5, dtype=torch.float64), random_input(
+            dtype=torch.float64
+        )
+    x = input_of(LLAMAS[kind]).detach().double().requires_grad_()
+    return LlamaLayer(LLAMAS[kind], recompute=recompute, seed=5, dtype=torch.float64), x
+
+
+def choices_of(kind):
+    terms = PAPER_LAYER if kind == "paper" else llama_layer_terms(LLAMAS[kind])
+    again = {recipe.term for recipe in terms.recipes} | set(terms.statistics)
+    alone = [{term} for term in again - set(terms.one_tensor)]
+    offloaded = {recipe.term for recipe in terms.recipes} - terms.by_products
+    return ["selective", "elementwise", "full", again, *alone, dict.fromkeys(offloaded, "offload")]
+
+
+@pytest.mark.parametrize("copy_of", [in_order, among_others])
+@pytest.mark.parametrize("kind", ["paper", *LLAMAS])
+def test_a_hook_outside_may_return_another_layout(kind, copy_of):
+    wanted = gradients_of(*layers_of(kind, "none"))
+    for choice in choices_of(kind):
+        layer, x = layers_of(kind, choice)
+        with saved_tensors_hooks(copy_of, lambda tensor: tensor):
+            y = layer(x)
+        y.square().sum().backward()
+        for found, expected in zip(
+            (x.grad, *(parameter.grad for parameter in layer.parameters())), wanted, strict=True
+        ):
+            # A product of another layout may add up in another order.
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+@pytest.mark.parametrize("kind", ["paper", *LLAMAS])
+def test_in_a_checkpoint_of_torch_each_kept_tensor_is_read_once(kind, retain_graph):
+    layer, x = layers_of(kind, "none")
+    wanted = gradients_of(layer.eval(), x)
+    for choice in choices_of(kind):
+        layer, x = layers_of(kind, choice)
+        y = torch_checkpoint(layer.eval(), x, use_reentrant=False).square().sum()
+        if retain_graph:
+            y.backward(retain_graph=True)
+            x.grad = None
+            layer.zero_grad()
+        y.backward()
+        assert equal([x.grad, *(parameter.grad for parameter in layer.parameters())], wanted), choice
 
 
 @pytest.mark.by_day(1)

@@ -1,5 +1,6 @@
 """The checkpoint function: same bits, random numbers put back, clear errors."""
 
+import re
 import weakref
 from contextlib import contextmanager
 
@@ -15,8 +16,10 @@ from actmem.ledger.recorder import record
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
 from actmem.rows import LAYER_TERMS
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LlamaShape, llama_layer_terms
 
-SHAPE = ModelShape(16, 2, 24, 4)
+SHAPE, LLAMA = ModelShape(16, 2, 24, 4), LlamaShape(16, 2, 24, 4, 2, 40)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES[1:])
@@ -70,6 +73,21 @@ def test_backward_twice_through_a_retained_graph():
     (first,) = torch.autograd.grad(y, x, retain_graph=True)
     (second,) = torch.autograd.grad(y, x)
     assert torch.equal(first, second) and torch.allclose(first, (x.exp() * (x + 1)).detach())
+
+
+def test_generators_go_on_where_a_hook_puts_their_state_among_other_bytes():
+    def behind_zeros(tensor):
+        return torch.cat([torch.zeros_like(tensor), tensor])[len(tensor) :]
+
+    generator, weight, found = torch.Generator(), torch.randn(8, 8), []
+    for pack in (lambda tensor: tensor, behind_zeros):
+        generator.manual_seed(3)
+        x = torch.ones(5, 8, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = checkpoint(lambda x: block(weight, x, generator), x, generators=[generator])
+        y.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
 
 
 class ReadsOneByOne(torch.autograd.Function):
@@ -171,6 +189,70 @@ def test_a_function_that_changes_its_mind_is_named(second, message):
     y = checkpoint(fickle, torch.randn(3, requires_grad=True))
     with pytest.raises(RuntimeError, match=message):
         y.sum().backward()
+
+
+def layer_again(kind, recompute):
+    if kind == "paper":
+        return TransformerLayer(SHAPE, recompute=recompute, p=0.0, seed=5)
+    return LlamaLayer(LLAMA, recompute=recompute, seed=5)
+
+
+ALL_TERMS = {"paper": LAYER_TERMS[1:], "llama": [recipe.term for recipe in llama_layer_terms(LLAMA).recipes]}
+WHOLE_LAYERS = [(kind, mode) for kind in ALL_TERMS for mode in ("full", "paper-full", ALL_TERMS[kind])]
+
+
+@pytest.mark.parametrize(("kind", "mode"), WHOLE_LAYERS)
+def test_a_parameter_that_was_written_before_the_second_run_is_named(kind, mode):
+    for name, _ in layer_again(kind, mode).named_parameters():
+        layer, x = layer_again(kind, mode), torch.randn(16, 2, 24, requires_grad=True)
+        y = layer(x)
+        with torch.no_grad():
+            layer.get_parameter(name).mul_(2)
+        with pytest.raises(RuntimeError, match=f"^{re.escape(name)} was written or replaced between"):
+            y.sum().backward()
+        y = torch.func.functional_call(layer, {name: layer.get_parameter(name).detach() * 2}, (x,))
+        with pytest.raises(RuntimeError, match=f"^{re.escape(name)} was written or replaced between"):
+            y.sum().backward()
+
+
+@torch.no_grad()
+def step(parameter):
+    parameter -= 0.1 * parameter.grad
+
+
+@pytest.mark.parametrize(("kind", "mode"), WHOLE_LAYERS)
+def test_an_optimizer_may_step_in_backward(kind, mode):
+    found = []
+    for recompute in ("none", mode):
+        layer, x = layer_again(kind, recompute), torch.ones(16, 2, 24, requires_grad=True)
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        layer(x).square().sum().backward()
+        found.append([x.grad, *(parameter.detach() for parameter in layer.parameters())])
+    assert all(torch.equal(*pair) for pair in zip(*found))
+
+
+def test_a_parameter_that_a_function_reads_is_looked_at_when_it_is_saved_again():
+    weight, other = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    holder = {"weight": weight}
+    x = torch.randn(3, requires_grad=True)
+    y = checkpoint(lambda x: (x * holder["weight"].t()).exp(), x)
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(3,\) was written or replaced"):
+        y.sum().backward()
+    y = checkpoint(lambda x: (x * holder["weight"]).exp(), x)
+    holder["weight"] = other
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(3,\) was written or replaced"):
+        y.sum().backward()
+
+
+def test_a_module_s_second_run_is_in_the_mode_of_the_first():
+    norm, x = nn.BatchNorm1d(4), torch.randn(6, 4, requires_grad=True)
+    (wanted,) = torch.autograd.grad(norm(x).exp().sum(), x)
+    y = checkpoint(norm, x).exp().sum()
+    norm.eval()
+    assert torch.equal(torch.autograd.grad(y, x)[0], wanted) and not norm.training
 
 
 def test_second_runs_can_be_observed_and_regions_nest():

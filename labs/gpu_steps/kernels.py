@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,33 +18,53 @@ BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-#: Name, query heads, key heads, widths of a query's and a value's head, tokens, causal, dropout: one rank's share at t = 8.
+
+
+class Call(NamedTuple):
+    """One call of attention: heads are one rank's share, tokens are queries and keys."""
+
+    name: str
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    tokens: int
+    causal: bool = True
+    dropout: float = 0.0
+
+    def described(self, dtype: str) -> AttentionCall:
+        """As the table of kernels wants it."""
+        widths, heads, lengths = (
+            (self.width, self.value_width),
+            (self.heads, self.key_heads),
+            (self.tokens, self.tokens),
+        )
+        return AttentionCall(dtype, *widths, *heads, *lengths, causal=self.causal, dropout=self.dropout)
+
+
+#: Heads of one rank of 8, but for the models that one GPU holds.
 CALLS = (
-    ("22B", 8, 8, 96, 96, 2048, True, 0.0),
-    ("175B with dropout", 12, 12, 128, 128, 2048, True, 0.1),
-    ("llama3-8b", 32, 8, 128, 128, 8192, True, 0.0),
-    ("llama3-70b", 8, 1, 128, 128, 8192, True, 0.0),
-    ("llama3-405b", 16, 1, 128, 128, 8192, True, 0.0),
-    ("qwen3-32b", 8, 1, 128, 128, 4096, True, 0.0),
-    ("qwen3-30b-a3b", 32, 4, 128, 128, 4096, True, 0.0),
-    ("deepseek-v3", 16, 16, 192, 128, 4096, True, 0.0),
-    ("gemma's wide heads", 8, 4, 256, 256, 4096, True, 0.0),
-    ("BERT, not causal", 12, 12, 64, 64, 512, False, 0.0),
-    ("ViT's odd length", 12, 12, 64, 64, 197, False, 0.0),
-    ("an odd width", 8, 8, 80, 80, 1024, True, 0.0),
+    Call("22B", 8, 8, 96, 96, 2048),
+    Call("175B with dropout", 12, 12, 128, 128, 2048, dropout=0.1),
+    Call("llama3-8b", 32, 8, 128, 128, 8192),
+    Call("llama3-70b", 8, 1, 128, 128, 8192),
+    Call("llama3-405b", 16, 1, 128, 128, 8192),
+    Call("qwen3-32b", 8, 1, 128, 128, 4096),
+    Call("qwen3-30b-a3b", 32, 4, 128, 128, 4096),
+    Call("deepseek-v3", 16, 16, 192, 128, 4096),
+    Call("gemma's wide heads", 8, 4, 256, 256, 4096),
+    Call("BERT, not causal", 12, 12, 64, 64, 512, causal=False),
+    Call("ViT's odd length", 12, 12, 64, 64, 197, causal=False),
+    Call("an odd width", 8, 8, 80, 80, 1024),
 )
 
 
-def measure_kernels(call: tuple, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """Torch's own choice beside the table's, and per kernel what it keeps beyond Q, K, V and its output.
 
     predicted_bytes: 4 bytes a query and head of log-sum-exp, with the table's extras.  Only for kernels that run the call.
     """
-    _, heads, key_heads, width, value_width, tokens, causal, dropout = call
-    name = str(dtype).removeprefix("torch.")
-    described = AttentionCall(
-        name, width, value_width, heads, key_heads, tokens, tokens, causal=causal, dropout=dropout
-    )
+    described = call.described(str(dtype).removeprefix("torch."))
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
     found: dict[str, Any] = {"by_table": attention_kernel(gpu_of_this_build(capability), described), "kernels": {}}
     found["chosen"] = _run(call, device, dtype)["node"]
@@ -56,20 +76,21 @@ def measure_kernels(call: tuple, device: str, dtype: torch.dtype) -> dict[str, A
             found["kernels"][kernel] = {"refused": str(error).strip().partition("\n")[0]}
             continue
         if kernel != "math":
-            kept["predicted_bytes"] = 4 * heads * tokens + total(attention_rows(kernel, 1, heads, tokens))
+            log_sum_exp = 4 * call.heads * call.tokens
+            kept["predicted_bytes"] = log_sum_exp + total(attention_rows(kernel, 1, call.heads, call.tokens))
         found["kernels"][kernel] = kept
     found["chosen"] = next((k for k, node in KERNEL_NODES.items() if found["chosen"].startswith(node)), "math")
     return found
 
 
-def _run(call: tuple, device: str, dtype: torch.dtype) -> dict[str, Any]:
+def _run(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """One call: its autograd node, what it saved beyond Q, K, V and the output, and what the allocator was asked for."""
-    _, heads, key_heads, width, value_width, tokens, causal, dropout = call
 
-    def made(count: int, size: int) -> torch.Tensor:
-        return torch.randn(1, count, tokens, size, device=device, dtype=dtype, requires_grad=True)
+    def made(heads: int, width: int) -> torch.Tensor:
+        return torch.randn(1, heads, call.tokens, width, device=device, dtype=dtype, requires_grad=True)
 
-    query, key, value = made(heads, width), made(key_heads, width), made(key_heads, value_width)
+    query, key = made(call.heads, call.width), made(call.key_heads, call.width)
+    value = made(call.key_heads, call.value_width)
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +102,7 @@ def _run(call: tuple, device: str, dtype: torch.dtype) -> dict[str, Any]:
     before = _requested(device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=causal, enable_gqa=heads != key_heads
+            query, key, value, dropout_p=call.dropout, is_causal=call.causal, enable_gqa=call.heads != call.key_heads
         )
     known = {tensor.untyped_storage().data_ptr() for tensor in (query, key, value, output)}
     extra = [storage for pointer, storage in saved.items() if pointer not in known]

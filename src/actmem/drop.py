@@ -29,12 +29,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.config import ConfigError, shown
 from actmem.keep import Kept, keep
-from actmem.recompute import autocast_state, opened, second_run
+from actmem.recompute import ParametersRead, autocast_state, opened, second_run
+from actmem.torch_private import backward_pass
 
 
 @runtime_checkable
@@ -79,11 +80,13 @@ class Terms:
         self.autocast: list[dict] = []  # as in the forward pass
         self.recipes: dict[str, RepeatableCall] = {}
         self.slots: dict[str, list[weakref.ref[Slot]]] = {}
+        self.views: dict[str, TensorView] = {}  # of what has a name
         # By storage, then by offset: Q, K and V are views of one tensor.
         self._names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
         self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
         self._undecided: list[tuple[Slot, Tensor]] = []  # saved by a call that has not ended
         self._in_store: dict[str, RepeatableCall] = {}
+        self._parameters: ParametersRead | None = None
 
     def __enter__(self) -> Terms:
         if self.dropped:
@@ -137,6 +140,12 @@ class Terms:
             self._decide_rest(also)
         return values
 
+    def result(self, module: nn.Module, value: Tensor) -> Tensor:
+        """``value``, which leaves the layer; its backward refuses other parameters than ``module`` has now."""
+        if self.dropped.difference(self.stored):
+            self._parameters = ParametersRead(module, value)
+        return value
+
     def _source(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
@@ -146,6 +155,7 @@ class Terms:
         return RecipeSource(name, TensorView.of(value), value.requires_grad)
 
     def _note(self, name: str, value: Tensor) -> None:
+        self.views[name] = TensorView.of(value)
         self._names.setdefault(value.untyped_storage(), {})[int(value.storage_offset())] = name
 
     def _name_of(self, tensor: Tensor) -> str:
@@ -175,7 +185,7 @@ class Terms:
         self._hooks.__exit__()  # what is kept is the business of the hooks outside
         try:
             if name not in self.stored:
-                slot.kept = keep(tensor.detach(), name=name)
+                slot.keep(tensor.detach(), self.views.get(name, slot.view))
             elif name not in self._in_store:
                 self._store(tensor.detach(), name)
         finally:
@@ -202,8 +212,8 @@ class Terms:
                 self._store(self._inputs[needed].detach(), needed)
                 continue
             if source is None:
-                source = Slot(TensorView.of(self._inputs[needed]), name=needed)
-                source.kept = keep(self._inputs[needed].detach(), name=needed)
+                source = Slot(self.views[needed], name=needed)
+                source.keep(self._inputs[needed].detach(), source.view)
                 self.slots.setdefault(needed, []).append(weakref.ref(source))
             for slot in (slot for name in names for slot in self.alive(name)):
                 slot.holds.append(source)
@@ -225,12 +235,14 @@ class Terms:
 
     def _open(self, slot: Slot) -> Tensor:
         """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and 4)."""
-        if slot.kept:
-            return slot.kept.tensors()[0]
+        if slot.kept and (held := slot.held()):
+            return slot.view.on(*held)
         return opened(slot, lambda: self._rebuild(self.recipes[slot.name]))
 
     def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
         """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by name."""
+        if self._parameters:
+            self._parameters.check_replaced()
         again = recipe.also in self.dropped  # autograd must save again what it saved then
         sources = [self._value(one, again) if isinstance(one, RecipeSource) else one for one in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
@@ -260,7 +272,7 @@ class Terms:
 
     def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
         """A recipe's source: in a slot, kept or made again, or made now; a leaf, which autograd follows if ``with_grad``."""
-        held = ((tensor, slot.view) for slot in self.alive(source.name) if (tensor := slot.held()) is not None)
+        held = (found for slot in self.alive(source.name) if (found := slot.held()))
         tensor, view = next(held, None) or self._rebuild(self.recipes[source.name])[source.name]
         return source.view.on(tensor, view).detach().requires_grad_(with_grad and source.requires_grad)
 
@@ -273,19 +285,30 @@ KEEP_ALL = Terms()
 class Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
-    holds: slots of what its recipe reads.
+    tensor: what backward has read.  holds: slots of what its recipe reads.
     """
 
     view: TensorView
     is_weight: bool = False
     name: str = ""
-    kept: Kept | None = None
+    kept: tuple[Kept, TensorView] | None = None
     tensor: Tensor | None = None
     holds: list[Slot] = field(default_factory=list)
+    _read_in: int = -1  # the backward pass that read what is kept
 
-    def held(self) -> Tensor | None:
-        """The tensor, if it is here."""
-        return self.kept.tensors()[0] if self.kept else self.tensor
+    def keep(self, tensor: Tensor, whole: TensorView) -> None:
+        """Keep all that has the name of ``tensor``, which is a view of it: a recipe may read more than the graph saved."""
+        self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
+
+    def held(self) -> tuple[Tensor, TensorView] | None:
+        """The tensor and how it lies, if it is here; read once in a backward pass, as a checkpoint outside gives it once."""
+        view = self.view
+        if self.kept:
+            kept, view = self.kept
+            if self._read_in != (now := backward_pass()) or now < 0:
+                (tensor,) = kept.tensors()
+                self.tensor, self._read_in = view.restored(tensor) if self.name else tensor, now
+        return None if self.tensor is None else (self.tensor, view)
 
 
 class TensorView(NamedTuple):
@@ -305,6 +328,12 @@ class TensorView(NamedTuple):
         if (tensor.shape, tensor.stride(), tensor.dtype) != (self.size, self.stride, self.dtype):
             raise RuntimeError(f"{name}: the second run made {TensorView.of(tensor)}, the first {self}")
         return tensor
+
+    def restored(self, tensor: Tensor) -> Tensor:
+        """``tensor`` lying so: a hook outside may have returned a copy that lies otherwise."""
+        if tensor.stride() == self.stride:
+            return tensor
+        return tensor.new_empty_strided(self.size, self.stride).copy_(tensor)
 
     def on(self, tensor: Tensor, had: TensorView) -> Tensor:
         """This view of the storage of ``tensor``, which had the view ``had`` in the first run."""

@@ -12,7 +12,9 @@ How it works, in five rules:
 4. A slot holds its tensor for as long as the graph holds the slot: autograd frees both when the node that saved the
    tensor is done, as without recomputation.  A node may read it any number of times.  If the graph is retained, each
    read empties the slot, and the next one runs the function again: otherwise it would keep everything after all.
-5. After the second run, the random-number generators are back in the state they had before it.
+5. The second run has the autocast and the training modes of the first one.  After it these and the random-number
+   generators are back in the state they had before.
+6. The second run reads the parameters as they are by then: it is refused if one has been written, or replaced.
 
 Gradients equal those without recomputation bit for bit if the second run computes the same, because backward uses the
 first graph.
@@ -26,11 +28,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import keep, released_by_reader, stays_eager
-from actmem.torch_private import graph_is_retained
+from actmem.torch_private import backward_pass, graph_is_retained, no_dispatch_modes, times_written
 
 
 @stays_eager
@@ -39,19 +41,25 @@ def checkpoint(
     *inputs: Tensor,
     generators: Sequence[torch.Generator] = (),
     stop_early: bool = True,
+    module: nn.Module | None = None,
 ) -> Tensor:
     """Run ``function(*inputs)`` and keep only its inputs for backward.
 
     generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes on CPU, 16 on CUDA).
+    module: all of its parameters are looked at, and else those that ``function`` saves.
     Keeps the storages of ``inputs`` and these states.  ``function`` must compute the same each time: RuntimeError in
-    backward if the second run saves tensors of another number, shape or dtype.  Other values are not noticed: list every
-    generator that it draws from, torch's default one too, and don't write to a weight before backward.  torch.compile leaves the call, and all that it does, eager.
+    backward if the second run saves tensors of another number, shape or dtype, or a parameter that has been written since.
+    Other values are not noticed: list every generator that it draws from, torch's default one too.  torch.compile leaves
+    the call, and all that it does, eager.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
     region = _Region(function, inputs, generators, stop_early)
     with saved_tensors_hooks(region.pack, _open):
-        return function(*inputs)
+        result = function(*inputs)
+    if module is not None:
+        region.parameters = ParametersRead(module, result)
+    return result
 
 
 _observers: list[Callable[[Callable], AbstractContextManager]] = []
@@ -65,6 +73,38 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
         yield
     finally:
         _observers.remove(observe)
+
+
+class ParametersRead:
+    """The parameters of a module, which backward reads again: RuntimeError there if it would read other values (rule 6).
+
+    One that was written is found when the gradient of ``result`` is there, the module's output: from then on an
+    optimizer that steps in backward may write it.
+    """
+
+    def __init__(self, module: nn.Module, result: Tensor):
+        self._noted = [
+            (f"{path}.{name}".lstrip("."), owner._parameters, name, parameter, times_written(parameter))
+            for path, owner in module.named_modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        if result.requires_grad:
+            result.register_hook(self._check_written)
+
+    def _check_written(self, grad: Tensor) -> None:
+        for path, _, _, parameter, before in self._noted:
+            if times_written(parameter) != before:
+                raise _other_values(path)
+
+    def check_replaced(self) -> None:
+        for path, there, name, parameter, _ in self._noted:
+            if there.get(name) is not parameter:
+                raise _other_values(path)
+
+
+def _other_values(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} was written or replaced between the first run and the second, which reads it again")
 
 
 class _AllSlotsFilled(Exception):
@@ -104,29 +144,41 @@ class _Region:
         self.autocast = autocast_state()
         self.requires_grad = [x.requires_grad for x in inputs]
         self.name = getattr(function, "__qualname__", type(function).__name__)
-        self.kept = keep(*inputs, *generator_states(self.generators))
-        self.saved: list[tuple] = []  # shape and dtype of each saved tensor
+        states = generator_states(self.generators)
+        self.digests = [_digest(state) for state in states]
+        self.kept = keep(*inputs, *states)
+        self.parameters: ParametersRead | None = None
+        owner = getattr(function, "__self__", function)
+        self.modes = [(module, module.training) for module in owner.modules()] if isinstance(owner, nn.Module) else []
+        self.saved: list[tuple] = []  # shape, dtype, parameter and times written of each saved tensor
         self.slots: list[weakref.ref[_Slot]] = []  # weak, so that a slot goes with its node
 
     def pack(self, tensor: Tensor) -> _Slot:
         slot = _Slot(self)
-        self.saved.append((tensor.shape, tensor.dtype))
+        self.saved.append((tensor.shape, tensor.dtype, _parameter_of(tensor), times_written(tensor)))
         self.slots.append(weakref.ref(slot))
         return slot
 
     def run_again(self) -> None:
+        if self.parameters:
+            self.parameters.check_replaced()
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
+        if any(_digest(state) not in (0, digest) for state, digest in zip(states, self.digests)):
+            raise other_numbers(self.name)
         starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
         count = 0
 
         def fill(tensor: Tensor) -> None:
             nonlocal count
             expected = self.saved[count] if count < len(self.saved) else None
-            if expected != (tensor.shape, tensor.dtype):
+            if not expected or expected[:2] != (tensor.shape, tensor.dtype):
                 first = f"{tuple(expected[0])} {expected[1]}" if expected else "no more"
                 second = f"{tuple(tensor.shape)} {tensor.dtype} as tensor {count + 1}"
                 raise RuntimeError(f"the second run of {self.name} saved {second}; the first run saved {first}")
+            parameter = _parameter_of(tensor)
+            if parameter is not None and (parameter is not expected[2] or times_written(tensor) != expected[3]):
+                raise _other_values(f"{self.name}: a parameter of shape {tuple(parameter.shape)}")
             slot = self.slots[count]()
             if slot is not None:  # else its node is done
                 slot.tensor = tensor.detach()
@@ -138,11 +190,30 @@ class _Region:
             for observe in _observers:
                 stack.enter_context(observe(self.function))
             stack.enter_context(_generators_at(self.generators, states))
+            stack.enter_context(_modes_at(self.modes))
             stack.enter_context(second_run(self.autocast, fill))
             stack.enter_context(suppress(_AllSlotsFilled))
             self.function(*starts)
         if count != len(self.saved):
             raise RuntimeError(f"the second run of {self.name} saved {count} tensors, the first {len(self.saved)}")
+
+
+def _parameter_of(tensor: Tensor) -> nn.Parameter | None:
+    """The parameter that this is, or is a view of."""
+    source = tensor if tensor._base is None else tensor._base
+    return source if isinstance(source, nn.Parameter) else None
+
+
+@contextmanager
+def _modes_at(modes: Sequence[tuple[nn.Module, bool]]):
+    before = [(module, module.training) for module, _ in modes]
+    try:
+        for module, training in modes:
+            module.training = training
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 @contextmanager
@@ -183,14 +254,39 @@ def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
     return [generator.get_state() for generator in generators]
 
 
+def _digest(state: Tensor) -> int:
+    if type(state) is not Tensor:  # a fake one has no values
+        return 0
+    with no_dispatch_modes():
+        return hash(state.numpy().tobytes())
+
+
 @contextmanager
 def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tensor]):
     """Put each generator into a state, and back into its present one at the end (rule 5)."""
     before = generator_states(generators)
+    _put_back.extend(generators)
     try:
         for generator, state in zip(generators, states):
-            generator.set_state(state)
+            # torch reads from the storage's start, where a hook outside may have put something else.
+            generator.set_state(state.clone() if state.storage_offset() else state)
         yield
     finally:
         for generator, state in zip(generators, before):
             generator.set_state(state)
+            _put_back.remove(generator)
+
+
+_put_back: list[torch.Generator] = []
+
+
+def other_numbers(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: a checkpoint around it runs it again and would draw other numbers: use the layer's recompute=, "
+        "or actmem.recompute.checkpoint with its generators="
+    )
+
+
+def draws_again_what_it_drew(generator: torch.Generator) -> bool:
+    """False in the second run of a checkpoint that does not put the generator back: torch's, or ours if not told of it."""
+    return backward_pass() < 0 or any(one is generator for one in _put_back)

@@ -4,7 +4,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
-- ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active; a tensor's version
+- ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; a tensor's version
 - the autograd node that runs now, and the group that a collective was given: what a tape notes
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
@@ -70,6 +70,13 @@ def fake_tensors() -> AbstractContextManager:
     return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
 def fake_store() -> torch.distributed.Store:
     """The store of the ``"fake"`` backend; loading it registers the backend."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -106,7 +113,12 @@ def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
 
 def times_written(tensor: Tensor) -> int:
     """How often its values were written in place, by other ways than ``tensor.data``."""
-    return tensor._version
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that this thread is in; -1 outside any."""
+    return torch._C._current_graph_task_id()
 
 
 def graph_is_retained() -> bool:

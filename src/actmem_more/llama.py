@@ -78,7 +78,7 @@ class LlamaLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_tokens(x, self.tp.sequence_parts, self.seq_length, whole=self.context.size > 1)
         if self.recompute.region == "layer" and not self.recompute.stop_early:
-            return checkpoint(self._forward, x, stop_early=False)
+            return checkpoint(self._forward, x, stop_early=False, module=self)
         if not torch.is_grad_enabled() or not (self.dropped or self.stores):
             return self._forward(x)
         return self._by_terms(x)
@@ -93,7 +93,7 @@ class LlamaLayer(nn.Module):
         y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
         x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
         y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
-        return x + self.mlp(y, terms)
+        return terms.result(self, x + self.mlp(y, terms))
 
 
 class GroupedQueryAttention(ParallelModule):

@@ -7,6 +7,7 @@ It may take keywords of its own (``seq_length=128``): then a size can be set fro
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import os
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from actmem.config import ConfigError
 from actmem.ledger.census import arguments_of
 from actmem.ledger.tools import replaced
-from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
+from actmem.torch_private import fake_tensors, is_fake, no_dispatch_modes, tree_map_only
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.no_device import cuda_without_device
 
@@ -103,6 +104,7 @@ def built_model(
             torch.set_default_dtype(DTYPES[dtype])
         with _quiet():
             made = factory(**taken, **there)
+        _take_rows_as_whole_sequences()
     except (Exception, SystemExit) as error:
         raise ConfigError("target", f"the factory raised {one_line(error)}") from error
     finally:
@@ -124,6 +126,24 @@ def built_model(
         args, kwargs = arguments_of(inputs)
         inputs = tree_map_only(Tensor, moved, kwargs or args)
     return model, inputs
+
+
+def _take_rows_as_whole_sequences() -> None:
+    """Let Hugging Face's models take fake position ids as those of one sequence a row.
+
+    They read the ids' values to see whether a row packs several sequences.  Fake ids have none, so they would make a mask
+    for the worst case, and repeat keys and values for it: 3% more at the peak of Llama 3.2 1B, seen on an H200.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def run(position_ids: Tensor) -> Tensor | None:
+        return None if is_fake(position_ids) else original(position_ids)
+
+    masks.find_packed_sequence_indices = run  # type: ignore[union-attr]
 
 
 def run_forward(model: nn.Module, inputs: Any) -> Any:

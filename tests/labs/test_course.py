@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from actmem_course.judge.outline import ALL_LABS, load_lab
 from actmem_course.judge.verdict import PASSED, WRONG, Verdict
 from actmem_course.launch import LABS
 from tests.labs.learners import learner_file, start
+from tests.patience import SECONDS
 
 RIGHT = "return 34 * hidden_size // (5 * num_attention_heads) + 1"
 
@@ -70,6 +72,52 @@ def test_a_class_is_judged_each_in_its_own_process(tmp_path):
     assert len(rows) == 3 * len(load_lab("lab1_count_bytes").exercises)
     last = {row["file"].partition("/")[0]: row["status"] for row in rows if row["exercise"] == "1.4"}
     assert last == {"ada": "passed", "bob": "wrong", "eve": "wrong"} and "1 of 4" in done.stdout
+
+
+#: Leaves its session and loses its parent; the number goes to a file.
+LIVES_ON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open({file!r}, "w") as numbers:
+            numbers.write(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere nothing tells who started a process that lost its parent"
+)
+def test_no_file_ends_a_class_or_outlives_its_turn(tmp_path):
+    number = tmp_path / "number"
+    added = {
+        "bob": LIVES_ON.format(file=str(number)),
+        "eve": "raise ValueError('x' * 200_000)",
+        "fay": "raise ValueError('x' * 2**22)",
+    }
+    for name, lines in added.items():
+        (tmp_path / "class" / name).mkdir(parents=True)
+        file = learner_file(tmp_path / "class" / name, "lab1_count_bytes", crossover_seq_length=RIGHT)
+        head, call, tail = file.read_text().partition('\nif __name__ == "__main__":')
+        file.write_text(f"{head}\n{lines}\n{call}{tail}")
+    table = tmp_path / "class.csv"
+    done = subprocess.run(
+        [sys.executable, "-m", "actmem_course.judge", str(tmp_path / "class"), "--csv", str(table)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    last = [row for row in csv.DictReader(table.open(encoding="utf-8")) if row["exercise"] == "1.4"]
+    assert {row["file"].partition("/")[0]: (row["status"], row["why"]) for row in last} == {
+        "bob": ("passed", ""),
+        "eve": ("not judged", ""),
+        "fay": ("", "its verdicts are too long, or damaged"),
+    }
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
 
 
 def test_a_class_that_is_none_is_one_line(tmp_path):

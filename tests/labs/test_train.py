@@ -147,17 +147,57 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "[1]", "3", "{"])
+@pytest.mark.parametrize("text", ["{}", "[]", "[1]", "3", "{", "[" * 100_000])
 def test_files_of_another_form_are_refused(text, tmp_path):
     tokens, place = torch.arange(10), tmp_path / "step-00000002"
     place.mkdir()
     (place / "checksums.json").write_text(text)
-    (tmp_path / training.SETTINGS).write_text(json.dumps(JOB.settings(tokens)))
     with pytest.raises(ConfigError, match="checksums.json is damaged: remove"):
         check_folder(JOB, tokens, tmp_path, resume=True)
-    (tmp_path / training.SETTINGS).write_text(text)
-    with pytest.raises(ConfigError, match="another shape|can't be read: name another folder"):
+    (place / "checksums.json").write_text('{"other": 0}')
+    with pytest.raises(ConfigError, match="other is damaged: remove"):
         check_folder(JOB, tokens, tmp_path, resume=True)
+    (place / "other").touch()
+    with pytest.raises(ConfigError, match="training.json is damaged: remove"):
+        check_folder(JOB, tokens, tmp_path, resume=True)
+
+
+def test_a_save_takes_the_place_of_one_that_was_cut_off(pools, tmp_path, capfd):
+    job = replace(JOB, num_steps=2)
+    pools[4].run(losses_of, job, tmp_path)
+    place = tmp_path / "step-00000002"
+    (place / "checksums.json").unlink()
+    assert pools[2].run(losses_of, job, tmp_path) == pools[2].run(losses_of, job)
+    assert sorted(path.name for path in place.iterdir()) == [
+        ".metadata", "__0_0.distcp", "__1_0.distcp", "checksums.json", "training.json"
+    ]  # fmt: skip
+    assert "overwriting" not in capfd.readouterr().err
+
+
+def test_one_training_at_a_time_is_at_work_in_a_folder(monkeypatch, tmp_path):
+    tokens = torch.arange(10)
+    with check_folder(JOB, tokens, tmp_path, resume=False):
+        monkeypatch.setattr(training, "LOCK_SECONDS", 0.2)
+        with pytest.raises(
+            ConfigError, match=f"^save: another training is at work in {tmp_path}: name another folder$"
+        ):
+            check_folder(JOB, tokens, tmp_path, resume=True)
+        monkeypatch.setenv("RANK", "1")  # rank 0 has the lock for all
+        check_folder(JOB, tokens, tmp_path, resume=False)
+    monkeypatch.setenv("RANK", "0")
+    check_folder(JOB, tokens, tmp_path, resume=False)
+
+
+def test_each_save_has_the_settings_that_it_was_made_with(pools, tmp_path):
+    pools[2].run(losses_of, replace(JOB, num_steps=2), tmp_path)
+    other = replace(JOB, dropout=0.0, dtype="float64")
+    pools[2].run(losses_of, other, tmp_path / "other")
+    (tmp_path / "other" / "step-00000006").rename(tmp_path / "step-00000006")
+    text = standard_library(TEXT_BYTES) % JOB.shape.vocab_size
+    check_folder(other, text, tmp_path, resume=True)
+    said = "another dropout: 0.0, not 0.1; another dtype: float64, not float32$"
+    with pytest.raises(ConfigError, match=said):
+        check_folder(JOB, text, tmp_path, resume=True)
 
 
 def test_one_flipped_byte_is_found(pools, tmp_path):
@@ -216,8 +256,9 @@ ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
         (["--save", "{folder}", "--save-every", 0], "--save-every: must be at least 1, got 0"),
         (["--steps", 0], "--steps: must be at least 1, got 0"),
         (["--dropout", 1], "--dropout: must be at least 0 and less than 1, got 1.0"),
-        (["--save", "/proc/actmem"], "--save: cannot write /proc/actmem"),
-        (["--save", "{folder}/file"], "--save: cannot write {folder}/file"),
+        (["--save", "/proc/actmem"], "--save: cannot write and lock /proc/actmem: No such file or directory"),
+        (["--save", "{folder}/file"], "--save: cannot write and lock {folder}/file: File exists"),
+        (["--save", "n" * 300], f"--save: cannot write and lock {'n' * 300}: File name too long"),
         (["--save", "{saved}"], "--save: {saved} holds a training of 4 steps: add --resume, or name another folder"),
         (["--save", "{saved}", "--resume"], "--resume: the training in {saved} has another dropout: 0.5, not 0.1"),
         (["--save", "{saved}", "--resume", "--dropout", 0.5, "--steps", 3], "--steps: {saved} holds 4 already"),
@@ -229,11 +270,13 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
     whole = tmp_path / "saved" / "step-00000004"
     whole.mkdir(parents=True)
     (whole / "empty").touch()
-    (whole / "checksums.json").write_text('{"empty": 0}')
     settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
-    (tmp_path / "saved" / "training.json").write_text(json.dumps(settings))
+    (whole / "training.json").write_text(json.dumps(settings))
+    (whole / "checksums.json").write_text(json.dumps(training._checksums(whole)))
     names = {"folder": str(tmp_path), "saved": str(tmp_path / "saved")}
     arguments = [str(argument).format(**names) for argument in arguments]
+    if "n" * 300 in arguments:  # the other ranks find it too, and leave that to rank 0
+        assert lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE | {"RANK": 1}) == (0, "", [])
     code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE)
     assert (code, out) == (2, "") and line.startswith("train.py: " + expected.format(**names))
 

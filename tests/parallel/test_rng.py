@@ -1,10 +1,12 @@
 """Dropout: the right share dropped, the mean kept, streams apart, gradients through the same mask."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from actmem.config import ConfigError, ModelShape
 from actmem.drop import Terms
@@ -13,7 +15,8 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
-from actmem.recipes import RECOMPUTE_MODES, Recompute
+from actmem.recipes import RECOMPUTE_MODES
+from actmem.recompute import checkpoint
 
 SHAPE = ModelShape(8, 2, 24, 4)
 
@@ -142,6 +145,16 @@ def test_ranks_draw_alike_what_is_replicated_and_no_two_streams_meet():
     assert len(draws) == 3 * 1_100
 
 
+@pytest.mark.parametrize(("ranks", "copies"), [(4096, 1), (64, 64), (1, 4096)])
+def test_no_two_streams_of_4096_ranks_meet_in_the_32_bits_that_a_cpu_uses(ranks, copies):
+    seeds = []
+    for copy, rank in itertools.product(range(copies), range(ranks)):
+        # Of hashes of 4,096 copies under this seed two would meet.
+        streams = DropoutStreams(6, TensorParallel(size=ranks, rank=rank), data_parallel_rank=copy)
+        seeds += [streams.sharded.initial_seed(), *([streams.replicated.initial_seed()] if rank == 0 else [])]
+    assert len({seed % 2**32 for seed in seeds}) == len(seeds) == copies * (ranks + 1)
+
+
 def test_copies_of_a_model_draw_different_masks_and_the_same_weights():
     one, same, other = (GPT(SHAPE.with_sizes(vocab_size=32), data_parallel_rank=rank) for rank in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -158,11 +171,35 @@ def test_stages_of_a_model_draw_different_masks(seed):
     assert draw(first.replicated) != draw(second.replicated) and draw(first.sharded) != draw(second.sharded)
 
 
-@pytest.mark.parametrize("recompute", [mode for mode in RECOMPUTE_MODES[1:] if Recompute.of(mode).region != "terms"])
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_that_would_draw_other_masks_is_refused(recompute, use_reentrant):
+    layer, x = TransformerLayer(SHAPE, recompute=recompute, p=0.5, seed=3), torch.randn(8, 2, 24, requires_grad=True)
+    around = [
+        lambda x: torch_checkpoint(layer, x, use_reentrant=use_reentrant),
+        lambda x: checkpoint(layer, x),
+        lambda x: checkpoint(layer, x, generators=[layer.streams.replicated]),
+    ]
+    for run in around:
+        with pytest.raises(
+            RuntimeError, match="^(dropout|TransformerLayer._forward|CoreAttention): a checkpoint around it"
+        ):
+            run(x).sum().backward()
+    x.grad = None
+    layer, same = (TransformerLayer(SHAPE, recompute=mode, p=0.5, seed=3) for mode in (recompute, "none"))
+    checkpoint(layer, x, generators=[layer.streams.replicated, layer.streams.sharded]).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(same(x).sum(), x)[0])
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES[1:])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_second_run_in_another_mode_is_refused(recompute, training):
-    layer = TransformerLayer(SHAPE, recompute=recompute, p=0.5)
-    y = layer.train(training)(torch.randn(8, 2, 24, requires_grad=True))
-    layer.train(not training)
-    with pytest.raises(RuntimeError, match="the second run of .* saved"):
+def test_the_second_run_drops_as_the_first_did_whatever_mode_the_layer_is_in_by_then(recompute, training):
+    found = []
+    for mode in (recompute, "none"):
+        layer, x = TransformerLayer(SHAPE, recompute=mode, p=0.5, seed=3).train(training), torch.ones(8, 2, 24)
+        y = layer(x.requires_grad_())
+        layer.train(not training)
         y.sum().backward()
+        found.append(x.grad)
+        assert all(module.training is not training for module in layer.modules())
+    assert torch.equal(*found)

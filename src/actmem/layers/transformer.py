@@ -96,7 +96,8 @@ class TransformerLayer(nn.Module):
             return self._forward(x, mask)
         inputs = (x,) if mask is None else (x, mask)
         generators = [self.streams.replicated, self.streams.sharded]
-        return checkpoint(self._forward, *inputs, generators=generators, stop_early=self.recompute.stop_early)
+        stop_early = self.recompute.stop_early
+        return checkpoint(self._forward, *inputs, generators=generators, stop_early=stop_early, module=self)
 
     @stays_eager
     def _by_terms(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -114,7 +115,7 @@ class TransformerLayer(nn.Module):
             # Before the MLP, so that a second run can stop before its last product: backward reads the mask, not that.
             drop = self.mlp_dropout(x, terms, "MLP dropout mask")
             y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
-            return x + drop.drop(self.mlp(y, terms))
+            return terms.result(self, x + drop.drop(self.mlp(y, terms)))
 
 
 def check_tokens(x: Tensor, parts: int, seq_length: int, *, whole: bool = False) -> int:

@@ -17,6 +17,7 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import child_seed, fresh_seed
+from actmem.recompute import draws_again_what_it_drew, other_numbers
 
 
 class DropoutStreams:
@@ -32,8 +33,10 @@ class DropoutStreams:
         self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
     ):
         device = "cpu" if torch.device(device).type == "meta" else device  # without values nothing is drawn
-        # A hash of all that tells streams apart: sums of seeds and ranks meet.
-        seeds = (child_seed(seed, "dropout", data_parallel_rank, *rank) for rank in ((), (tp.rank,)))
+        # A hash, or the streams of two seeds would meet, and a number in it, as a CPU's generator uses 32 bits: some of
+        # 8,192 hashes would meet there.
+        first = child_seed(seed, "dropout") + data_parallel_rank * (tp.size + 1)
+        seeds = first, first + 1 + tp.rank
         self.replicated, self.sharded = (torch.Generator(device).manual_seed(one) for one in seeds)
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 
@@ -48,7 +51,8 @@ class DropoutMask(nn.Module):
     drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.
     p is rounded to 1/65536, and the scale with it: on a CPU one 64-bit draw then makes four decisions, several times
     faster than a draw for each.  Raises ConfigError unless 0 <= p < 1, and on a GPU for a dropped mask of torch's default
-    generator (None), which can't draw it again.
+    generator (None), which can't draw it again.  Raises RuntimeError in backward, where a checkpoint that does not put
+    the generator back runs it again.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -61,6 +65,8 @@ class DropoutMask(nn.Module):
     def forward(self, like: Tensor, terms: Terms = KEEP_ALL, term: str = "mask") -> Mask:
         if self.num_dropped == 0 or not self.training:
             return Mask(None, 1.0, None)
+        if self.generator and not draws_again_what_it_drew(self.generator):
+            raise other_numbers("dropout")
         kept_share = 1 - self.num_dropped / 2**16
         if like.device.type == "cpu":
             # A stream's state has 5,056 bytes here, a seed has 8.

@@ -4,21 +4,24 @@ Its state is in files that don't depend on t: torch.distributed.checkpoint write
 another rank needs.  What belongs to the state: weights, the optimizer's averages and its count of steps, and the losses
 so far.  Batches and dropouts don't: they follow from the number of the step.
 
-A save is a folder ``step-00000012`` with torch's files and, written last, their checksums: it is whole only with those.
-``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
+A save is a folder ``step-00000012`` with torch's files, the settings, and, written last, the checksums of all: it is whole
+only with those.  One training at a time is at work in a folder: it holds the lock of a file there.  ``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -31,7 +34,7 @@ from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.weights import child_seed
-from actmem_course.files import check_writable, write_text
+from actmem_course.files import write_text
 from actmem_course.judge.solutions.lab6_train import (
     LEARNING_RATE,
     MAX_NORM,
@@ -50,8 +53,10 @@ TEXT_BYTES = 200_000
 TRAINING_SHAPE = ModelShape(64, 2, 64, 8, num_layers=2, vocab_size=256)
 #: The same for a Llama: no two ranks hold the same key and value head.
 LLAMA_TRAINING_SHAPE = LlamaShape(64, 2, 64, 16, 8, 176, num_layers=2, vocab_size=256)
-#: In the folder, beside the saves: what the training must have in common with the one that goes on.
+#: In each save: what the training must have in common with the one that goes on.
 SETTINGS = "training.json"
+#: How long a training waits for one that has just been killed to be gone.
+LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -87,40 +92,47 @@ class TrainingJob:
     def settings(self, text: Tensor) -> dict:
         """What decides on the losses."""
         checksum = zlib.crc32(bytes(text.tolist()))
-        return {"shape": asdict(self.shape), "dropout": self.dropout, "dtype": self.dtype, "text": checksum}
+        own = {"dropout": self.dropout, "dtype": self.dtype, "text": checksum}
+        return {"model": type(self.shape).__name__, **asdict(self.shape), **own}
 
 
-def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> None:
-    """Raise ConfigError if the job can't save in ``folder``, or can't go on from what is saved there."""
-    there = newest_save(folder)
+def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> AbstractContextManager[Any]:
+    """Lock ``folder`` on rank 0, for as long as the result is open.
+
+    Raises ConfigError if the job can't save there, can't go on from what is saved there, or another one is at work there.
+    """
+    try:
+        held = _locked(folder) if int(os.environ.get("RANK", "0")) == 0 else nullcontext()
+        there = newest_save(folder)
+    except OSError as error:
+        raise ConfigError("save", f"cannot write and lock {folder}: {error.strerror}") from None
     if there and not resume:
         raise ConfigError("save", f"{folder} holds a training of {there} steps: add --resume, or name another folder")
-    if not there:
-        if int(os.environ.get("RANK", "0")) == 0:
-            _make(folder)
-        return
-    try:
-        saved = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise ConfigError("save", f"{folder / SETTINGS} can't be read: name another folder") from None
-    own = job.settings(text)
-    different = [name for name in own if saved.get(name) != own[name]]
-    if different:
-        raise ConfigError(
-            "resume",
-            f"the training in {folder} has another {different[0]}: {saved.get(different[0])}, not {own[different[0]]}",
-        )
-    check_save(folder, there)
-    if there > job.num_steps:
-        raise ConfigError("steps", f"{folder} holds {there} already")
+    if there:
+        saved, own = check_save(folder, there), job.settings(text)
+        different = [
+            f"another {name}: {saved.get(name)}, not {own[name]}" for name in own if saved.get(name) != own[name]
+        ]
+        if different:
+            raise ConfigError("resume", f"the training in {folder} has {'; '.join(different)}")
+        if there > job.num_steps:
+            raise ConfigError("steps", f"{folder} holds {there} already")
+    return held
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("save", f"cannot write {folder}: {error.strerror}") from None
-    check_writable("save", folder / SETTINGS)
+def _locked(folder: Path) -> IO[str]:
+    """A file of ``folder``, locked until it is closed, or its process ends."""
+    end = time.monotonic() + LOCK_SECONDS
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / ".lock", "a")
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise ConfigError("save", f"another training is at work in {folder}: name another folder") from None
+        time.sleep(0.1)
 
 
 def run_training(
@@ -142,9 +154,6 @@ def run_training(
         saved = here.gather(newest_save(folder))[0]  # as rank 0 sees it
         if saved:
             losses = load_training(folder, saved, model, optimizer)
-        elif here.rank == 0:
-            _make(folder)
-            write_text(folder / SETTINGS, json.dumps(job.settings(text)) + "\n")
     size = NUM_MICROBATCHES * job.shape.micro_batch_size
     while len(losses) < job.num_steps:
         tokens, targets = batch(text, len(losses), job.shape.seq_length, size)
@@ -153,7 +162,7 @@ def run_training(
         losses.append(training_step(model, optimizer, microbatches, MAX_NORM))
         on_step(len(losses), losses[-1])
         if folder and (len(losses) % save_every == 0 or len(losses) == job.num_steps):
-            save_training(folder, model, optimizer, losses)
+            save_training(folder, model, optimizer, losses, job.settings(text))
     return losses
 
 
@@ -176,12 +185,18 @@ def newest_save(folder: Path) -> int:
     return max(_whole_saves(folder), default=0)
 
 
-def save_training(folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
+def save_training(
+    folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, losses: list[float], settings: dict
+) -> None:
     """Save the state after ``len(losses)`` steps.  Every rank must call it, and see the same folder."""
     place = _place(folder, len(losses))
+    if torch.distributed.get_rank() == 0 and place.exists():
+        shutil.rmtree(place)  # a save that was cut off, maybe of other ranks
+    torch.distributed.barrier()
     state = {**_shards(model, optimizer), "losses": torch.tensor(losses, dtype=torch.float64)}
     _one_error(lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(place)), place)
     if torch.distributed.get_rank() == 0:
+        write_text(place / SETTINGS, json.dumps(settings) + "\n")
         write_text(place / _COMPLETE, json.dumps(_checksums(place)) + "\n")
         for step in sorted(_whole_saves(folder))[:-KEPT_SAVES]:
             old = _place(folder, step)
@@ -210,16 +225,17 @@ def seed_dropouts(model: GPT | LlamaStage, step: int) -> None:
     streams.sharded.manual_seed(child_seed(SEED, "dropout", step, model.tp.rank))
 
 
-def check_save(folder: Path, step: int) -> None:
-    """Raise ConfigError if a file of the save of ``step`` is not what was written."""
+def check_save(folder: Path, step: int) -> dict:
+    """The settings in the save of ``step``.  Raises ConfigError if one of its files is not what was written."""
     place = _place(folder, step)
     try:
         written, found = dict(json.loads((place / _COMPLETE).read_text(encoding="utf-8"))), _checksums(place)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         written, found = {}, {}
-    for name in written or [_COMPLETE]:
+    for name in [*written, SETTINGS] if written else [_COMPLETE]:
         if found.get(name) != written.get(name, 0):
             raise ConfigError("resume", f"{place / name} is damaged: remove {place} to go on from an older save")
+    return json.loads((place / SETTINGS).read_text(encoding="utf-8"))
 
 
 def _checksums(place: Path) -> dict[str, int]:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,15 @@ from actmem.config import ConfigError
 from actmem_course.arguments import LabParser
 from actmem_course.console import lab_console
 from actmem_course.files import check_files, replacing
+from actmem_course.judge.descendants import adopt_orphans, end_descendants
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import lab_name, load_lab
 from actmem_course.judge.verdict import PASSED
 
 _RUN = "import sys; from actmem_course.judge import main; sys.argv = sys.argv[1:]; sys.exit(main({names}))"
+
+#: Longer verdicts are not read.
+_MOST_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ def main() -> int:
             raise ConfigError("what", f"{folder} has no Python file that says which lab it is")
     console = lab_console(highlight=False, emoji=False)
     found = []
+    adopt_orphans()
     for file in files:
         console.print(Text(f"judging {file.relative_to(folder)}", style="dim"))
         found.append(judge_file(file, args.seconds))
@@ -89,11 +95,11 @@ def _docstring(path: Path) -> str:
 
 
 def judge_file(file: Path, seconds: float) -> JudgedFile:
-    """Judge one file in a process of its own, which ends after ``seconds``."""
+    """Judge one file in a process of its own, which ends after ``seconds``, and end all that it has started."""
     lab = load_lab(_lab_of(file))
     names = {"__file__": str(file.resolve()), "__doc__": _docstring(file)}
     ours, theirs = os.pipe()
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(1) as thread:
         # The verdicts come over a pipe that the judge holds, and not the processes that it starts for the file.
         verdicts = f"/dev/fd/{theirs}"
         command = [sys.executable, "-c", _RUN.format(names=names), file.name, "--verdicts-only", "--json", verdicts]
@@ -103,6 +109,7 @@ def judge_file(file: Path, seconds: float) -> JudgedFile:
             command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True, pass_fds=[theirs]
         )
         os.close(theirs)
+        reading = thread.submit(_read, ours)  # meanwhile: a pipe holds 64 KiB
         why = ""
         try:
             process.wait(seconds)
@@ -111,14 +118,32 @@ def judge_file(file: Path, seconds: float) -> JudgedFile:
             process.send_signal(signal.SIGTERM)  # it ends its ranks, and itself
             with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-        with suppress(ProcessLookupError):  # what the file has started as well, which could go on beside the next
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        with open(ours, encoding="utf-8") as file_of_verdicts:
-            text = file_of_verdicts.read()
-    judged = {v["exercise"]: v["status"] for v in json.loads(text)["verdicts"]} if text else {}
-    why = why or ("" if judged else f"ended with exit code {process.returncode}")
+        finally:
+            with suppress(ProcessLookupError):  # what the file has started as well, which could go on beside the next
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            all_ended = end_descendants()
+        text = reading.result()
+    judged = _statuses(text)
+    if not judged:
+        said = "its verdicts are too long, or damaged" if text else f"ended with exit code {process.returncode}"
+        why = why or said
+    if not all_ended:
+        why = why or "processes that it has started can't be ended"
     return JudgedFile(file, lab.name, {e.number: judged.get(e.number, "") for e in lab.exercises}, why)
+
+
+def _read(pipe: int) -> bytes:
+    with open(pipe, "rb") as verdicts:
+        return verdicts.read(_MOST_BYTES)
+
+
+def _statuses(text: bytes) -> dict[str, str]:
+    """The status of each exercise; none if the text has another form."""
+    try:
+        return {v["exercise"]: v["status"] for v in json.loads(text)["verdicts"]}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
 
 
 def _table(found: list[JudgedFile], folder: Path) -> Table:

@@ -127,6 +127,7 @@ RANK_SETS = [
 ]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("size", "dropped", "sequence_parallel", "members"),
     [(4, "elementwise", True, [3, 1])] + covering([2, 4], RANK_SETS, [False, True], [None]),
@@ -392,6 +393,7 @@ def test_in_a_checkpoint_of_torch_each_kept_tensor_is_read_once(kind, retain_gra
         assert equal([x.grad, *(parameter.grad for parameter in layer.parameters())], wanted), choice
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("kind", LLAMAS)
 def test_each_term_of_todays_layer_goes_to_the_host(kind):
     shape, terms = LLAMAS[kind], llama_layer_terms(LLAMAS[kind])

@@ -13,7 +13,7 @@ from actmem_course.others import paper
 from actmem.config import PAPER_MODELS, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_bytes, layer_rows
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
-from actmem_course.others.golden import equalities
+from actmem_course.others.logged_pairs import logged_pairs
 from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
@@ -401,8 +401,8 @@ for name in PAPER_MODELS:
     with emulated_rank(8):
         found += LayerTable(model_shape(name)).measure(Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
 agree.add("layers of four models, six ways, as one rank of eight", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found])
-what, by_formula, logged = equalities()[1]
-agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
+logged = logged_pairs()[1]
+agree.add(f"logged on A100s: {logged.what}", [(logged.formula_bytes, logged.logged_bytes)])
 
 # %% [markdown]
 # ## Does a larger batch pay for it?

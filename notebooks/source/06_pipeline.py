@@ -16,7 +16,7 @@ from actmem.formulas.first_stage import (
 )  # fmt: skip
 from actmem.formulas.activations import layer_bytes
 from actmem.rows import paper_rows, total
-from actmem_course.others.golden import equalities
+from actmem_course.others.logged_pairs import logged_pairs
 from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share
 from actmem.formulas.states import state_rows
 from actmem_course.results import PipelineResult, read
@@ -162,10 +162,10 @@ LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation lea
 
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
-what, by_formula, logged = equalities()[2]
+logged = logged_pairs()[2]
 Fold(
-    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: {size_text(by_formula)}. A100s logged the same to {logged - by_formula:,} B",
-    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged; six more scalars, each in a block of 512 B",
+    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: {size_text(logged.formula_bytes)}. A100s logged the same to {logged.apart_bytes:,} B",
+    f"{logged.what}: {logged.formula_bytes:,} B by formula, {logged.logged_bytes:,} B in what A100s logged; six more scalars, each in a block of 512 B",
     prose=True,
 )
 

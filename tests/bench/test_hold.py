@@ -29,6 +29,7 @@ def test_gradients_of_parameters_count_and_are_let_go():
     assert held.allocated_bytes is None and held.requested_bytes is None and held.finite
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_peak_is_no_less_than_what_is_held(recompute):
     layer = TransformerLayer(SHAPE, recompute=recompute, dtype=torch.float32)

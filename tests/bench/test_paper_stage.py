@@ -51,6 +51,7 @@ def test_the_chosen_moment_is_the_fullest(name, configuration):
         assert len(held) == first_stage.in_flight(stage.parallel, rank, stage.num_microbatches)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, ["tensor+sequence", BOTH], of=1))
 def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
     """Real layers, all of them, every microbatch in flight: measured equals predicted, term by term."""
@@ -97,6 +98,7 @@ def test_every_mode_on_a_small_model(recompute):
     assert sum(count_flops(SHAPE, recompute).values()) == hardware_flops(SHAPE, 2, recompute)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", ["selective", "full", "paper-selective", "paper-full"])
 def test_recomputation_on_a_whole_model(mode):
     """Full is exact; selective is what the text says, which is not equation 8."""
@@ -113,6 +115,7 @@ def test_recomputation_on_a_whole_model(mode):
     assert text_selective(shape, batch) == eq7(shape, batch) + layers * core < eq8(shape, batch)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
 def test_an_emulated_rank_runs_its_share(recompute):
     """No product is run twice or left out by the cut: t ranks together run what one device runs."""

@@ -158,6 +158,7 @@ def sent(shape):
     return measure_sent(shape, Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False), torch.float32)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("shape", [ModelShape(16, 1, 32, 4), ModelShape(64, 3, 96, 8)])
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_sockets_sent_what_the_formulas_say(size, shape, pools):

@@ -41,6 +41,7 @@ def test_the_largest_model_in_80_columns():
     assert titles == ["Figure 1", "Table 2", "Figure 9"]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("section", "first", "verdict"),
     [

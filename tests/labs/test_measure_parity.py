@@ -6,10 +6,10 @@ from collections import Counter
 from actmem.config import TINY, ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
 from actmem.ledger.emulate import emulated_rank
-from actmem_course import launch
 from actmem_course.bench import measure_parity as parity
 from actmem_course.bench.measure_parity import FORMS, measure_parity
 from actmem_course.ranks import Ranks
+from tests.labs.in_process import lab_results
 
 SCRIPT = "measure_parity.py"
 SEEN_IN_PARTS = ["norm1.weight", "norm1.bias", "attention.projection.bias"]
@@ -17,8 +17,8 @@ SEEN_IN_PARTS += ["norm2.weight", "norm2.bias", "mlp.down.bias"]
 SMALL = ["--seq-length", 16, "--micro-batch-size", 3, "--hidden-size", 48]
 
 
-def test_under_torchrun():
-    check_results(launch.results(SCRIPT, *SMALL, processes=2), 2)
+def test_on_real_ranks(pools):
+    check_results(lab_results(pools[2], SCRIPT, *SMALL), 2)
 
 
 def check_results(results, processes):

@@ -143,6 +143,7 @@ def test_what_is_not_installed_is_left_out_and_ours_stays(monkeypatch):
     assert {line.unavailable for line in lines} == {"", "not here"}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "layer",
     [at_night(layer) if "torch.compile" in layer.name else layer for layer in FRAMEWORKS if "paper" not in layer.name],

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from actmem.config import ConfigError, ModelShape
-from actmem_course import launch
 from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, today_configurations
 from actmem_more.llama_shape import TINY_LLAMA
-from tests.labs.in_process import shown_in_80_columns
+from tests.labs.in_process import lab_results, shown_in_80_columns
 from tests.tiers import at_night
 
 SCRIPT = "measure_today.py"
@@ -19,14 +18,15 @@ NAMES = {
 }  # fmt: skip
 
 
-def test_under_torchrun():
-    results = launch.results(SCRIPT, processes=2)
+def test_on_real_ranks(pools):
+    results = lab_results(pools[2], SCRIPT)
     assert {c.name for c in today_configurations()} == NAMES and len(results) == 2 * len(NAMES)
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0
         assert result["tensor_parallel_size"] == (2 if "tensor" in result["configuration"] else 1)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -57,13 +57,14 @@ def with_context(kind):
     return {one.name: 2 if one.tensor_parallel else 1 for one in today_configurations(CONTEXT_WORDS[kind])}
 
 
-def test_context_parallel_under_torchrun():
-    results = launch.results(SCRIPT, "--context", 2, processes=4)
+def test_context_parallel_on_real_ranks(pools):
+    results = lab_results(pools[4], SCRIPT, "--context", 2)
     assert len(results) == 4 * 12
     assert {result["configuration"]: result["tensor_parallel_size"] for result in results} == with_context("gather")
     assert all(result["measured_bytes"] == result["predicted_bytes"] > 0 for result in results)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -111,7 +111,6 @@ def test_exchanges_start_in_the_order_of_the_code_on_a_gpu(own, expected):
     assert done.stdout.strip() == expected
 
 
-@pytest.mark.fault
 def test_a_rank_that_fails_while_the_others_are_looked_at_is_the_cause():
     """Its peer has left for its sake, without a word."""
     states = iter(["runs"])

@@ -8,7 +8,6 @@ import pytest
 from tests.labs.learners import learner_file, start
 from tests.tiers import at_night
 
-pytestmark = pytest.mark.fault
 NAME = "lab3_sequence_parallel"
 RANK_1 = "if dist.get_rank() == 1:\n        "
 #: What is given to rank 1 (rank 0 gathers), and what the verdict says.

@@ -66,6 +66,7 @@ def digest(model, optimizer):
     return found.hexdigest()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled(MODES, 2))
 def test_what_goes_on_from_a_save_is_the_same_to_the_bit(mode, pools, tmp_path):
     job = replace(JOB, mode=MODES[mode])
@@ -99,6 +100,7 @@ def test_another_t_goes_on_with_the_same_training(pools, tmp_path):
 LLAMA = LlamaShape(16, 2, 32, 8, 4, 48, num_layers=2, vocab_size=64)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled([name for name in MODES if MODES[name].tensor_parallel], 2))
 def test_a_llama_trains_as_on_one_rank_and_goes_on(mode, pools, tmp_path):
     job = TrainingJob(LLAMA, MODES["none"], 6, dtype="float64")
@@ -134,7 +136,6 @@ def test_dropouts_follow_from_the_step(pools):
     assert first[0][0] == other[0][0] and first[0][1] != other[0][1]  # what all ranks draw alike, and what each draws
 
 
-@pytest.mark.fault
 def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     pools[2].run(losses_of, JOB, tmp_path)
     assert newest_save(tmp_path) == 6
@@ -146,7 +147,6 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("text", ["{}", "[]", "[1]", "3", "{", "[" * 100_000])
 def test_files_of_another_form_are_refused(text, tmp_path):
     tokens, place = torch.arange(10), tmp_path / "step-00000002"
@@ -162,7 +162,6 @@ def test_files_of_another_form_are_refused(text, tmp_path):
         check_folder(JOB, tokens, tmp_path, resume=True)
 
 
-@pytest.mark.fault
 def test_a_save_takes_the_place_of_one_that_was_cut_off(pools, tmp_path, capfd):
     job = replace(JOB, num_steps=2)
     pools[4].run(losses_of, job, tmp_path)
@@ -175,7 +174,6 @@ def test_a_save_takes_the_place_of_one_that_was_cut_off(pools, tmp_path, capfd):
     assert "overwriting" not in capfd.readouterr().err
 
 
-@pytest.mark.fault
 def test_one_training_at_a_time_is_at_work_in_a_folder(monkeypatch, tmp_path):
     tokens = torch.arange(10)
     with check_folder(JOB, tokens, tmp_path, resume=False):
@@ -202,7 +200,6 @@ def test_each_save_has_the_settings_that_it_was_made_with(pools, tmp_path):
         check_folder(JOB, text, tmp_path, resume=True)
 
 
-@pytest.mark.fault
 def test_one_flipped_byte_is_found(pools, tmp_path):
     pools[2].run(losses_of, replace(JOB, num_steps=2), tmp_path)
     place = tmp_path / "step-00000002"
@@ -218,7 +215,6 @@ def test_one_flipped_byte_is_found(pools, tmp_path):
     check_save(tmp_path, 2)
 
 
-@pytest.mark.fault
 @pytest.mark.skipif(os.name == "nt", reason="limits the size of a file by ulimit")
 def test_a_save_that_does_not_fit_is_one_line(tmp_path):
     saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "2", "--save", f"{tmp_path}/run"]
@@ -229,7 +225,6 @@ def test_a_save_that_does_not_fit_is_one_line(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
     whole = pools[2].run(losses_of, TrainingJob(TRAINING_SHAPE, JOB.mode, 12, 0.1))[0]
@@ -253,7 +248,6 @@ def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
 ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -22,11 +22,11 @@ LIST_GATHER = """parts = [torch.empty_like(x) for _ in range(dist.get_world_size
 class Watched:
     """A lab that runs with --watch; every verdict that it prints.  said: of the latest judgement, when, by exercise."""
 
-    def __init__(self, path, *arguments, python=sys.executable):
+    def __init__(self, path, *arguments):
         self.path, self._lines, self.said = path, queue.Queue(), {}
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(path.parent)}
         self._process = subprocess.Popen(
-            [python, str(path), "--watch", *arguments],
+            [sys.executable, str(path), "--watch", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -62,16 +62,9 @@ class Watched:
 
 
 @pytest.fixture
-def real_python():
-    return sys.executable
-
-
-@pytest.fixture
-def watched(request, tmp_path):
-    """By a forked Python, unless the test asks what its processes are."""
-    python = request.getfixturevalue("real_python" if "real_python" in request.fixturenames else "forked_python")
+def watched(tmp_path):
     file = learner_file(tmp_path, LAB, seconds=9, g="return x")
-    run = Watched(file, "--only", "3.1,3.2", "--ranks", "2", python=python)
+    run = Watched(file, "--only", "3.1,3.2", "--ranks", "2")
     yield run
     run.end()
 
@@ -130,7 +123,7 @@ def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):
 
 
 @pytest.mark.nightly
-def test_ranks_that_die_or_hang_are_replaced(real_python, watched):
+def test_ranks_that_die_or_hang_are_replaced(watched):
     watched.verdicts()
     text, _ = watched.save("import ctypes\n    ctypes.CDLL(None)._exit(0)")
     assert "3.1 g wrong it died: it ended the process by itself, with exit code 0 and without a verdict" in text
@@ -151,7 +144,7 @@ def test_what_has_not_changed_keeps_its_verdict_and_is_not_run_again(watched, tm
         assert "3.1 g wrong" in text and "3.2 g_bar wrong" in text and log.read_text() == runs
 
 
-def test_torchs_own_objects_are_out_of_the_collectors_sight(real_python, watched):
+def test_torchs_own_objects_are_out_of_the_collectors_sight(watched):
     # A check that counts bytes looks at each object that is in it; torch has 300,000 of them.
     watched.verdicts()
     count = "import gc\n    assert len(gc.get_objects()) < 50_000, len(gc.get_objects())\n    return x + 0"

@@ -25,6 +25,7 @@ def on_ranks(dtype):
     return LayerTable(TINY).measure(ranks, dtype)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [2, 4])
 def test_real_ranks(pools, size, dtype):
@@ -33,6 +34,7 @@ def test_real_ranks(pools, size, dtype):
         assert [r.difference_bytes for r in results] == [0] * len(TABLE2)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("model", PAPER_MODELS)
 def test_paper_models_emulated(model):
     with emulated_rank(8):

@@ -134,6 +134,7 @@ def test_emptied_storages_count_with_what_is_left():
     assert dict(vars(torch.UntypedStorage)) == before
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize(("sequence", "recompute"), covering([False, True], RECOMPUTE_MODES, of=1))
 def test_a_rank_of_tensor_and_sequence_parallelism(sequence, recompute):
     with emulated_rank(2):

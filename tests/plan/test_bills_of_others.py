@@ -105,6 +105,7 @@ def solved(request, tmp_path):
     return factory, sizes, OwnModel(parts, without, layers, Cluster(1, 2**30, allowance_bytes=0), 3)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "solved", [case if case in BY_DAY else at_night(case) for case in (*FACTORIES, *CONFIGS)], indirect=True
@@ -129,7 +130,6 @@ def test_a_configuration_that_lists_its_layers_can_have_any_number_of_them(tmp_p
     assert len(model.model.layers) == LAYERS and model(**inputs).loss.isfinite()
 
 
-@pytest.mark.bad_input
 def test_a_configuration_fetches_no_kernel(tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "llama", "text_config": {"attn_implementation": "somebody/kernel"}}))

@@ -204,6 +204,7 @@ def fsdp_peak(code, sizes, layers):
     return bill.peak_bytes - steps - 8 * inputs["ids"].numel()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("vocab", "again"), [(300, 0), at_night((300, 6)), at_night((300, 2)), at_night((16, 0)), (16, 6)], ids=str
 )
@@ -263,7 +264,6 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
     assert "has layers of several kinds" in capsys.readouterr().err
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -305,7 +305,6 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
         solved_target(*request)
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [

@@ -6,12 +6,11 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
-from actmem_course.bench.measure_runs import measure_runs
 from actmem_course.bench.measure_speed import VARIANTS
-from actmem_course.others.golden import HereResult, predict, read_golden
+from actmem_course.others.nanotron import nanotron_runs
 from actmem_course.results import Overhead, PeerLine, SpeedLine
 from actmem_course.show import tables
-from actmem_course.show.measured import here_fold, overhead_finding, runs_figure, speed_figure
+from actmem_course.show.measured import overhead_finding, runs_figure, speed_figure
 from actmem_course.show.text import overhead_text, speed_facts
 
 
@@ -148,37 +147,10 @@ def test_the_same_lines_in_words_for_notebooks():
     assert quiet["overheads"] == f"none {noise.replace('stand', 'stands')}" and "overhead" not in quiet["selective"]
 
 
-# The figure of published runs shows their numbers, and the tables fit a terminal.
-
-
-RESULTS = measure_runs()
-
-
-def test_the_figure_is_plotly_and_its_points_are_the_runs():
-    drawing = runs_figure(RESULTS)
+def test_points_of_published_runs_are_what_was_logged_and_predicted():
+    runs = nanotron_runs()
+    drawing = runs_figure(runs)
     points = drawing.traces[1]
-    assert [1024 * x for x in points["x"]] == pytest.approx([r.printed_mib for r in RESULTS])
-    assert [1024 * y for y in points["y"]] == pytest.approx([r.predicted_mib for r in RESULTS])
-    assert drawing.traces[2]["y"] == [r.difference_percent for r in RESULTS]
-
-
-def test_nvidias_models_are_a_line_each_with_what_was_logged_and_counted():
-    runs = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
-    found = [HereResult(one, one.played.run, {"x": one.row.active_bytes - 5}, {"x": 1}) for one in runs if one.played]
-    fold = here_fold(found)
-    lines = [line.split() for line in fold.details.split("\n\n")[0].splitlines()[2:]]
-    assert [line[-3:] for line in lines] == [[f"{r.logged_bytes:,}", f"{r.logged_bytes - 5:,}", "+5"] for r in found]
-    assert repr(fold).startswith(f"{len(found)} models") and "The first line's 5 B of difference." in fold.details
-
-
-def test_the_tables_say_each_run_and_each_part():
-    console = Console(width=80, record=True)
-    console.print(tables.runs_table(RESULTS), tables.parts_table(RESULTS))
-    text = console.export_text()
-    assert all(f"{r.predicted_mib:,.2f}" in text for r in RESULTS)
-    assert all(part in text for r in RESULTS for part in r.parts_bytes)
-
-
-def test_parts_add_up_to_the_peak():
-    for r in RESULTS:
-        assert sum(r.parts_bytes.values()) / 2**20 == pytest.approx(r.predicted_mib)
+    assert [1024 * x for x in points["x"]] == pytest.approx([run.logged_mib for run in runs])
+    assert [1024 * y for y in points["y"]] == pytest.approx([run.predicted_mib for run in runs])
+    assert drawing.traces[2]["y"] == [run.difference_percent for run in runs]

@@ -186,7 +186,6 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
     assert value(tape.kept_formula(), list(sizes.values())) == tape.at(sizes).kept_bytes
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -316,6 +315,7 @@ def test_blocks_that_are_not_alike_are_refused():
         solved_blocks(models_for_tapes.odd_stack, letters, rules)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("around", "path", "parts"),
     [

@@ -101,6 +101,7 @@ def extras(shape, tokens):
     return 4 * 4 * shape.micro_batch_size * tokens
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("t", [2, 4])
 def test_dtensor_keeps_the_gathered_inputs(t):
     with emulated_rank(t, real_tensors=True):
@@ -114,6 +115,7 @@ def test_dtensor_keeps_the_gathered_inputs(t):
         assert theirs == by_formula + extras(SHAPE, 16 // t) + gathered_input_bytes(SHAPE, t, 4)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_fsdp_keeps_an_uncut_layer_and_no_weights(mode):
     shape = SHAPE.with_sizes(micro_batch_size=1)

@@ -6,6 +6,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active; a tensor's version
 - the autograd node that runs now, and the group that a collective was given: what a tape notes
+- ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 
@@ -118,6 +119,17 @@ def node_running() -> str:
     """The name of the autograd node whose backward runs now; "" outside backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name()
+
+
+def place_of_node_running() -> int:
+    """The how-many-th of its thread's nodes runs now; -1 outside backward."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
+
+
+def holders_of(tensor: Tensor) -> tuple[int, int]:
+    """How often C++ holds a tensor, and its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def ranks_of(arguments: dict[str, Any]) -> int:

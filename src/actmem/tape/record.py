@@ -13,10 +13,11 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from actmem.main_grad import gradient_of
 from actmem.measure.comms import kind_of, whole_bytes
+from actmem.measure.modes import StepMode
 from actmem.measure.savers import RunningModules
 from actmem.measure.tools import noting_states, plain_tensors, replaced, storage_of, storages_in, tensors_in
 from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
-from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, ranks_of
+from actmem.torch_private import flash_on_cpu, flash_on_cpu_backward, ranks_of
 
 GENERATOR_STATE = "generator state"
 #: torch's counter doesn't know the CPU's kernels.
@@ -26,7 +27,7 @@ _CPU_FLOPS: dict[Any, Callable[..., int]] = {
 }
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(StepMode):
     """``events`` of the operations in its block, known by the names of the module's parts.
 
     existing: tensors that are there before and stay; nothing counts them.
@@ -84,7 +85,7 @@ class Recorder(TorchDispatchMode):
         return run
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs, func = kwargs or {}, self.real_operation(func, args)
         given = [part for tensor in tensors_in((args, kwargs)) for part in plain_tensors(tensor)]
         storages = [storage for tensor in given if (storage := storage_of(tensor)) is not None]
         # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.

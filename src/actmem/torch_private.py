@@ -28,6 +28,8 @@ efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+#: The node that adds a gradient to a weight's.
+WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 

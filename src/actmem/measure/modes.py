@@ -27,6 +27,9 @@ from actmem.torch_private import (
     place_of_node_running,
 )
 
+#: What adds up gradients, and which argument would be taken over.
+_SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
+
 
 class StepMode(TorchDispatchMode):
     """A TorchDispatchMode whose ``__torch_dispatch__`` runs ``real_operation(func, args)`` in place of ``func``.
@@ -42,7 +45,7 @@ class StepMode(TorchDispatchMode):
         self._noting: list[AbstractContextManager] = []
 
     def __enter__(self):
-        _holders_of_a_free_one()  # while no backward pass runs
+        _holders_where_free()  # while no backward pass runs
         self._noting.append(replaced(torch.autograd, "_engine_run_backward", self._noting_ends))
         self._noting[-1].__enter__()
         return super().__enter__()
@@ -104,33 +107,50 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
             nodes.extend(following)
 
 
+def stays_as_gradient(args: tuple) -> bool:
+    """Whether what is added to a weight's gradient would itself be that if there were none; else a copy would.
+
+    args: those of the addition.
+    """
+    holders, weight = _holders(args[1]), args[0]
+    kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
+    dims = zip(weight.shape, args[1].stride(), kept_layout)
+    return holders[::2] == _holders_where_free()[1][::2] and all(size == 1 or one == other for size, one, other in dims)
+
+
 def _is_free(args: tuple) -> bool:
     """Whether nothing but the sum itself holds the first of two plain tensors."""
     plain = all(isinstance(one, Tensor) and one.layout is torch.strided for one in args)
-    return plain and not any(map(is_traceable_wrapper_subclass, args)) and _holders(args) == _holders_of_a_free_one()
+    plain = plain and not any(map(is_traceable_wrapper_subclass, args))
+    return plain and _holders(args[0]) == _holders_where_free()[0]
 
 
-def _holders(args: tuple) -> tuple[int, ...]:
-    return *holders_of(args[0]), sys.getrefcount(args[0])
+def _holders(tensor: Tensor) -> tuple[int, int, int]:
+    """How often a tensor is held in C++, its storage, and the tensor in Python."""
+    return *holders_of(tensor), sys.getrefcount(tensor)
 
 
 @cache
-def _holders_of_a_free_one() -> tuple[int, ...]:
-    """Counted where it is known: for the first of two gradients that were just made for one tensor, as a mode sees it."""
-    found: list[tuple[int, ...]] = []
+def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
+    """Counted where it is known, as a mode sees it: of the first of two gradients that were just made for one tensor, and of
+    one that is added to a weight's."""
+    found: dict[Any, tuple[int, int, int]] = {}
 
     class Sees(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.add.Tensor:
-                found.append(_holders(args))
+            for operation, place in _SUMS:
+                if func is operation:
+                    found[operation] = _holders(args[place])
             return func(*args, **(kwargs or {}))
 
     with no_dispatch_modes(), torch.enable_grad():
-        x = torch.ones(2, requires_grad=True) * 2
+        weight = torch.ones(2, requires_grad=True)
+        weight.grad = torch.ones(2)
+        x = weight * 2
         twice = (x * 3, x * 4)
         with Sees():
             torch.autograd.backward(twice, (torch.ones(2), torch.ones(2)))
-    return found[0]
+    return tuple(found[operation] for operation, _ in _SUMS)
 
 
 def _is_dense(tensor: Tensor) -> bool:

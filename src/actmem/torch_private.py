@@ -5,6 +5,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active; a tensor's version
+- ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
 - the autograd node that runs now, and the group that a collective was given: what a tape notes
 - ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
@@ -71,6 +72,15 @@ def fake_tensors() -> AbstractContextManager:
         from torch.distributed._tools import fake_collectives  # noqa: F401
 
     return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
+
+
+@contextmanager
+def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
+    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``, by whatever name in Python or C++."""
+    original = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")
+        yield
 
 
 def fake_store() -> torch.distributed.Store:

@@ -23,6 +23,7 @@ from actmem.config import ConfigError, check_size
 from actmem.measure.tools import replaced
 from actmem.parallel import collectives
 from actmem.torch_private import (
+    attention_on,
     cudnn_attention,
     efficient_attention,
     fake_store,
@@ -104,7 +105,7 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
     """
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
-        with replaced(F, "scaled_dot_product_attention", lambda original: _attention(original, gpu)):
+        with attention_on("CUDA", lambda original: _attention(original, gpu)):
             yield
 
 
@@ -116,12 +117,12 @@ def fused_attention_on_cpu() -> Iterator[None]:
     """
 
     def without_dropout(original):
-        def run(query, key, value, attn_mask=None, dropout_p=0.0, **options):
-            return original(query, key, value, attn_mask, 0.0 if query.device.type == "cpu" else dropout_p, **options)
+        def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+            return original(query, key, value, attn_mask, 0.0, is_causal, **options)
 
         return run
 
-    with replaced(F, "scaled_dot_product_attention", without_dropout):
+    with attention_on("CPU", without_dropout):
         yield
 
 

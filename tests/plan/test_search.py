@@ -129,6 +129,15 @@ def test_the_only_mode_that_is_asked_for_runs(mode):
     assert (plan.recompute, plan.whole_microbatches, plan.recomputed_share) == (mode, 0, 1)
 
 
+@pytest.mark.parametrize(("modes", "most"), [(["full"], 0), (["offload"], 0), (["none", "full"], 1)])
+def test_microbatches_keep_everything_only_where_that_was_allowed(modes, most):
+    """On the last of two ranks, the fullest, that would be all that are in flight."""
+    fixed = {"pipeline_parallel_size": 2, "num_model_chunks": 1, "data_parallel_size": 8}
+    request = Request(planned_model_of("llama3-8b").with_modes(modes), Cluster(16, 80 * GIBIBYTE), 64, fixed)
+    plan = next(plan for plan in request.search(10**4).plans if plan.recompute == modes[-1] and plan.layout.zero_stage)
+    assert (plan.whole_microbatches, plan.recomputed_share) == (most, 1 - most / 2)
+
+
 def test_the_memory_that_would_fit_is_rounded_up():
     request = Request(PlannedGPT("tiny", TINY), Cluster(1, 10**6, allowance_bytes=0), 1)
     found = request.search()

@@ -20,9 +20,9 @@ import torch
 import actmem
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
+from actmem.ledger.modes import StepMode
 from actmem.ledger.parts import run_between_others
 from actmem.ledger.whole_step import watch_step
-from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.hold import layer_runner
 from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_peers import measure_peers
@@ -146,7 +146,7 @@ def _output(*command: str) -> str | None:
     return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
 
 
-class _Allocated(TorchDispatchMode):
+class _Allocated(StepMode):
     """Asks the allocator after each operation; on a CPU there is none to ask."""
 
     def __init__(self, device: str):
@@ -154,7 +154,7 @@ class _Allocated(TorchDispatchMode):
         self.asks, self.curve = device == "cuda", list[int]()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+        result = self.real_operation(func, args)(*args, **(kwargs or {}))
         self.curve += [torch.cuda.memory_allocated()] * self.asks
         return result
 

@@ -109,8 +109,10 @@ def run_factory(
     dtype: str = "",
     names: dict[int, str] | None = None,
     prepare: Prepare = lambda model: None,
+    is_first: bool = False,
 ) -> list[Event]:
-    """One step's events.  names: gets the ledger's names of what autograd keeps, by the numbers of storages."""
+    """One microbatch's events, the step's first or another.  names: gets the ledger's names of what autograd keeps, by the
+    numbers of storages."""
     model, inputs = _built(factory, sizes, dtype)
     prepare(model)
 
@@ -132,7 +134,7 @@ def run_factory(
         except Exception as error:
             raise ConfigError("target", f"backward raised {factories.one_line(error)}") from error
 
-    return record_step(model, forward, backward, inputs)
+    return record_step(model, forward, backward, inputs, is_first)
 
 
 #: The paper's letters for what a Hugging Face configuration calls its sizes; b and s are of the inputs.
@@ -266,12 +268,16 @@ def solved_blocks(
         solved = BlockModel(dict(tapes), path, elements, element_size, frozen)
         again, whole = 2, 3
         more = {**sizes, _BLOCKS: again + whole}
-        events = run_factory(factory, more, dtype, prepare=partial(prepare, again))
-        real = read_events(events).kept_bytes, max(live for event, live, _ in moments(events) if isinstance(event, Run))
-        need = solved.need(sizes, again, whole)
-        if (need.kept_bytes, need.peak.bytes) != real:
-            rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
-            raise ConfigError("target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer")
+        for is_first in (False, True):
+            events = run_factory(factory, more, dtype, prepare=partial(prepare, again), is_first=is_first)
+            live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
+            real = read_events(events).kept_bytes, max(live)
+            need = solved.need(sizes, again, whole, is_first)
+            if (need.kept_bytes, need.peak.bytes) != real:
+                rule = (
+                    f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
+                )
+                raise ConfigError("target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer")
         found[part] = solved
     return found
 

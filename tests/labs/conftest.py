@@ -9,7 +9,7 @@ from tests.forked_python import shared
 #: Test files whose labs may be forked.  The others ask what becomes of processes: there the parent must be the parent.
 FORKED = (
     "test_copies", "test_course", "test_files", "test_judge_command", "test_measure_communication", "test_measure_gpu",
-    "test_measure_paper", "test_measure_parity", "test_measure_peers", "test_measure_pipeline", "test_measure_runs",
+    "test_measure_paper", "test_measure_parity", "test_measure_peers", "test_measure_pipeline", "test_measure_runs", "test_measure_speed",
     "test_measure_table2", "test_measure_today", "test_stuck",
 )  # fmt: skip
 

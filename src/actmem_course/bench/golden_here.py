@@ -17,11 +17,11 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.recorder import SavedTensor
 from actmem.ledger.whole_step import watch_step
 from actmem.parallel.groups import tensor_parallel
-from actmem_course.bench.measure_others import bytes_of_second_run
-from actmem_course.bench.measure_peers import OURS, build
-from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.others.golden import LAYERS_AND_HEAD, WHY_APART, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import MegatronRun
+from actmem_course.peers import PeerUnavailable
+from actmem_course.peers.blocks import bytes_of_second_run
+from actmem_course.peers.build import OURS, build
 
 _AT_REST = ("weight", "gradient", "buffer")
 

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import PAPER_MODELS, padded_vocab_size
-from actmem.formulas.activations import TABLE2
+from actmem.formulas.activations import TABLE2, layer_extra_rows
+from actmem.ledger import emulated_rank, measure_layer
 from actmem.ledger.whole_step import watch_step
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import total
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.measure_runs import MIB, measure_runs, predict_nanotron
-from actmem_course.bench.reproduce import measure_layer_of
 from actmem_course.others import table_rows
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.golden import LIMITS, predict, read_golden
@@ -52,17 +54,23 @@ def measure_calculators() -> list[CalculatorResult]:
     Counted on an emulated rank, without what the paper leaves out: no calculator counts those bytes.
     """
     paper = PAPER_MODELS["22B"]
+    t, counted = paper.parallel.tensor_parallel_size, []
+    with emulated_rank(t):
+        for one in TABLE2:
+            tp = tensor_parallel(sequence_parallel=one.sequence_parallel) if one.tensor_parallel else TensorParallel()
+            extra = layer_extra_rows(paper.shape, one.parallel(t), one.recompute)
+            counted.append(total(measure_layer(paper.shape, tp, one.recompute)) - total(extra))
     return [
         CalculatorResult(
             calculator.name,
             calculator.source,
             row.name,
-            calculator_bytes(calculator, row, paper.shape, paper.parallel.tensor_parallel_size),
-            result.measured_bytes - result.extra_bytes,
+            calculator_bytes(calculator, row, paper.shape, t),
+            size,
             calculator.why,
         )
         for calculator in CALCULATORS
-        for row, result in zip(TABLE2, measure_layer_of(paper.name))
+        for row, size in zip(TABLE2, counted)
     ]
 
 

@@ -20,7 +20,7 @@ from actmem.config import ModelShape
 from actmem.layers.attention import causal_mask
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
-from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.peers import PeerUnavailable
 
 #: Region of ours → the nearest that Megatron's ``recompute_modules`` drop.
 RECOMPUTE_MODULES = {"core": ["core_attn"], "terms": ["core_attn", "layernorm", "mlp"]}

@@ -13,7 +13,7 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, compare, extra_rows, total
-from actmem_course.bench.reproduce import (
+from actmem_course.lab_tools.paper_models import (
     STAGE_CONFIGURATIONS,
     PaperStage,
     count_flops,

@@ -1,183 +1,88 @@
-"""What the paper says, model by model, with ours: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8.
-
-Bytes of a model are counted on one pipeline rank, emulated, with everything in flight: it runs the real GPT part on
-torch's fake backend, through the schedule's own actions, up to the moment at which it holds most.
-
-FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers; ``torch.utils.flop_counter``
-counts matrix products from the shapes that reach them, so logits and attention count, and
-looking up embeddings, softmax, layer norm, GeLU, dropout, biases and the loss do not.
-"""
+"""What the paper says, model by model, with ours: tables 2 to 5, figures 1, 7 and 9, equations 7 and 8."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache, partial
+from typing import Any
 
+import measure_table2
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel, check_divides
-from actmem.formulas.activations import TABLE2, Configuration, closed_form, layer_bytes
-from actmem.formulas.first_stage import (
-    HEAD_TERMS,
-    bytes_by_rank,
-    eq5,
-    eq6,
-    interleave_factor,
-    layers_per_chunk,
-    section43_extras,
-    stage_output_rows,
-    stage_rows,
-)
+from actmem.config import PAPER_MODELS
+from actmem.formulas.activations import TABLE2, closed_form
+from actmem.formulas.first_stage import bytes_by_rank, eq5, eq6, interleave_factor, section43_extras, stage_output_rows
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
-from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
-from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import measure_stage
-from actmem.parallel.groups import tensor_parallel
-from actmem.rows import Row, compare, extra_rows, paper_rows, total
-from actmem_course.bench.layer_table import LayerTable
+from actmem.rows import compare, total
+from actmem_course.lab_tools import paper_models
+from actmem_course.lab_tools.paper_models import STAGE_CONFIGURATIONS, PaperStage
 from actmem_course.others import paper
 from actmem_course.others.disagreements import baseline_share, disagreements
 from actmem_course.ranks import Ranks
-from actmem_course.results import PaperEntry, Table2Result
 
-_CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
-
-#: The rows of table 2 that t ranks share: what figure 7 compares.
-STAGE_CONFIGURATIONS = tuple(_CONFIGURATIONS)
+Number = int | float | Fraction
 
 
 @dataclass(frozen=True)
-class PaperStage:
-    """One pipeline rank of a model of table 3, in one configuration of table 2."""
+class PaperEntry:
+    """One number of the paper beside ours.
 
-    model_name: str
-    configuration_name: str
-    pipeline_rank: int = 0
+    paper: as printed, or by a formula as printed; None where the paper gives no number.
+    ours_formula: predicted.  extra: predicted as well, but left out by the paper.
+    measured: None where nothing was measured.  disagreement: which terms differ, if any do.
+    pipeline_rank: in figure 9.  note: one line for the reader.
+    """
 
-    @property
-    def model(self) -> PaperModel:
-        return PAPER_MODELS[self.model_name]
-
-    @property
-    def configuration(self) -> Configuration:
-        return _CONFIGURATIONS[self.configuration_name]
-
-    @property
-    def parallel(self) -> Parallel:
-        """Table 3's cut of the model, with or without sequence parallelism."""
-        return replace(self.model.parallel, sequence_parallel=self.configuration.sequence_parallel)
-
-    @property
-    def num_microbatches(self) -> int:
-        return num_microbatches(self.model)
+    section: str
+    model: str
+    quantity: str
+    unit: str
+    paper: Number | str | None = None
+    ours_formula: Number | None = None
+    extra: int = 0
+    measured: Number | None = None
+    disagreement: str = ""
+    pipeline_rank: int | None = None
+    note: str = ""
 
     @property
-    def _sizes(self) -> tuple:
-        return self.model.shape, self.parallel, self.pipeline_rank, self.configuration.recompute, self.num_microbatches
+    def difference(self) -> Number | None:
+        """Measured minus predicted; None where nothing was measured."""
+        return None if self.measured is None else self.measured - (self.ours_formula or 0) - self.extra
 
-    def rows(self) -> list[Row]:
-        """Predicted: the paper's terms."""
-        return paper_rows(stage_rows(*self._sizes))
+    @property
+    def printed(self) -> Number | None:
+        """What the paper prints, if that is a number."""
+        return self.paper if isinstance(self.paper, Number) else None
 
-    def extra_rows(self) -> list[Row]:
-        """Predicted: what the paper leaves out."""
-        return extra_rows(stage_rows(*self._sizes))
+    @property
+    def difference_from_paper(self) -> Number | None:
+        """Ours minus the paper's; None where one of them is not a number."""
+        if self.ours_formula is None or self.printed is None:
+            return None
+        # A printed number is a decimal, and a difference of decimals is read as one.
+        ours = float(self.ours_formula) if isinstance(self.printed, float) else self.ours_formula
+        return ours - self.printed
 
-    def chunks(self) -> list[range]:
-        """The layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
-        per_chunk, p = layers_per_chunk(self.model.shape, self.parallel), self.parallel.pipeline_parallel_size
-        stages = [chunk * p + self.pipeline_rank for chunk in range(self.parallel.num_model_chunks)]
-        return [range(stage * per_chunk, (stage + 1) * per_chunk) for stage in stages]
+    @property
+    def exact(self) -> bool | None:
+        """Whether measured equals predicted, term by term; None where nothing was measured."""
+        return None if self.measured is None else not (self.difference or self.disagreement)
 
-    def actions(self) -> list[Action]:
-        """This rank's part of the schedule, up to the first moment at which it holds most."""
-        actions = schedule(self.model_name)[self.pipeline_rank]
-        forward_bytes = {chunk: self._forward_bytes(layers) for chunk, layers in enumerate(self.chunks())}
-        curve = held(actions, lambda action: forward_bytes[action.chunk])
-        return actions[: curve.index(max(curve)) + 1]
-
-    def _forward_bytes(self, layers: range) -> int:
-        """What one chunk's forward adds by formula: its layers, and an end of the model if it has one."""
-        shape, parallel = self.model.shape, self.parallel
-        size = len(layers) * layer_bytes(shape, parallel, self.configuration.recompute)
-        if layers.start == 0:
-            _, b, h, s = shape.letters()
-            size += s * b * h // parallel.sequence_parts
-        if layers.stop == shape.num_layers:
-            size += sum(row.bytes for row in self.rows() if row.term in HEAD_TERMS)
-        return size
+    def as_row(self) -> dict[str, Any]:
+        """The entry and what follows from it, as JSON can hold it."""
+        computed = ("difference", "printed", "difference_from_paper", "exact")
+        values = {**asdict(self), **{name: getattr(self, name) for name in computed}}
+        return {name: plain(value) if isinstance(value, Fraction) else value for name, value in values.items()}
 
 
-def num_microbatches(model: PaperModel) -> int:
-    """Microbatches of one iteration, without data parallelism."""
-    return model.global_batch_size // model.shape.micro_batch_size
+def plain(number: Fraction) -> int | float:
+    """A fraction as JSON can hold it."""
+    return number.numerator if number.denominator == 1 else float(number)
 
-
-@cache
-def schedule(model_name: str) -> Schedule:
-    """The model's schedule: interleaved where table 3 has more than one chunk, else 1F1B."""
-    model = PAPER_MODELS[model_name]
-    p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
-    n = num_microbatches(model)
-    return one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
-
-
-@cache
-def measure_paper_stage(stage: PaperStage) -> list[Row]:
-    """Rows of what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
-    actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
-    with emulated_rank(stage.parallel.tensor_parallel_size):
-        tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
-        return measure_stage(stage.model.shape, tp, stage.chunks(), actions, recompute=stage.configuration.recompute)
-
-
-def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
-    """The whole model on one device, without storage."""
-    with torch.device("meta"):
-        # Built without naming the device: its random-number generators need a real one.
-        model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
-    return model.to("meta")
-
-
-def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
-    """FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
-    model = meta_model(shape, recompute)
-    tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
-    with FlopCounterMode(display=False) as counter:
-        model.loss(model(tokens), tokens).backward()
-    return {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
-
-
-@cache
-def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
-    """The same for a whole iteration of a paper model: all of its equal microbatches."""
-    model = PAPER_MODELS[model_name]
-    b = model.shape.micro_batch_size
-    times = check_divides("global_batch_size", model.global_batch_size, "micro_batch_size", b)
-    return {operator: times * count for operator, count in count_flops(model.shape, recompute).items()}
-
-
-@cache
-def count_parameters(model_name: str) -> tuple[int, int]:
-    """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
-    model = PAPER_MODELS[model_name]
-    whole = sum(parameter.numel() for parameter in meta_model(model.shape).parameters())
-    return whole, _first_rank(model)
-
-
-def _first_rank(model: PaperModel) -> int:
-    chunks = PaperStage(model.name, "tensor+sequence").chunks()
-    with emulated_rank(model.parallel.tensor_parallel_size):
-        tp = tensor_parallel(sequence_parallel=True)
-        parts = [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
-        return sum(parameter.numel() for part in parts for parameter in part.parameters())
-
-
-# Entries of one model, section by section.
 
 _BASELINE, _BOTH = "tensor", "tensor+sequence+selective"
 
@@ -189,12 +94,13 @@ _FIGURE7_PRINTED = {_BOTH: paper.FIGURE7_BOTH_PERCENT_BELOW, "full": paper.FIGUR
 
 
 @cache
-def measure_layer_of(name: str) -> list[Table2Result]:
+def measure_layer(name: str) -> list[dict[str, Any]]:
     """Table 2 for one layer of a paper model, on one emulated rank of its t."""
     model = PAPER_MODELS[name]
     t = model.parallel.tensor_parallel_size
     with emulated_rank(t):
-        return LayerTable(model.shape).measure(Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
+        here = Ranks(0, t, "cpu", emulated=True)
+        return [measure_table2.measure(model.shape, one, here, torch.bfloat16) for one in TABLE2]
 
 
 def table2(name: str) -> list[PaperEntry]:
@@ -202,15 +108,15 @@ def table2(name: str) -> list[PaperEntry]:
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
     return [
         PaperEntry(
-            "table2", name, row.name, "bytes", closed_form(row, shape, t), found.predicted_bytes, found.extra_bytes,
-            found.measured_bytes, found.disagreement, note=f"sbh({row.formula()})",
+            "table2", name, row.name, "bytes", closed_form(row, shape, t), found["predicted_bytes"], found["extra_bytes"],
+            found["measured_bytes"], found["disagreement"], note=f"sbh({row.formula()})",
         )
-        for row, found in zip(TABLE2, measure_layer_of(name))
+        for row, found in zip(TABLE2, measure_layer(name))
     ]  # fmt: skip
 
 
-def _stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> PaperEntry:
-    predicted, extra, measured = stage.rows(), stage.extra_rows(), measure_paper_stage(stage)
+def stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> PaperEntry:
+    predicted, extra, measured = stage.rows(), stage.extra_rows(), paper_models.measure_paper_stage(stage)
     comparison = compare(predicted + extra, measured)
     return PaperEntry(
         section, stage.model_name, quantity, "bytes", ours_formula=total(predicted), extra=total(extra), measured=total(measured),
@@ -220,7 +126,7 @@ def _stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> Pape
 
 def figure1(name: str) -> list[PaperEntry]:
     """Everything on a GPU of the first stage: states, activations before and after, the two sums."""
-    model, (_, counted) = PAPER_MODELS[name], count_parameters(name)
+    model, (_, counted) = PAPER_MODELS[name], paper_models.count_parameters(name)
     predicted = total(state_rows(model.shape, model.parallel, adam=_ADAM))
     measured = counted * sum(state.bytes_per_parameter for state in ADAM[_ADAM])
     quantity = "parameters, optimizer"
@@ -229,12 +135,12 @@ def figure1(name: str) -> list[PaperEntry]:
         stage = PaperStage(name, configuration)
         together = predicted + total(stage.rows())
         fits = "fits" if together <= paper.A100_BYTES else "does not fit"
-        activations = _stage_entry("figure1", f"activations, {label}", stage)
+        activations = stage_entry("figure1", f"activations, {label}", stage)
         entries += [
             activations,
             PaperEntry(
                 "figure1", name, f"all, {label}", "bytes", ours_formula=together, extra=activations.extra,
-                measured=measured + total(measure_paper_stage(stage)), disagreement=activations.disagreement,
+                measured=measured + total(paper_models.measure_paper_stage(stage)), disagreement=activations.disagreement,
                 note=f"{together / 2**30:.1f} GiB, {fits}",
             ),
         ]  # fmt: skip
@@ -256,12 +162,12 @@ def _first_stage(stage: PaperStage) -> PaperEntry:
     t, p, m = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
     equation = {"tensor+sequence": ("eq. 5", eq5), _BOTH: ("eq. 6", eq6)}.get(stage.configuration_name)
     if equation is None:
-        return _stage_entry("figure7", stage.configuration_name, stage)
+        return stage_entry("figure7", stage.configuration_name, stage)
     label, layers = equation
     factor = interleave_factor(p, m)
     printed = layers(shape, t) * factor + section43_extras(shape, t, p)  # whole, as p·m divides L
     by = f"{label} × {float(factor):.3f} + §4.3" if m > 1 else f"{label} + §4.3"
-    return _stage_entry("figure7", stage.configuration_name, stage, paper=int(printed), note=by)
+    return stage_entry("figure7", stage.configuration_name, stage, paper=int(printed), note=by)
 
 
 def _shares(name: str, configuration: str) -> list[PaperEntry]:
@@ -278,7 +184,7 @@ def _shares(name: str, configuration: str) -> list[PaperEntry]:
 
 def _paper_bytes(stage: PaperStage) -> int:
     """Measured bytes without those that the paper leaves out."""
-    return total(measure_paper_stage(stage)) - total(stage.extra_rows())
+    return total(paper_models.measure_paper_stage(stage)) - total(stage.extra_rows())
 
 
 def _measured_ranks(name: str) -> list[int]:
@@ -294,7 +200,7 @@ def figure9(name: str) -> list[PaperEntry]:
     for rank, size in enumerate(bytes_by_rank(shape, parallel, "selective", n)):
         quantity = f"rank {rank}"
         if rank in _measured_ranks(name):
-            entries.append(_stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), pipeline_rank=rank))
+            entries.append(stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), pipeline_rank=rank))
         else:
             entries.append(PaperEntry("figure9", name, quantity, "bytes", ours_formula=size, pipeline_rank=rank))
         freed = outputs[rank]
@@ -331,7 +237,7 @@ _WAYS = (
 
 def table3(name: str) -> list[PaperEntry]:
     """Devices, and parameters of the GPT that these sizes give."""
-    model, (whole, first_rank) = PAPER_MODELS[name], count_parameters(name)
+    model, (whole, first_rank) = PAPER_MODELS[name], paper_models.count_parameters(name)
     predicted, named = num_parameters(model.shape), _NAMED_PARAMETERS[name]
     per_rank = sum(parameter_counts(model.shape, model.parallel).values())
     entry = partial(PaperEntry, "table3", name)
@@ -353,12 +259,12 @@ def table4(name: str) -> list[PaperEntry]:
     return entries
 
 
-def table5_entries(name: str) -> list[PaperEntry]:
+def table5(name: str) -> list[PaperEntry]:
     """Gain, MFU and HFU as printed and from the printed times; MFU also from counted FLOPs."""
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     full, both = time.full_recompute_seconds, time.seconds
     flops, hardware = (equation(model.shape, model.global_batch_size) for equation in (eq7, eq8))
-    counted = sum(count_iteration(name, "none").values())
+    counted = sum(paper_models.count_iteration(name, "none").values())
     entry = partial(PaperEntry, "table5", name)
     without = "MFU with full recomputation"
     entries = [
@@ -375,7 +281,7 @@ def table5_entries(name: str) -> list[PaperEntry]:
     return entries
 
 
-def flops_entries(name: str) -> list[PaperEntry]:
+def flops(name: str) -> list[PaperEntry]:
     """FLOPs of one iteration in every mode, then the MFU and HFU that they give."""
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     sizes = model.shape, model.global_batch_size
@@ -385,7 +291,7 @@ def flops_entries(name: str) -> list[PaperEntry]:
     for way in _WAYS:
         by_text = way.recompute == "paper-selective"
         predicted = text_selective(*sizes) if by_text else hardware_flops(*sizes, way.recompute)
-        operators = count_iteration(name, way.recompute)
+        operators = paper_models.count_iteration(name, way.recompute)
         counted = sum(operators.values())
         note = ", ".join(f"{operator} {count:,}" for operator, count in operators.items())
         counts.append(entry(way.flops, "FLOPs", printed.get(way.recompute), predicted, measured=counted, note=note))

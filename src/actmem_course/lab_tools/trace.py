@@ -21,7 +21,7 @@ from actmem.layers.transformer import MLP
 from actmem.ledger.tools import replaced
 from actmem.parallel import conjugates, linear, rng
 from actmem.recompute import around_second_runs
-from actmem_course.bench.race import Work
+from actmem_course.lab_tools.timing import Work
 
 #: What to wrap: owner, name of the function, name of the range.
 _RANGES = (
@@ -35,7 +35,7 @@ _RANGES = (
     (conjugates.FUNCTIONS["g_bar"], "backward", "g_bar backward: all-gather"),
     (linear.FUNCTIONS["column_parallel"], "forward", "f or g, and linear"),
     (linear.FUNCTIONS["column_parallel"], "backward", "f or g, and linear: backward"),
-    # Inside the two above.  What is only started here overlaps the matrix products.
+    # Inside the two above.  What is only started here overlaps the matmuls.
     (linear, "all_gather", "g: all-gather"),
     (linear, "start_all_gather", "g again for the weight gradient: start all-gather"),
     (linear, "start_reduce_scatter", "g backward: start reduce-scatter"),

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import comb
 from statistics import median, quantiles
 from typing import Any
@@ -25,7 +25,20 @@ import torch.distributed as dist
 from actmem.config import check_size
 from actmem.recompute import around_second_runs
 from actmem_course.ranks import Ranks
-from actmem_course.results import Overhead, Sample
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed step.  recompute_seconds: the part of backward that runs forward again."""
+
+    forward_seconds: float
+    backward_seconds: float
+    recompute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward_seconds + self.backward_seconds
 
 
 @dataclass(frozen=True)
@@ -222,7 +235,7 @@ TWIN = "base once more"
 
 
 @dataclass(frozen=True)
-class Race:
+class Timings:
     """Samples by name, one a round, each of the rank that took longest.
 
     part: the seconds of ``Sample`` that are compared.  noise: of ``noise_of``, of that part.
@@ -244,14 +257,31 @@ class Race:
         fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
         return {part: [getattr(one, field) for one in self.samples[name]] for part, field in fields.items()}
 
-    def over(self, name: Hashable, base: Hashable, factor: float = 1) -> Overhead:
-        """One candidate's time over another's, times ``factor``, as an overhead."""
+    def over(self, name: Hashable, base: Hashable, factor: float = 1) -> dict[str, Any]:
+        """One candidate's time over another's, times ``factor``, round by round; as JSON has it.
+
+        Returns:
+            value: the median of the ratio, less 1; low, high: 95% of its true median.
+            is_real: False if the difference could be noise; noise: of the base, which ran twice a round.
+            ratio, interval: the ratio itself, and its 95% in words; margin: half of that interval.
+            within: what an overhead that is not real is below.
+        """
         times = ([getattr(sample, self.part) for sample in self.samples[one]] for one in (name, base))
-        ratio = spread([factor * one for one in ratios(*times)])
-        return Overhead(ratio.median - 1, ratio.low - 1, ratio.high - 1, is_real(ratio, self.noise), self.noise)
+        found = spread([factor * one for one in ratios(*times)])
+        return {
+            "value": found.median - 1,
+            "low": found.low - 1,
+            "high": found.high - 1,
+            "is_real": is_real(found, self.noise),
+            "noise": self.noise,
+            "ratio": found.median,
+            "interval": f"{found.low:.2f}–{found.high:.2f}",
+            "margin": found.margin,
+            "within": max(self.noise, found.margin),
+        }
 
 
-def race(
+def time_in_turns(
     work: Mapping[Any, Work],
     base: Hashable,
     ranks: Ranks,
@@ -259,8 +289,8 @@ def race(
     rounds: int,
     part: str = "seconds",
     on_round: Callable[[int], None] = lambda number: None,
-) -> Race:
-    """Time all candidates in turns, ``base`` twice a round.  part: of ``Race``.  Every rank must call it."""
+) -> Timings:
+    """Time all candidates in turns, ``base`` twice a round.  part: of ``Timings``.  Every rank must call it."""
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.
     torch.set_flush_denormal(True)
@@ -271,14 +301,18 @@ def race(
         )  # fmt: skip
     finally:
         torch.set_flush_denormal(False)
-    by_rank = ranks.gather(own)
+    sent = {name: [astuple(sample) for sample in samples] for name, samples in own.items()}
+    by_rank = [
+        {name: [Sample(*times) for times in samples] for name, samples in of_rank.items()}
+        for of_rank in ranks.gather(sent)
+    ]
     # The slowest rank's sample of each step: the others waited for it.
     slowest = {
         name: [max(at_once, key=lambda one: one.seconds) for at_once in zip(*(samples[name] for samples in by_rank))]
         for name in own
     }
     twins, bases = ([getattr(sample, part) for sample in slowest[name]] for name in (TWIN, base))
-    return Race(slowest, noise_of(ratios(twins, bases)), part)
+    return Timings(slowest, noise_of(ratios(twins, bases)), part)
 
 
 #: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.

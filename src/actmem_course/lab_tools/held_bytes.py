@@ -18,12 +18,12 @@ from actmem.ledger.census import LiveStorages
 from actmem.ledger.parts import layer_input
 from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
-from actmem_course.bench.race import Work
+from actmem_course.lab_tools.timing import Work
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A module and the input that it runs on.  A copy of it plays the output of the layer before: it counts while it lives."""
+    """A module and the input that it runs on.  A copy of the input plays the output of the layer before, and counts while it lives."""
 
     module: nn.Module
     leaf: Tensor
@@ -73,7 +73,7 @@ class Held:
     finite: bool
 
 
-def hold(runner: Runner) -> Held:
+def held_by(runner: Runner) -> Held:
     """Count what a runner holds between forward and backward, and its peak.  Untimed."""
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:

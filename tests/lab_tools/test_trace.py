@@ -9,9 +9,9 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
-from actmem_course.bench.hold import Runner
-from actmem_course.bench.race import Work
-from actmem_course.bench.trace import write_trace
+from actmem_course.lab_tools.held_bytes import Runner
+from actmem_course.lab_tools.timing import Work
+from actmem_course.lab_tools.trace import write_trace
 
 SHAPE = ModelShape(8, 1, 16, 4)
 

@@ -3,17 +3,19 @@
 import json
 
 import pytest
+from measure_paper import SECTIONS, measure_paper
+from paper_steps import sections
+from paper_steps.sections import PaperEntry
+from paper_steps.tables import parts_of
 
 from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.rows import Row
-from actmem_course.bench import reproduce as paper_sections
-from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of
-from actmem_course.bench.reproduce import STAGE_CONFIGURATIONS
+from actmem_course.lab_tools import paper_models
+from actmem_course.lab_tools.paper_models import STAGE_CONFIGURATIONS
 from actmem_course.others import paper
-from actmem_course.results import PaperEntry, Table2Result, plain
 
 MODELS = tuple(PAPER_MODELS)
 
@@ -35,23 +37,21 @@ def measured_by_formula(change=lambda what, result: result):
 
     def layer(name):
         sizes = [closed_form(c, PAPER_MODELS[name].shape, 8) for c in TABLE2]
-        rows = zip(TABLE2, sizes)
-        return change(
-            "layer", [Table2Result(c.name, c.formula(), 8, 0, size, 5, size + 5, 0, True, "") for c, size in rows]
-        )
+        found = [{"predicted_bytes": n, "extra_bytes": 5, "measured_bytes": n + 5, "disagreement": ""} for n in sizes]
+        return change("layer", found)
 
     return {
         "measure_paper_stage": stage,
         "count_parameters": parameters,
         "count_iteration": iteration,
-        "measure_layer_of": layer,
+        "measure_layer": layer,
     }
 
 
 def entries_by_formula(section, models=MODELS, **change):
     with pytest.MonkeyPatch.context() as patch:
         for name, function in measured_by_formula(**change).items():
-            patch.setattr(paper_sections, name, function)
+            patch.setattr(sections if name == "measure_layer" else paper_models, name, function)
         return measure_paper([section], models)[section]
 
 
@@ -65,7 +65,7 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
     else:
         assert list(dict.fromkeys(e.model for e in entries)) == list(MODELS)
     assert all(e.exact is not False for e in entries)
-    for entry, read in zip(entries, json.loads(json.dumps(entries, default=plain))):
+    for entry, read in zip(entries, json.loads(json.dumps([entry.as_row() for entry in entries]))):
         assert read["quantity"] == entry.quantity
         assert all(value is None or isinstance(value, (str, int, float)) for value in read.values())
 
@@ -74,7 +74,7 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
     ("section", "change"),
     [
         ("figure1", lambda what, result: [*result, Row("more", 1)] if what == "stage" else result),
-        ("table2", lambda what, result: [*result[:5], Table2Result("full", "2", 8, 0, 9, 5, 15, 1, False, "more")]),
+        ("table2", lambda what, result: [*result[:5], {**result[5], "disagreement": "more"}]),
         ("table3", lambda what, result: (result[0], result[1] + 1)),
         ("figure7", lambda what, result: [Row(row.term + "?", row.bytes) for row in result]),
         ("table5", lambda what, result: {"aten.mm": result["aten.mm"] + 10**12}),
@@ -119,9 +119,8 @@ def test_an_empty_section_says_why(section):
 
 
 def test_models_in_their_order_by_two_processes():
-    done = []
-    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], 2, done.append)
-    assert list(entries) == ["disagreements", "table4", "table3"] and done == ["22B", "175B", ""]
+    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], 2)
+    assert list(entries) == ["disagreements", "table4", "table3"]
     assert list(dict.fromkeys(e.model for e in entries["table3"])) == ["22B", "175B"]
     assert all(e.exact is not False for of in entries.values() for e in of)
     assert not any(e.exact or e.difference for name in ("disagreements", "table4") for e in entries[name])

@@ -6,7 +6,7 @@ from torch import nn
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
-from actmem_course.bench.hold import Runner, hold, live_peak
+from actmem_course.lab_tools.held_bytes import Runner, held_by, live_peak
 
 SHAPE = ModelShape(32, 2, 48, 4)
 
@@ -24,7 +24,7 @@ def test_counted_by_hand():
 
 def test_gradients_of_parameters_count_and_are_let_go():
     module, leaf = nn.Linear(64, 64, bias=False), torch.zeros(1, 64, requires_grad=True)
-    held = hold(Runner(module, leaf))
+    held = held_by(Runner(module, leaf))
     assert held.peak_bytes >= 64 * 64 * 4 and module.weight.grad is None and leaf.grad is None
     assert held.allocated_bytes is None and held.requested_bytes is None and held.finite
 
@@ -33,7 +33,7 @@ def test_gradients_of_parameters_count_and_are_let_go():
 def test_the_peak_is_no_less_than_what_is_held(recompute):
     layer = TransformerLayer(SHAPE, recompute=recompute, dtype=torch.float32)
     leaf = torch.randn(32, 2, 48, requires_grad=True)
-    held = hold(Runner(layer, leaf))
+    held = held_by(Runner(layer, leaf))
     assert held.peak_bytes >= held.held_bytes + leaf.numel() * 4
 
 

@@ -15,10 +15,11 @@ from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import shard
 from actmem.rows import total
-from actmem_course.bench.measure_peers import OURS, PEER_MODES, PEERS, build
-from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.peers import PeerUnavailable
+from actmem_course.peers.build import OURS, PEERS, build
 
 SHAPE = ModelShape(16, 2, 32, 4)
+PEER_MODES = ("none", "selective", "elementwise", "full")
 HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 NAMES = [
     pytest.param(name, marks=pytest.mark.skipif(name == "megatron-core" and not HAS_MEGATRON, reason="not installed"))
@@ -127,7 +128,7 @@ def test_fsdp_keeps_an_uncut_layer_and_no_weights(mode):
 
 
 def test_a_missing_megatron_is_one_line(monkeypatch):
-    import actmem_course.bench.peers.megatron as peer
+    import actmem_course.peers.megatron as peer
 
     def refuse(name):
         raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}")

@@ -29,16 +29,9 @@ from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, 
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.files import check_files
+from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.machine import clock_name, described
-from actmem_course.lab_tools.options import (
-    DEFAULT_LAYER,
-    add_timing_arguments,
-    check_timing,
-    lab_parser,
-    layer_shape,
-    shortened,
-)
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
 from actmem_course.lab_tools.socket_bytes import bytes_sent_by, can_count
 from actmem_course.lab_tools.tables import numbers, red_if, table
@@ -62,17 +55,17 @@ GLOO = (
 
 @lab
 def main() -> int:
-    parser = lab_parser("measure_communication.py", __doc__ or "")
-    add_shape_arguments(parser, DEFAULT_LAYER)
+    parser = options.lab_parser("measure_communication.py", __doc__ or "")
+    add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
-    add_timing_arguments(parser)
+    options.add_timing_arguments(parser)
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
         size = check_ranks(args, parser.prog)
-        dtype = check_timing(args)
+        dtype = options.check_timing(args)
         if args.emulate is None:
-            shape = layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
+            shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
         else:  # an emulated rank needs no memory: it only counts
             shape = shape_from(args)
             check_layer(shape, Parallel(size, sequence_parallel=True))
@@ -92,7 +85,7 @@ def main() -> int:
             screen.print(row["difference"], style=WRONG, markup=False)
         if not wrong:
             screen.print("Every number, kind and byte agrees with the formulas.")
-        if note := shortened(shape):
+        if note := options.shortened(shape):
             screen.print(note)
         for row in compared:
             screen.print(f"{row['comparison']}: {comparison_text(row)}")
@@ -114,8 +107,8 @@ def main() -> int:
 def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
     """The collectives of one layer in every form and mode, predicted and counted.  Every rank must call it."""
     rows = []
-    for name, options in FORMS.items():
-        tp = tensor_parallel(**options)
+    for name, sharing in FORMS.items():
+        tp = tensor_parallel(**sharing)
         for recompute in COUNTED_MODES:
             layer = layer_runner(shape, tp, here.device, dtype, recompute)
             with count_collectives() as seen:
@@ -172,8 +165,8 @@ def measure_sockets(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[
         ("reduce-scatter", of_activations("reduce-scatter"), lambda: reduce_scatter(full, tp)),
         (TORCHS, of_activations("all-reduce"), lambda: torch_reduce_scatter(result, full)),
     ]
-    for name, options in FORMS.items():
-        form = tensor_parallel(**options)
+    for name, sharing in FORMS.items():
+        form = tensor_parallel(**sharing)
         layer = layer_runner(shape, form, here.device, dtype)
         tried.append((f"layer, {name}", predict(shape, form, dtype), layer.run))
     rows = []

@@ -109,8 +109,9 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
             session.step("table2", f"{name}, {row.name}", partial(measure_layer_bytes, shape, row, device, dtype))
 
     budget = int(args.card * 2**30)
-    for name, *how in LADDER:
-        run = partial(climb, shapes["22B"], *how, device=device, curve=name.endswith("selective"))
+    for name, tensor, sequence, recompute in LADDER:
+        curve = name.endswith("selective")
+        run = partial(climb, shapes["22B"], tensor, sequence, recompute, device=device, curve=curve)
         session.step("wall", name, partial(run, budget_bytes=budget))
         last = session.results["wall"][-1:]
         # What this card could hold, but not the paper's: the prediction is measured there too.

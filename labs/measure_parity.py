@@ -27,7 +27,7 @@ from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 
 #: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
-FORMS: dict[str, dict[str, bool]] = {
+FORMS: dict[str, dict[str, Any]] = {
     "tensor": {},
     "tensor+sequence": {"sequence_parallel": True},
     "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},

@@ -30,18 +30,9 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import add_shape_arguments
 from actmem_course.files import check_files
+from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Held, Runner, held_by
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described
-from actmem_course.lab_tools.options import (
-    DEFAULT_LAYER,
-    add_choices_argument,
-    add_timing_arguments,
-    check_timing,
-    chosen,
-    lab_parser,
-    layer_shape,
-    shortened,
-)
 from actmem_course.lab_tools.output import screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, table, two_lines, words
 from actmem_course.lab_tools.timing import Timings, Work, time_in_turns
@@ -75,12 +66,12 @@ OVER_GLOO = (
 
 @lab
 def main() -> int:
-    parser = lab_parser("measure_peers.py", __doc__ or "")
-    add_shape_arguments(parser, DEFAULT_LAYER)
+    parser = options.lab_parser("measure_peers.py", __doc__ or "")
+    add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
-    add_timing_arguments(parser)
-    add_choices_argument(parser, "peer", tuple(PEERS), "NAME")
-    add_choices_argument(parser, "recompute", PEER_MODES, "MODE")
+    options.add_timing_arguments(parser)
+    options.add_choices_argument(parser, "peer", tuple(PEERS), "NAME")
+    options.add_choices_argument(parser, "recompute", PEER_MODES, "MODE")
     parser.add_argument(
         "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
     )
@@ -92,8 +83,8 @@ def main() -> int:
         check_files(args, "json")
         if not args.today:
             size = check_ranks(args, parser.prog)
-            dtype = check_timing(args)
-            shape = layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
+            dtype = options.check_timing(args)
+            shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
     if args.today:
@@ -103,9 +94,9 @@ def main() -> int:
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
         torch.manual_seed(1234)
-        modes = chosen(args.recompute, PEER_MODES)
+        modes = options.chosen(args.recompute, PEER_MODES)
         rows = measure_peers(
-            shape, here, getattr(torch, dtype), rounds=args.rounds, peers=chosen(args.peer, tuple(PEERS)), modes=modes,
+            shape, here, getattr(torch, dtype), rounds=args.rounds, peers=options.chosen(args.peer, tuple(PEERS)), modes=modes,
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
         screen.print(f"One layer by others: {described(shape, here, dtype)}", style="bold")
@@ -130,7 +121,7 @@ def main() -> int:
             screen.print(line, markup=False)
         if here.device == "cpu" and here.size > 1 and not here.emulated:
             screen.print(OVER_GLOO)
-        if note := shortened(shape):
+        if note := options.shortened(shape):
             screen.print(note)
         if here.emulated:
             screen.print(EMULATED)

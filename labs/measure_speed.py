@@ -26,17 +26,9 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments
 from actmem_course.files import check_files, replacing
+from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
 from actmem_course.lab_tools.machine import EMULATED, check_fits, clock_name, described
-from actmem_course.lab_tools.options import (
-    DEFAULT_LAYER,
-    add_file_argument,
-    add_timing_arguments,
-    check_timing,
-    lab_parser,
-    layer_shape,
-    shortened,
-)
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_figure, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import time_in_turns
@@ -80,12 +72,12 @@ VARIANTS = (
 
 @lab
 def main() -> int:
-    parser = lab_parser("measure_speed.py", __doc__ or "")
-    add_shape_arguments(parser, DEFAULT_LAYER)
+    parser = options.lab_parser("measure_speed.py", __doc__ or "")
+    add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
-    add_timing_arguments(parser)
-    add_file_argument(parser, "html", "write figure 8: forward, recomputation, backward (needs plotly)")
-    add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
+    options.add_timing_arguments(parser)
+    options.add_file_argument(parser, "html", "write figure 8: forward, recomputation, backward (needs plotly)")
+    options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     parser.add_argument(
         "--nvtx", action="store_true", help="run one more step of each with NVTX ranges, for nsys (GPUs only)"
     )
@@ -93,8 +85,8 @@ def main() -> int:
     with parser.refusing():
         check_files(args, "json", "html", "trace")
         size = check_ranks(args, parser.prog)
-        dtype = check_timing(args)
-        shape = layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
+        dtype = options.check_timing(args)
+        shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
         if args.nvtx and args.device != "cuda":
             raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
 
@@ -110,7 +102,7 @@ def main() -> int:
         wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
         title = f"Table 4 measured: {described(shape, here, dtype)}"
         screen.print(speed_table(rows, title), noise_line(rows[0]["noise"], args.rounds, clock_name(here.device)))
-        if note := shortened(shape):
+        if note := options.shortened(shape):
             screen.print(note)
         if here.emulated:
             screen.print(EMULATED)

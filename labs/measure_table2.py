@@ -7,20 +7,19 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 
 import argparse
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
-from actmem.rows import Row, compare, total
+from actmem.rows import Row
 from actmem_course.arguments import add_shape_arguments
 from actmem_course.files import check_files
+from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import check_fits
 from actmem_course.lab_tools.options import DEFAULT_LAYER, add_dtype_argument, lab_parser, layer_shape, shortened
-from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, status, write_rows
-from actmem_course.lab_tools.tables import layers_table, reasons_table
+from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 
@@ -44,19 +43,15 @@ def main() -> int:
         torch.manual_seed(1234)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in TABLE2])
-        screen.print(layers_table(rows, title_of(shape, here, args.dtype)))
-        screen.print(reasons_table(row for one in TABLE2 for row in predict(shape, one, here, dtype)[1]))
+        extra = [row for configuration in TABLE2 for row in predict(shape, configuration, here, dtype)[1]]
+        a, b, h, s = shape.letters()
+        sizes = f"s={s} b={b} h={h} a={a} f={shape.ffn_hidden_size}"
+        title = f"Table 2 measured: {sizes}, {args.dtype}\n{ranks_in_words(here)}"
+        exact = print_layers(screen, rows, title, extra)
         if note := shortened(shape):
             screen.print(note)
-        wrong = [row for row in rows if not row["exact"]]
-        for row in wrong:
-            screen.print(
-                f"{row['configuration']}, rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False
-            )
-        agree = f"{len(rows) - len(wrong)} of {len(rows)} measurements agree with the formulas to the byte"
-        screen.print(agree, style=WRONG if wrong else None)
         write_rows(args.json, here.rank, rows)
-    return 1 if wrong else 0
+    return 0 if exact else 1
 
 
 def check_shape(shape: ModelShape, size: int, args: argparse.Namespace, dtype: torch.dtype) -> None:
@@ -92,29 +87,8 @@ def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype:
         tp = tensor_parallel(sequence_parallel=configuration.sequence_parallel)
     measured = measure_layer(shape, tp, configuration.recompute, device=here.device, dtype=dtype)
     predicted, extra = predict(shape, configuration, here, dtype)
-    comparison = compare(predicted + extra, measured)
-    return {
-        "configuration": configuration.name,
-        "formula": configuration.formula(dtype.itemsize),
-        "tensor_parallel_size": tp.size,
-        "rank": here.rank,
-        "predicted_bytes": total(predicted),
-        "extra_bytes": total(extra),
-        "measured_bytes": total(measured),
-        "difference_bytes": total(measured) - total(predicted) - total(extra),
-        "exact": comparison.exact,
-        "disagreement": "" if comparison.exact else comparison.describe(),
-    }
-
-
-def title_of(shape: ModelShape, here: Ranks, dtype: str) -> str:
-    """Sizes and dtype; ranks, device and torch's version."""
-    how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
-    if here.device == "cuda" and not torch.cuda.is_available():
-        how = f"{how} (fake tensors, an H100's kernels)"
-    a, b, h, s = shape.letters()
-    sizes = f"s={s} b={b} h={h} a={a} f={shape.ffn_hidden_size}"
-    return f"Table 2 measured: {sizes}, {dtype}\n{how} on {here.device}, torch {version('torch')}"
+    formula = configuration.formula(dtype.itemsize)
+    return layer_row(configuration.name, formula, tp.size, here.rank, predicted, extra, measured)
 
 
 if __name__ == "__main__":

@@ -9,24 +9,23 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_size, model_shape
 from actmem.formulas.activations import Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.ledger import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.rows import Row, compare, total
+from actmem.rows import Row, total
 from actmem_course.files import check_files
-from actmem_course.lab_tools.machine import check_fits, local_rank
+from actmem_course.lab_tools.gpu_kernel import kernel_by_table, kernel_here
+from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
+from actmem_course.lab_tools.machine import check_fits
 from actmem_course.lab_tools.options import add_dtype_argument, lab_parser
-from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, status, write_rows
-from actmem_course.lab_tools.tables import layers_table, reasons_table
+from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 from actmem_more.context import ContextParallel, layer_groups
@@ -34,8 +33,7 @@ from actmem_more.llama import LlamaLayer
 from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, LlamaShape, llama_shape, own_context_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
-from actmem_tools.attention_kernels import FLASH_WIDTH, KERNEL_NODES, AttentionCall, attention_kernel, attention_rows
-from actmem_tools.no_device import H100, gpu_of_this_build
+from actmem_tools.attention_kernels import attention_rows
 
 SIZES = {
     "seq_length": "tokens of one sequence (s)",
@@ -99,19 +97,10 @@ def main() -> int:
         kernel = case.kernel(here.device)
         with status(here.rank, "measuring"):
             rows = gather_rows(here, measure(case, here, kernel))
-        screen.print(layers_table(rows, case.title(here)))
         predictions = [case.predict(one, here.size, here.device, 0, kernel) for one in case.configurations]
-        if extra := [row for _, own in predictions for row in own]:
-            screen.print(reasons_table(extra))
-        wrong = [row for row in rows if not row["exact"]]
-        for row in wrong:
-            screen.print(
-                f"{row['configuration']}, rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False
-            )
-        agree = f"{len(rows) - len(wrong)} of {len(rows)} measurements agree with the formulas to the byte"
-        screen.print(agree, style=WRONG if wrong else None)
+        exact = print_layers(screen, rows, case.title(here), [row for _, extra in predictions for row in extra])
         write_rows(args.json, here.rank, rows)
-    return 1 if wrong else 0
+    return 0 if exact else 1
 
 
 def case_from(args: argparse.Namespace) -> "Case":
@@ -157,7 +146,7 @@ class Case:
             else:
                 check_layer(self.shape, parallel)
         if args.device == "cuda":
-            self.kernel_by_table()
+            self.kernel("cuda", kernel_by_table)
         elif args.emulate is None:
             check_fits(self.largest_bytes(), args, "use --emulate, or smaller sizes")
 
@@ -195,55 +184,15 @@ class Case:
         t = parallel.tensor_parallel_size * (self.context if self.context_kind == "ulysses" else 1)
         return rows, attention_rows(kernel, shape.micro_batch_size, shape.num_attention_heads // t, shape.seq_length, t)
 
-    def kernel_by_table(self) -> str:
-        """The attention kernel of this rank's GPU by the table, or of an H100 where there is none.
+    def kernel(self, device: str, find: Callable[[LlamaShape, torch.dtype], str] = kernel_here) -> str:
+        """The attention kernel of this rank; ``""`` on a CPU, for the paper's layer, and for parts of a sequence.
 
-        ``""`` for the paper's layer, and where parts of a sequence call the flash kernel themselves.  Raises
-        ConfigError where more is kept than the formulas say.
+        Those call the flash kernel themselves.  Raises ConfigError where more is saved than the formulas say.
         """
-        shape = self.shape
-        if isinstance(shape, ModelShape) or (self.context > 1 and self.context_kind != "ulysses"):
-            return ""
-        here = torch.cuda.is_available()
-        gpu = gpu_of_this_build(torch.cuda.get_device_capability(local_rank()) if here else H100)
-        heads, lengths = (shape.num_attention_heads, shape.num_key_value_heads), (shape.seq_length,) * 2
-        call = AttentionCall(self.dtype_name, shape.d, shape.value_size, *heads, *lengths, causal=True)
-        kernel = attention_kernel(gpu, call)
-        if kernel == "math":
-            raise self.no_fused_kernel("a GPU of capability {}.{}".format(*gpu.capability))
-        if kernel == "flash" and shape.d % FLASH_WIDTH:
-            rule = f"gives heads of {shape.d}: a GPU's flash kernel keeps copies padded to a multiple of {FLASH_WIDTH}"
-            raise ConfigError("num_attention_heads", rule)
-        return kernel
-
-    def kernel(self, device: str) -> str:
-        """The attention kernel of this rank, ``""`` on a CPU: a GPU is asked by a small call, and its autograd node tells."""
-        kernel = self.kernel_by_table() if device == "cuda" else ""
-        shape = self.shape
-        if not kernel or not torch.cuda.is_available() or isinstance(shape, ModelShape):
-            return kernel
-        make = partial(torch.zeros, device="cuda", dtype=self.dtype, requires_grad=True)
-        keys, length = shape.num_key_value_heads, min(shape.seq_length, 128)
-        q = make(1, length, shape.num_attention_heads, shape.d).transpose(1, 2)
-        k, v = (make(1, length, keys, width).transpose(1, 2) for width in (shape.d, shape.value_size))
-        grouped = shape.num_attention_heads != keys
-        node = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).grad_fn
-        assert node is not None
-        for kernel, name in KERNEL_NODES.items():
-            if node.name().startswith(name):
-                return kernel
-        raise self.no_fused_kernel("this GPU")
-
-    def no_fused_kernel(self, gpu: str) -> ConfigError:
-        shape = self.shape
-        assert isinstance(shape, LlamaShape)
-        heads = f"{shape.num_attention_heads} query and {shape.num_key_value_heads} key heads of {shape.d}"
-        rule = f"{self.dtype_name} with {heads} has no fused attention kernel on {gpu}, which would keep the scores"
-        return ConfigError("dtype", f"{rule}: no formula here (--device cpu has one)")
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        whole = self.context == 1 or self.context_kind == "ulysses"
+        if device == "cuda" and whole and isinstance(self.shape, LlamaShape):
+            return find(self.shape, self.dtype)
+        return ""
 
     def title(self, here: Ranks) -> str:
         """Layer, sizes and dtype; ranks, device and torch's version."""
@@ -254,11 +203,8 @@ class Case:
             words.append(f"{self.routing} routing")
         if self.context > 1:
             words.append(f"c={self.context}")
-        how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
-        if here.device == "cuda" and not torch.cuda.is_available():
-            how = f"{how} (fake tensors, an H100's kernels)"
-        sizes_line = f"{what}: {', '.join(words)}, {self.dtype_name}"
-        return f"{sizes_line}\n{how} on {here.device}, torch {version('torch')}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{what}: {', '.join(words)}, {dtype}\n{ranks_in_words(here)}"
 
 
 def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
@@ -279,20 +225,9 @@ def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
             more: dict[str, Any] = {"routing": case.routing, "context": context}
             measured = measure_llama_layer(case.shape, tp, one.recompute, **place, **more)
         predicted, extra = case.predict(one, here.size, here.device, tp.rank, kernel)
-        comparison = compare(predicted + extra, measured)
         sbh = case.shape.seq_length * case.shape.micro_batch_size * case.shape.hidden_size
-        rows.append({
-            "configuration": one.name,
-            "formula": f"{total(predicted) / sbh:.4g}",
-            "tensor_parallel_size": tp.size,
-            "rank": here.rank,
-            "predicted_bytes": total(predicted),
-            "extra_bytes": total(extra),
-            "measured_bytes": total(measured),
-            "difference_bytes": total(measured) - total(predicted) - total(extra),
-            "exact": comparison.exact,
-            "disagreement": "" if comparison.exact else comparison.describe(),
-        })  # fmt: skip
+        formula = f"{total(predicted) / sbh:.4g}"
+        rows.append(layer_row(one.name, formula, tp.size, here.rank, predicted, extra, measured))
     return rows
 
 

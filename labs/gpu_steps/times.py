@@ -53,7 +53,8 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
 def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
     """The six matmuls of one rank's forward, and the twelve of its backward, on random tensors of their shapes."""
     a, b, h, s = shape.letters()
-    t, place = ranks.size, {"device": ranks.device, "dtype": dtype}
+    t = ranks.size
+    place: dict[str, Any] = {"device": ranks.device, "dtype": dtype}
 
     def pairs() -> list[tuple[Tensor, Tensor]]:
         linears = ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h))

@@ -35,7 +35,7 @@ from actmem.parallel.rng import DropoutMask
 from actmem.pipeline import check_pipeline
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES, Recompute
 from actmem.rows import Row
-from actmem_course.bench.race import take_turns
+from actmem_course.lab_tools.timing import take_turns
 from actmem_course.others import paper
 from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from measure_pipeline import MemoryWatcher
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from actmem.config import ConfigError, ModelShape, Parallel
@@ -13,7 +14,6 @@ from actmem.layers.gpt import GPT
 from actmem.parallel.linear import load_dense
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import compare
-from actmem_course.bench.measure_pipeline import InFlight
 from tests.gradients import gradient_pairs, largest_difference
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
@@ -97,12 +97,12 @@ def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
 
 
 def watched(cut, free_outputs, recompute="none"):
-    watcher = InFlight()
+    watcher = MemoryWatcher()
     modes = {"sequence_parallel": True, "recompute": recompute, "free_outputs": free_outputs}
     pipeline = pipeline_of(cut, **modes, watcher=watcher, dtype=torch.bfloat16)
     tokens = torch.randint(0, 20, (cut[-1] * 2, 8))
     pipeline.step(tokens, tokens)
-    return watcher.samples, watcher.peak_rows()
+    return watcher.samples, watcher.peak_rows
 
 
 @pytest.mark.by_day(1)

@@ -19,7 +19,6 @@ from actmem.rows import paper_rows, total
 from actmem_course.others.logged_pairs import logged_pairs
 from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share
 from actmem.formulas.states import state_rows
-from actmem_course.results import PipelineResult, read
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.folded import Agreement, Fold, worked
@@ -191,7 +190,7 @@ agree.add("microbatches in flight on each process", [(r["predicted_in_flight"], 
 agree.add("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
 
 # %%
-LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResult, one) for one in measured]))
+LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
 
 # %% [markdown]
 # The curves are measured. The time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 holds more

@@ -1,7 +1,7 @@
 """Run a lab's ``main`` without starting a process: here, or on the ranks of a RankPool."""
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import json
 import os
@@ -14,17 +14,13 @@ import pytest
 import torch.distributed as dist
 
 from actmem_course import launch
-from actmem_course.bench import runner
 from actmem_course.launch import LABS
 from actmem_course.ranks import Ranks
 
 
 def lab_module(script):
-    """A lab as a module of its own; its ``main`` has not run."""
-    spec = importlib.util.spec_from_file_location("lab_under_test", LABS / script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A lab as a module; its ``main`` has not run."""
+    return importlib.import_module(script.removesuffix(".py"))
 
 
 def lab_results(pool, script, *arguments):
@@ -46,8 +42,7 @@ def _on_this_rank(script, arguments):
     sys.argv, printed = [script, *arguments], io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
-            for joins in (module, runner):
-                patch.setattr(joins, "ranks", lambda args, **options: contextlib.nullcontext(here), raising=False)
+            patch.setattr(module, "ranks", lambda args, **options: contextlib.nullcontext(here))
             return module.main.__wrapped__(), printed.getvalue()
     finally:
         for name in place:

@@ -8,7 +8,7 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
-from actmem_course.bench.timing import ranks_here
+from actmem_course.lab_tools.machine import ranks_here
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"

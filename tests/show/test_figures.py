@@ -5,7 +5,6 @@ import itertools
 import pkgutil
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from unicodedata import combining
 
 import plotly.graph_objects as go
@@ -41,8 +40,7 @@ CUT, STEP = Parallel(8, True), GPT3.with_sizes(num_layers=4)
 PAYLOAD = 2 * 2048 * 12288
 RIGHT = dict(zip(layer.keep_controls(), map(layer.kept_by, layer.operations()), strict=True))
 EMPTY = dict.fromkeys(RIGHT, layer.NO_ANSWER)
-HELD = [SimpleNamespace(kept_bytes=n) for n in (9, 0)]
-RANK = SimpleNamespace(pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=HELD)
+RANK = {"pipeline_rank": 0, "predicted_bytes": 9, "extra_bytes": 0, "samples": [{"kept_bytes": n} for n in (9, 0)]}
 #: A function that draws, and the arguments of each of its figures.
 DRAWN: dict[Callable, list[tuple]] = {
     layer.layer_bars: [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from actmem_course.others.nanotron import NanotronRun
-from actmem_course.results import SpeedLine
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, chart, line, log_scale, points, scale
 from actmem_course.show.style import BLUE, INK, PAINT, milliseconds
@@ -28,18 +27,27 @@ def write_page(drawing: Drawing, path: Path) -> None:
     figure.write_html(path, include_plotlyjs=True, config=spec["config"])
 
 
-def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
-    """Figure 8, measured here: a bar for each variant, cut into forward, second run, backward; the first on top.
+def speed_figure(rows: Sequence[Mapping[str, Any]], setting: str) -> Drawing:
+    """Figure 8, measured here: a bar for each variant, in parts: forward, recomputation, backward; the first on top.
 
-    setting: what was run where, in one line.
+    Args:
+        rows: of labs/measure_speed.py.
+        setting: what was run where, in one line.
     """
     seconds = {
-        one.name: (one.forward_seconds, one.recompute_seconds, one.backward_seconds - one.recompute_seconds)
-        for one in lines
+        row["name"]: (
+            row["forward_seconds"],
+            row["recompute_seconds"],
+            row["backward_seconds"] - row["recompute_seconds"],
+        )
+        for row in rows
     }
-    both = {one.name: f"{milliseconds(sum(seconds[one.name]))} ms" for one in lines}
+    notes = {row["name"]: f"{milliseconds(sum(seconds[row['name']]))} ms" for row in rows}
+    for row in rows:
+        if row["over"]:
+            notes[row["name"]] += f", {overhead_text(row['over'])}"
     drawing = bar_chart(
-        overhead_finding(lines),
+        overhead_finding(rows),
         {
             part: dict(zip(seconds, (1000 * size for size in sizes)))
             for part, sizes in zip(_PARTS, zip(*seconds.values()))
@@ -47,23 +55,23 @@ def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
         "one layer, one microbatch",
         "ms",
         fills=list(_PARTS.values()),
-        notes={one.name: both[one.name] + (f", {overhead_text(one.over)}" if one.over else "") for one in lines},
+        notes=notes,
     )
     title = {**drawing.layout["title"], "subtitle": {"text": setting}}
     return replace(drawing, layout={**drawing.layout, "title": title})
 
 
-def overhead_finding(lines: Sequence[SpeedLine]) -> str:
+def overhead_finding(rows: Sequence[Mapping[str, Any]]) -> str:
     """The figure's title: what recomputing everything costs here, and what recomputing the core does."""
-    by_mode = {(line.recompute, line.sequence_parallel): line for line in lines}
+    by_mode = {(row["recompute"], row["sequence_parallel"]): row["over"] for row in rows}
     full, ours = by_mode[("full", False)], by_mode[("selective", True)]
     return f"Full recomputation costs {_cost(full)}, selective with sequence parallelism {_cost(ours)}"
 
 
-def _cost(line: SpeedLine) -> str:
-    if line.over is None:
+def _cost(over: Mapping[str, Any] | None) -> str:
+    if over is None:
         return "nothing"
-    return f"{100 * line.over.value:+.0f}%" if line.over.is_real else f"less than {math.ceil(100 * line.over.within)}%"
+    return f"{100 * over['value']:+.0f}%" if over["is_real"] else f"less than {math.ceil(100 * over['within'])}%"
 
 
 def runs_figure(runs: Sequence[NanotronRun]) -> Drawing:

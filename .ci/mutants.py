@@ -49,7 +49,7 @@ COPIED = (
     "Makefile",
 )
 #: Folders of tests that may be near.  Not those that start labs, notebooks or browsers: too slow for 80 runs.
-NEARBY = ("", "formulas", "measure", "layers", "parallel", "plan", "verify", "tape", "others", "bench", "show", "bench/peers")  # fmt: skip
+NEARBY = ("", "formulas", "measure", "layers", "parallel", "plan", "verify", "tape", "others", "bench", "figures", "bench/peers")  # fmt: skip
 #: Tests of the repository, not of the library.
 APART = {"test_ci_tools", "test_imports", "test_setup", "test_tiers"}
 #: What a test file costs if its text has one of these words; 1 without any.

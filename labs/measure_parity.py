@@ -12,7 +12,7 @@ from actmem_course.bench.measure_parity import LARGEST_ERROR, check_parity, meas
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.show.text import text_table
+from actmem_course.figures.text import text_table
 
 
 @lab

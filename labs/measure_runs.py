@@ -26,7 +26,7 @@ from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, experiment
 from actmem_course.process import lab
 from actmem_course.results import plain
 from actmem_course.show import tables
-from actmem_course.show.measured import runs_figure
+from actmem_course.figures.measured import runs_figure
 
 ROWS = "predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib"
 CALCULATORS = "instead of runs: what public calculators print for table 2 and one of the runs, beside counted bytes"

@@ -83,7 +83,7 @@ def write_sources(folder: Path) -> None:
     shutil.copy(es5 / "tex-chtml.js", mathjax)
     shutil.copytree(es5 / "output" / "chtml" / "fonts", mathjax / "output" / "chtml" / "fonts")
     (folder / "_static").mkdir()
-    styles = (live.SHOW / "figures.css", STYLE)
+    styles = (live.FIGURES / "figures.css", STYLE)
     css = "\n".join(path.read_text(encoding="utf-8") for path in styles)
     (folder / "_static" / "actmem.css").write_text(css, encoding="utf-8")
     shutil.copy(ICON, folder)

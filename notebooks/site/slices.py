@@ -6,7 +6,7 @@ import ast
 
 from nbformat import NotebookNode
 
-from actmem_course.show.in_page import IN_PAGE
+from actmem_course.figures.in_page import IN_PAGE
 from notebooks.site.needs import Reader, Statement
 
 

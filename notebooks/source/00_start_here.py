@@ -7,10 +7,10 @@
 from actmem.formulas.activations import eq1, layer_extra_rows
 from actmem.config import PAPER_MODELS, TINY
 from actmem.rows import total
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.memory_wall import front_door, front_door_controls, gpu_bytes
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.ch01_memory_wall import front_door, front_door_controls, gpu_bytes
+from actmem_course.figures.style import size_text
+from actmem_course.figures.widgets import Panel, Prediction, Reveal, Varies
 
 model = PAPER_MODELS["175B"]
 before, after = gpu_bytes(model), gpu_bytes(model, "tensor + sequence", "selective")

@@ -16,15 +16,15 @@ from actmem.layers.gpt import GPT
 from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, slider
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.memory_wall import METHODS, PART_FILLS, crossover_lines, gpu_bytes, memory_wall
-from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, slider
+from actmem_course.figures.checks import Agreement, Fold, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.ch01_memory_wall import METHODS, PART_FILLS, crossover_lines, gpu_bytes, memory_wall
+from actmem_course.figures.style import size_text
+from actmem_course.figures.text import text_table
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 largest = PAPER_MODELS["1T"]

@@ -17,17 +17,17 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.rows import total
 from actmem_course.bench.golden_here import count_here, distinct
 from actmem_course.others.golden import equalities, predict, read_golden
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import slider, steps
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.measured import here_fold
-from actmem_course.show.style import size_text
-from actmem_course.show.terms import term_of
-from actmem_course.show.text import extras_text, kept_text, saved_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import slider, steps
+from actmem_course.figures.checks import Agreement, Fold, worked
+from actmem_course.figures.ch02_counting_bytes import keep_controls, keep_game, layer_bars, layer_drawing
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.measured import here_fold
+from actmem_course.figures.style import size_text
+from actmem_course.figures.terms import term_of
+from actmem_course.figures.text import extras_text, kept_text, saved_text
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 gpt3 = PAPER_MODELS["175B"].shape
 agree = Agreement()

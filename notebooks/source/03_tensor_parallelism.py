@@ -17,12 +17,12 @@ from actmem.ledger.recorder import record
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+from actmem_course.figures.controls import choice, steps
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.style import size_text
+from actmem_course.figures.ch03_tensor_parallelism import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
+from actmem_course.figures.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = PAPER_MODELS["175B"].shape
 agree = Agreement()

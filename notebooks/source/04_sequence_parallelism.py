@@ -17,15 +17,15 @@ from actmem.ledger.parts import layer_input
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, play, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, steps_of_operator
-from actmem_course.show.style import size_text
-from actmem_course.show.tensor_parallel import sizes_of_t
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, play, steps
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.ch04_sequence_parallelism import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, steps_of_operator
+from actmem_course.figures.style import size_text
+from actmem_course.figures.ch03_tensor_parallelism import sizes_of_t
+from actmem_course.figures.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size

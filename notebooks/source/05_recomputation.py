@@ -16,13 +16,13 @@ from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.golden import equalities
 from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.recomputation import batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, play, slider, steps
+from actmem_course.figures.checks import Agreement, Fold, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.ch05_recomputation import batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
+from actmem_course.figures.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
 agree = Agreement()
@@ -528,7 +528,7 @@ worked(
 #
 # **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
 # cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
-# `src/actmem/formulas/flops.py`, `src/actmem_course/show/recomputation.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/figures/recomputation.py`.
 #
 # ## Now fit your model
 #

@@ -20,14 +20,14 @@ from actmem_course.others.golden import equalities
 from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share
 from actmem.formulas.states import state_rows
 from actmem_course.results import PipelineResult, read
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, with_pipeline
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import play, slider, steps
+from actmem_course.figures.checks import Agreement, Fold, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.ch06_pipeline import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, with_pipeline
+from actmem_course.figures.style import size_text
+from actmem_course.figures.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
 CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)

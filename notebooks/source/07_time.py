@@ -10,14 +10,14 @@ from actmem_course.others import paper
 from actmem.config import PAPER_MODELS, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, slider, steps
-from actmem_course.show.folded import Agreement, in_the_paper, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.text import speed_facts
-from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal, Varies
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, slider, steps
+from actmem_course.figures.checks import Agreement, in_the_paper, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.text import speed_facts
+from actmem_course.figures.ch07_time import days_bars, least_times, roofline, table4_bars, utilisation_bars
+from actmem_course.figures.widgets import Panel, Prediction, Progress, Reveal, Varies
 
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline, full = paper.TABLE4["baseline, no recompute"], paper.TABLE4["full recompute"]

@@ -12,14 +12,14 @@ from actmem.formulas.activations import layer_bytes
 from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, steps
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.style import size_text
+from actmem_course.figures.ch08_after_the_paper import frontier_figure, kept_today, llama_bars, others_bars
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 LLAMA = llama_shape("llama3-8b")
 agree = Agreement()

@@ -32,13 +32,13 @@ from actmem.parallel.groups import TensorParallel
 from actmem_tools.tape.evaluate import formula_text, moments
 from actmem_tools.tape.record import recorded_run
 from actmem_tools.tape.solver import solve, solve_rows
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, slider
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.today import llama_bars
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, slider
+from actmem_course.figures.checks import Agreement, Fold, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.ch08_after_the_paper import llama_bars
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 qwen = LLAMA_MODELS["qwen3-32b"]
 agree = Agreement()

@@ -16,16 +16,16 @@ from actmem_tools.verify import verify_plan
 from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
 from actmem_course.bench.predictors import measure_calculators, sequence_results
 from actmem_course.others.golden import predict, read_golden
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.measured import runs_figure
-from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
-from actmem_course.show.today import first_aid, plan_wall, stored_plan
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice
+from actmem_course.figures.checks import Agreement, Fold, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.measured import runs_figure
+from actmem_course.figures.style import size_text
+from actmem_course.figures.text import text_table
+from actmem_course.figures.ch10_plan_a_model import first_aid, plan_wall, stored_plan
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
 agree = Agreement()

@@ -18,13 +18,13 @@ from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.rows import total
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.predictors import kernel_slopes
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.ends import loss_bars, stage_work
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.text import kept_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.controls import choice, steps
+from actmem_course.figures.ch11_the_ends import loss_bars, stage_work
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.style import size_text
+from actmem_course.figures.text import kept_text
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 LLAMA = llama_shape("llama3-8b")

@@ -24,15 +24,15 @@ from actmem.parallel.conjugates import g
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import column_parallel
 from actmem.rows import total
-from actmem_course.show.adapters import ADAPTERS, ALL_LINEARS, IN_16_BITS, PLACES, UNDER_AUTOCAST
-from actmem_course.show.adapters import adapter_bars, adapter_parameters, adapter_rows, linear_sizes, lora_rows
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.ch12_adapters import ADAPTERS, ALL_LINEARS, IN_16_BITS, PLACES, UNDER_AUTOCAST
+from actmem_course.figures.ch12_adapters import adapter_bars, adapter_parameters, adapter_rows, linear_sizes, lora_rows
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, steps
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.style import size_text
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 LLAMA = llama_shape("llama3-8b")
@@ -393,7 +393,7 @@ agree
 # - **"Frozen layers are free."** Below the first adapter they are. Above it a gradient passes through norms, attention and SwiGLU.
 #
 # **Sources.** Hu et al., *LoRA*, 2106.09685 · Dettmers et al., *QLoRA*, 2305.14314 · 2205.05198 section 4.2.2 · peft 0.21.2 and
-# bitsandbytes 0.50.2, counted on a CPU by `record` (`pytest tests/show/test_adapters.py`, where peft is installed).
+# bitsandbytes 0.50.2, counted on a CPU by `record` (`pytest tests/figures/test_adapters.py`, where peft is installed).
 #
 # ## Now fit your model
 #

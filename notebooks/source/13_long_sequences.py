@@ -25,14 +25,14 @@ from actmem.rows import total
 from actmem_more.store import HostMemory
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.predictors import b200_reserved
-from actmem_course.show.controls import choice, play, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.long_sequences import BATCH_ORDERS, EVENTS_PLAYED, SEGMENTS, memory_map, reserved_lines
-from actmem_course.show.long_sequences import TILE, eight_bit_bars, eight_bit_rows
-from actmem_course.show.long_sequences import long_bars, long_steps, mlp_peak_bytes
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.controls import choice, play, steps
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.ch13_long_sequences import BATCH_ORDERS, EVENTS_PLAYED, SEGMENTS, memory_map, reserved_lines
+from actmem_course.figures.ch13_long_sequences import TILE, eight_bit_bars, eight_bit_rows
+from actmem_course.figures.ch13_long_sequences import long_bars, long_steps, mlp_peak_bytes
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.style import size_text
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 LLAMA = llama_shape("llama3-8b")

@@ -20,14 +20,15 @@ from actmem_more.llama_measured import measure_llama_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import Recompute
 from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.today import llama_bars, routed_bars
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.controls import choice, steps
+from actmem_course.figures.checks import Agreement, worked
+from actmem_course.figures.live import LiveFigure
+from actmem_course.figures.marks import GuessLine
+from actmem_course.figures.style import size_text
+from actmem_course.figures.ch08_after_the_paper import llama_bars
+from actmem_course.figures.ch14_experts import routed_bars
+from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 EXPERTS = llama_shape("qwen3-30b-a3b")

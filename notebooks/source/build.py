@@ -26,7 +26,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME
+from actmem_course.figures.live import PICTURE_MIME, PICTURES, WIDGET_MIME
 from notebooks.source.kernels import AsyncPrivateKernelManager
 from notebooks.source.pictures import PICTURES as FOLDER
 from notebooks.source.pictures import WIDTH, Painter, chromium, front_drawing, front_picture

@@ -25,9 +25,9 @@ import torch
 
 from actmem_course.bench.timing import device_name, usual_dtype
 from actmem_course.launch import results
-from actmem_course.show.style import size_text
-from actmem_course.show.text import speed_facts
-from actmem_course.show.widgets import Varies
+from actmem_course.figures.style import size_text
+from actmem_course.figures.text import speed_facts
+from actmem_course.figures.widgets import Varies
 
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 device = "cuda" if gpus else "cpu"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import plotly
 
-from actmem_course.show.marks import Drawing
-from actmem_course.show.memory_wall import memory_wall
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.ch01_memory_wall import memory_wall
 
 #: In CSS pixels, and device pixels for each.
 WIDTH, SCALE = 900, 1.25

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures
 from tests.notebooks.kinds import IN_JUPYTERLAB, NAMES, kinds, stored
 

@@ -32,7 +32,7 @@ def test_a_page_has_all_that_its_modules_import():
         ("actmem.record", True),  # loaded when it is asked for
         ("actmem_course.others.paper", False),
         ("actmem.formulas.activations.eq1", False),
-        ("actmem_course.show.widgets.Panel", False),
+        ("actmem_course.figures.widgets.Panel", False),
         ("actmem.ledger.record", True),
         ("actmem.layers.transformer", True),
         ("actmem_course.launch.results", True),  # starts processes
@@ -118,7 +118,9 @@ def test_no_npm_is_one_line(empty, monkeypatch):
 
 def test_an_npm_that_fails_is_one_line_and_leaves_nothing(empty):
     npm(empty, "echo 'npm error network ENOTFOUND' >&2; exit 1")
-    with pytest.raises(cache.SiteError, match=r"^npm could not get some@1.0 \(no network\?\): npm error network ENOTFOUND$"):
+    with pytest.raises(
+        cache.SiteError, match=r"^npm could not get some@1.0 \(no network\?\): npm error network ENOTFOUND$"
+    ):
         cache.npm_package("some@1.0")
     npm(empty, GOOD)
     assert cache.npm_package("some@1.0").exists()

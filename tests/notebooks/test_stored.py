@@ -7,7 +7,7 @@ import re
 import nbformat
 import pytest
 
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures as figures_of
 from notebooks.source.build import FOLDED, NOTEBOOKS, only_shows, outputs, sources, target
 from notebooks.source.pictures import front_picture
@@ -43,7 +43,9 @@ def test_cells_were_run_in_order_from_a_new_kernel(notebook):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code and [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     for cell in code:
-        assert all(output.get("execution_count", cell.execution_count) == cell.execution_count for output in cell.outputs)
+        assert all(
+            output.get("execution_count", cell.execution_count) == cell.execution_count for output in cell.outputs
+        )
 
 
 def test_nothing_went_wrong(notebook):
@@ -59,7 +61,17 @@ def test_it_is_small(path):
 def test_it_is_valid_and_has_no_widget_state_no_times_and_no_machine(path, notebook):
     nbformat.validate(notebook)
     text = path.read_text(encoding="utf-8")
-    for word in ("widget-state", "widget-view", "iopub", "model_id", f"{NOTEBOOKS.parent}/", "/home/", "/tmp/", "/root/", " object at 0x"):
+    for word in (
+        "widget-state",
+        "widget-view",
+        "iopub",
+        "model_id",
+        f"{NOTEBOOKS.parent}/",
+        "/home/",
+        "/tmp/",
+        "/root/",
+        " object at 0x",
+    ):
         assert word not in text, word
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
@@ -72,7 +84,9 @@ def test_every_figure_has_its_picture_and_its_words_and_one_without_controls_its
                 assert len(output.data["text/plain"]) > 40
                 assert ("drawing" in output.metadata) == ("LiveFigure(" in cell.source)
                 if "drawing" in output.metadata:
-                    assert hashlib.sha256(output.metadata.drawing.encode()).hexdigest()[:16] == output.metadata.fingerprint
+                    assert (
+                        hashlib.sha256(output.metadata.drawing.encode()).hexdigest()[:16] == output.metadata.fingerprint
+                    )
 
 
 def test_every_output_has_a_text_form(notebook):
@@ -128,7 +142,9 @@ def test_a_letter_is_the_same_thing_in_every_chapter_that_lists_it():
     said = {path.name[:2]: letters(nbformat.read(path, as_version=4)) for path in PATHS}
     first = said.pop("00")
     assert first.keys() == set("sbhaLvtpm")
-    meanings = {letter: {own[letter] for own in said.values() if letter in own} for own in said.values() for letter in own}
+    meanings = {
+        letter: {own[letter] for own in said.values() if letter in own} for own in said.values() for letter in own
+    }
     assert {letter: each for letter, each in meanings.items() if len(each) > 1} == {}
     assert all(first.get(letter, each).startswith(each) for letter, (each,) in meanings.items())
     for path in PATHS:
@@ -180,7 +196,9 @@ def test_a_chapter_opens_before_its_answer(notebook):
 
 
 def test_every_wait_for_processes_is_shown_and_table_2_is_measured_once():
-    cells = [cell.source for path in PATHS for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    cells = [
+        cell.source for path in PATHS for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"
+    ]
     waiting = [source for source in cells if "results(" in source and "processes=" in source]
     assert len(waiting) >= 5 and all("with Progress(" in source for source in waiting)
     assert sum('results("measure_table2.py"' in source for source in cells) == 1
@@ -189,9 +207,16 @@ def test_every_wait_for_processes_is_shown_and_table_2_is_measured_once():
 def test_the_course_shows_more_than_it_prints():
     stored = [nbformat.read(path, as_version=4) for path in PATHS]
     texts = [text for notebook in stored for text in printed_texts(notebook)]
-    found = len(texts), sum(len(text.splitlines()) for text in texts), sum(map(long_texts, stored)), sum(map(visible_lines, stored))
+    found = (
+        len(texts),
+        sum(len(text.splitlines()) for text in texts),
+        sum(map(long_texts, stored)),
+        sum(map(visible_lines, stored)),
+    )
     shown = "python -m tests.notebooks.printed shows where"
-    assert all(one <= most for one, most in zip(found, (MOST_TEXTS, MOST_LINES, MOST_TABLES, MOST_CODE_LINES), strict=True)), (found, shown)
+    assert all(
+        one <= most for one, most in zip(found, (MOST_TEXTS, MOST_LINES, MOST_TABLES, MOST_CODE_LINES), strict=True)
+    ), (found, shown)
 
 
 @of_chapters
@@ -202,7 +227,11 @@ def test_a_chapter_has_more_figures_than_tables(notebook):
 @of_chapters
 def test_a_chapter_has_a_problem_to_work_out(path, notebook):
     """After its figures: the problem in a few sentences, then its answer, computed and folded."""
-    before = [one for one, cell in zip(notebook.cells, notebook.cells[1:]) if cell.cell_type == "code" and "\nworked(" in f"\n{cell.source}"]
+    before = [
+        one
+        for one, cell in zip(notebook.cells, notebook.cells[1:])
+        if cell.cell_type == "code" and "\nworked(" in f"\n{cell.source}"
+    ]
     assert len(before) == (path.name != MAP)
     assert all("## Work it out" in one.source for one in before)
 

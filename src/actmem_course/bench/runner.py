@@ -19,11 +19,11 @@ from rich.console import Console, RenderableType
 
 from actmem.config import ConfigError
 from actmem_course.arguments import ELEMENT_SIZES, LabParser, add_json_argument
+from actmem_course.figures.marks import Drawing
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab_console
 from actmem_course.ranks import Ranks, ranks
 from actmem_course.results import plain
-from actmem_course.show.marks import Drawing
 
 
 class Measurement:
@@ -131,7 +131,7 @@ class Measurement:
     def draw(self, make: Callable[[], Drawing]) -> None:
         """Make the figure of --html."""
         if self._here.rank == 0 and self.args.html:
-            from actmem_course.show.measured import write_page  # plotly is loaded only to draw
+            from actmem_course.figures.measured import write_page  # plotly is loaded only to draw
 
             with replacing(self.args.html) as beside:
                 write_page(make(), beside)

@@ -1,1 +1,1 @@
-"""Drawing: tables, figures and widgets, from rows and results.  Needs neither torch nor numpy."""
+"""Tables of labs, as text."""

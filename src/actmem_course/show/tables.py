@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from actmem.rows import Row
+from actmem_course.figures.style import milliseconds, size_text
+from actmem_course.figures.text import overhead_text
 from actmem_course.others import golden
 from actmem_course.others.disagreements import Disagreement
 from actmem_course.others.megatron_memory import SOURCES, MegatronRun
@@ -38,8 +40,6 @@ from actmem_course.results import (
     Table2Result,
     TimedPair,
 )
-from actmem_course.show.style import milliseconds, size_text
-from actmem_course.show.text import overhead_text
 
 if TYPE_CHECKING:  # the planner is not loaded to show a table
     from actmem_course.others.published import Choice

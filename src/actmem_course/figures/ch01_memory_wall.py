@@ -14,7 +14,7 @@ from actmem.rows import by_term, paper_rows, total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.controls import Control, choice
 from actmem_course.figures.marks import Drawing, chart, line, log_scale, points, scale
-from actmem_course.figures.style import BLUE, GIB, INK, PAINT, VERMILION, Fill, exact_text, size_text, three_digits
+from actmem_course.figures.style import FILLS, GIB, HELD, INK, VERMILION, exact_text, size_text, three_digits
 from actmem_course.others.paper import A100_BYTES
 
 #: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective does.
@@ -25,10 +25,10 @@ METHODS = {row.name: (PARALLELISM[1 + row.sequence_parallel], row.recompute) for
 BASELINE_METHOD = "tensor"
 #: Segments of a bar.  Freed: what the method saves over tensor parallelism alone.
 PART_FILLS = {
-    "parameters": PAINT["green"],
-    "gradients and optimizer": PAINT["sky"],
-    "activations": PAINT["red"],
-    "freed by the method": Fill("#FFFFFF", "."),
+    "parameters": FILLS["weights"],
+    "gradients and optimizer": FILLS["gradients"],
+    "activations": FILLS["activations"],
+    "freed by the method": FILLS["freed"],
 }
 PARTS_OF_GPU = tuple(PART_FILLS)[:3]
 #: Sequence lengths of the crossover's horizontal axis, in tokens.
@@ -131,9 +131,9 @@ def crossover_lines(shape: ModelShape) -> Drawing:
     return chart(
         f"At s = {s:,} {ahead} holds {times} times {behind};<br>they are equal at s = {cross:,.0f}",
         [
-            along(line, "all the rest, 34sbh", LENGTHS, rests, BLUE, "solid"),
+            along(line, "all the rest, 34sbh", LENGTHS, rests, HELD, "solid"),
             along(line, "attention core, 5as²b", LENGTHS, cores, VERMILION, "dash"),
-            along(points, "the rest at this s", (s,), (rest,), BLUE, "circle", showlegend=False),
+            along(points, "the rest at this s", (s,), (rest,), HELD, "circle", showlegend=False),
             along(points, "the core at this s", (s,), (core,), VERMILION, "diamond", showlegend=False),
             line(
                 f"crossover, s = 34h/(5a) = {cross:,.0f}", [cross, cross], ends, INK, "s = 34h/(5a) = %{x:,.1f} tokens",

@@ -26,9 +26,9 @@ from actmem_course.figures.marks import (
     line,
 )
 from actmem_course.figures.style import (
+    CARD,
     FILLS,
     INK,
-    PAINT,
     Fill,
     axis_end,
     axis_unit,
@@ -101,7 +101,7 @@ LAYER_OPERATIONS = (
 )
 #: Names that fit into half of a line; next to its operation each is clear.  D: chapter 2's letter.
 _SHORT = {"softmax dropout output": "D", "softmax dropout mask": "dropout mask"}
-_OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), PAINT["white"], Fill("#FFFFFF", "/")
+_OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), Fill(CARD, ""), FILLS["recomputed"]
 _OP, _KEPT, _GAP, _HIGH = 1.55, 3.9, 0.12, 0.74
 #: The upper part of a line is words, the lower part bars; all bars are of this height, so widths are bytes.
 _BAR_TOP, _BAR = 0.4, 0.36

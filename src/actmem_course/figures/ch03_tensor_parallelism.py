@@ -29,10 +29,9 @@ from actmem_course.figures.marks import (
 )
 from actmem_course.figures.style import (
     BLUE,
+    COMPARED,
     FILLS,
-    GREEN,
     INK,
-    VERMILION,
     axis_end,
     axis_unit,
     exact_text,
@@ -91,9 +90,9 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
         f"{t} rank{'s' * (t > 1)}: {times} times what an even share would be;<br>from {ceil(even)} ranks on the floor is the larger part",
         [
             over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
-            over_t("divided by t", [parts[size][0] for size in drawn], VERMILION, "dash"),
-            over_t("the floor, 10sbh", [floor] * len(drawn), GREEN, "dot"),
-            points("together at this t", [t], [here / unit], BLUE, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
+            over_t("divided by t", [parts[size][0] for size in drawn], BLUE, "dash"),
+            over_t("the floor, 10sbh", [floor] * len(drawn), COMPARED, "dot"),
+            points("together at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
         ],
         f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the floor stays at {size_text(floor)}, "
         f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {here:,} bytes, {times} times a t-th of the layer.",

@@ -13,11 +13,12 @@ from actmem_course.figures.ch03_tensor_parallelism import sizes_of_t
 from actmem_course.figures.marks import EMPTY, Box, Drawing, boxes, chart, diagram, labels, line, log_scale
 from actmem_course.figures.style import (
     BLUE,
+    CARD,
+    COMPARED,
     FILLS,
     GREEN,
     INK,
-    PAINT,
-    VERMILION,
+    ORANGE,
     Fill,
     axis_unit,
     size_text,
@@ -113,7 +114,7 @@ def _frame(row: Row, axis: str, rank: int, t: int, x: float, y: float, width: fl
     return [frame, Box(x + rank * width / t, y, width / t, _HIGH, fill, "", hover)]
 
 
-COMPLETE, _PARTIAL, JUST_ADDED, OWN = (PAINT["green"], Fill("#FBE5B5", ""), PAINT["orange"], PAINT["white"])
+COMPLETE, _PARTIAL, JUST_ADDED, OWN = (Fill(GREEN, ""), Fill("#FBE5B5", ""), Fill(ORANGE, "x"), Fill(CARD, ""))
 #: The sizes of ring that are drawn.
 RANKS = (2, 4, 8)
 
@@ -264,7 +265,7 @@ def gathered_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     kept = {size: coefficients(shape, size) for size in ts}
     floor, plain, shard = (three_digits(kept[t][form]) for form in GATHERED_FORMS)
-    looks = zip(GATHERED_FORMS, (VERMILION, BLUE, GREEN), ("dash", "dot", "solid"), ("diamond", "square", "circle"))
+    looks = zip(GATHERED_FORMS, (COMPARED, BLUE, GREEN), ("dash", "dot", "solid"), ("diamond", "square", "circle"))
     sizes = [14 if size == t else 6 for size in ts]
     traces = [
         line(

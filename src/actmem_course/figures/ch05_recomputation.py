@@ -18,12 +18,12 @@ from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.ch02_counting_bytes import kinds_legend
 from actmem_course.figures.marks import STACKED, Drawing, bars, chart, line, points, scale
 from actmem_course.figures.style import (
-    BLUE,
+    CARD,
+    COMPARED,
     FILLS,
-    GREEN,
+    HELD,
     INK,
-    PAINT,
-    VERMILION,
+    Fill,
     axis_end,
     axis_unit,
     exact_text,
@@ -42,17 +42,17 @@ _KIND = {
 }
 _BASELINE = "tensor"
 LADDER = {
-    "tensor": PAINT["red"],
-    "tensor+sequence": PAINT["orange"],
-    "tensor+selective": PAINT["sky"],
-    "tensor+sequence+selective": PAINT["blue"],
-    "full": PAINT["green"],
+    "tensor": FILLS["others"],
+    "tensor+sequence": Fill("#C9E8DD", "."),
+    "tensor+selective": Fill("#8CCFB8", "-"),
+    "tensor+sequence+selective": FILLS["ours"],
+    "full": FILLS["recomputed"],
 }
 #: Values of φ along the axis, in percent.
 SHARES = tuple(range(0, 101, 2))
 LINES = (
-    ("selective", "selective", BLUE, "solid", "circle"),
-    ("paper-full", "full, run to its end", VERMILION, "dash", "diamond"),
+    ("selective", "selective", HELD, "solid", "circle"),
+    ("paper-full", "full, run to its end", COMPARED, "dash", "diamond"),
 )
 
 
@@ -81,7 +81,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
         },
         "of the layer without recomputation",
         "%",
-        fills=[PAINT["blue"], PAINT["red"], PAINT["grey"], PAINT["yellow"]],
+        fills=[FILLS[what] for what in ("activations", "softmax", "number", "recomputed")],
         notes={**sizes, first: "72sbh² + 12s²bh", **percents},
     )
 
@@ -162,8 +162,8 @@ def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Dr
         [
             *blocks,
             *kinds_legend(rows, "y"),
-            line("held", range(len(sizes)), [size / unit for size in sizes], GREEN, width=2, shape="hv", fill="tozeroy", **below),
-            points("recomputed", again, [sizes[place] / unit for place in again], VERMILION, "recomputed", "triangle-up", 9, 1, **{**below, "showlegend": bool(again)}),
+            line("held", range(len(sizes)), [size / unit for size in sizes], HELD, width=2, shape="hv", fill="tozeroy", **below),
+            points("recomputed", again, [sizes[place] / unit for place in again], CARD, "recomputed", "triangle-up", 9, 1, **{**below, "showlegend": bool(again)}),
             line(
                 "now", [moment, moment], [0, sizes[moment] / unit], INK, width=2, mode="lines+markers",
                 marker={"color": INK, "size": [0, 11]}, **below,

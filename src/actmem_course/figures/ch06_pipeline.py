@@ -31,14 +31,12 @@ from actmem.rows import paper_rows, total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing, bars, chart, line, scale
 from actmem_course.figures.style import (
-    BLUE,
+    COMPARED,
+    FILLS,
     GIB,
-    GREEN,
+    HELD,
     INK,
-    PAINT,
     SKY,
-    VERMILION,
-    YELLOW,
     Fill,
     axis_unit,
     exact_text,
@@ -53,15 +51,15 @@ Curve = Sequence[tuple[int, int]]
 
 #: Fills of passes by kind and chunk; further chunks start over.
 _FILLS = {
-    "F": (PAINT["blue"], Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
-    "B": (PAINT["orange"], Fill(YELLOW, "/"), Fill("#FFF6BF", "/"), Fill("#CDB987", "/")),
+    "F": (FILLS["forward"], Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
+    "B": (FILLS["backward"], Fill("#F5CE7A", ""), Fill("#FBE9C4", ""), Fill("#CDB987", "")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
 #: Of the moving window.
-_WHOLE = "forward, keeps everything", PAINT["blue"]
+_WHOLE = "forward, keeps everything", FILLS["forward"]
 _LESS = "forward, core to be recomputed", Fill("#CFE8F7", "")
-_BACK = "backward", PAINT["orange"]
-_AGAIN = "backward with recomputation", PAINT["yellow"]
+_BACK = "backward", FILLS["backward"]
+_AGAIN = "backward with recomputation", FILLS["recomputed"]
 #: With more passes than this their numbers don't fit; the hover text has them.
 _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
@@ -171,13 +169,13 @@ def _areas(curves: Sequence[Curve], feet: Sequence[float], end: int) -> dict:
         about += [[rank, 0, ""], *([rank, size, size_text(size)] for _, size in steps), *[[rank, 0, ""]] * 3]
     hover = "<b>rank %{customdata[0]}</b> from time %{x}: %{customdata[1]:,} B, %{customdata[2]}"
     below = {"hoveron": "points", "xaxis": "x2", "yaxis": "y2"}
-    return line("kept for backward", x, y, GREEN, hover, width=2, shape="hv", customdata=about, fill="toself", **below)
+    return line("kept for backward", x, y, HELD, hover, width=2, shape="hv", customdata=about, fill="toself", **below)
 
 
 def _limits(name: str, size: int, feet: Sequence[float], end: int) -> dict:
     times, levels = [0, end, None] * len(feet), [level for foot in feet for level in (foot + size, foot + size, None)]
     hover = f"{name}: {exact_text(size)}"
-    return line(f"{name}, {size_text(size)}", times, levels, VERMILION, hover, "dash", 2, xaxis="x2", yaxis="y2")
+    return line(f"{name}, {size_text(size)}", times, levels, INK, hover, "dash", 2, xaxis="x2", yaxis="y2")
 
 
 def schedule_of(p: int, m: int, n: int) -> Schedule:
@@ -358,8 +356,8 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) ->
         f"p = {p}, m = {m}: freeing outputs saves {size_text(saved)} on rank 0,<br>"
         f"which also holds {masks} dropout masks of the embedding",
         [
-            over_ranks("outputs stay until backward", held, VERMILION, "dash", "diamond"),
-            over_ranks("outputs freed once sent", freed, BLUE, "solid", "circle"),
+            over_ranks("outputs stay until backward", held, COMPARED, "dash", "diamond"),
+            over_ranks("outputs freed once sent", freed, HELD, "solid", "circle"),
         ],
         f"Lines over {p} pipeline ranks with {m} chunk{'s' * (m > 1)} each, selective recomputation: freed, rank 0 holds {freed[0]:,} bytes, rank 1 "
         f"{freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that stay add {saved:,} bytes on rank 0.",

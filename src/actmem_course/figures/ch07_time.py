@@ -14,19 +14,19 @@ from actmem.formulas.flops import (
 )
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing, chart, line, points, scale
-from actmem_course.figures.style import BLUE, INK, PAINT, VERMILION, YELLOW, size_text, three_digits
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK, VERMILION, size_text, three_digits
 from actmem_course.others import paper
 
-_PASSES = {"forward": PAINT["blue"], "backward, with what it runs again": PAINT["orange"]}
+_PASSES = {"forward": FILLS["forward"], "backward, with what it recomputes": FILLS["backward"]}
 #: Pairs of bars: with full recomputation, and with the paper's.
-_PAIR = {"full recomputation": PAINT["red"], "both methods of the paper": PAINT["blue"]}
+_PAIR = {"full recomputation": FILLS["others"], "both methods of the paper": FILLS["ours"]}
 SECONDS_A_DAY = 86_400
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 #: Kinds of operation: name, colour and marker of a point, fill of a bar.
 _KINDS = (
-    ("attention core", VERMILION, "diamond", PAINT["red"]),
-    ("linear", BLUE, "circle", PAINT["blue"]),
-    ("norms, GeLU, dropouts, sums", YELLOW, "square", PAINT["yellow"]),
+    ("attention core", VERMILION, "diamond", FILLS["softmax"]),
+    ("linear", BLUE, "circle", FILLS["input of a linear"]),
+    ("norms, GeLU, dropouts, sums", COMPARED, "square", FILLS["layer-norm input"]),
 )
 _LEFT, _RIGHT = 0.2, 12_000.0
 

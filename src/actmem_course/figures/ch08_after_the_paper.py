@@ -13,7 +13,7 @@ from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing, chart, points, scale
-from actmem_course.figures.style import BLUE, FILLS, GREEN, INK, PAINT, PURPLE, VERMILION, Fill, size_text
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE, size_text
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_more.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_more.llama_shape import LlamaShape
@@ -51,9 +51,6 @@ _KINDS = {
         tuple(f"{name} statistics" for name in ("norm 1", "norm 2", *(f"{x} norm" for x in _NORMED_HEADS))),
     ),
 }
-#: Parts of today's layer, and the first words of the MLP's terms.
-_PART_FILLS = {"norm": PAINT["green"], "attention": PAINT["blue"], "MLP": PAINT["red"]}
-_MLP = ("gate", "up", "down", "router", "chosen", "routing", "dispatch", "dispatched")
 _NAMED = ("none", "selective", "elementwise", "full")
 
 
@@ -90,17 +87,16 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
     rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
     once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
     kept = total(rows)
-    parts: dict[str, dict[str, float]] = {"together": {"together": kept / once}, **{part: {} for part in _PART_FILLS}}
-    for row in rows:
-        first = row.term.split()[0]
-        parts["norm" if first == "norm" else "MLP" if first in _MLP else "attention"][row.term] = row.bytes / once
+    sizes = {row.term: row.bytes / once for row in rows}
+    kinds = {kind: of for kind, of in _KINDS.items() if sizes.keys() & set(of[1])}
+    parts = {kind: {term: sizes[term] for term in terms if term in sizes} for kind, (_, terms) in kinds.items()}
     what = "With nothing recomputed the layer" if recompute == "none" else f"With {recompute} recomputation it"
     return bar_chart(
         f"{what} keeps {size_text(kept)}: {kept / once:.1f} times its input",
-        parts,
+        {"together": {"together": kept / once}, **parts},
         "kept by one layer",
         "times its input",
-        fills=[Fill(INK, "", "#FFFFFF"), *_PART_FILLS.values()],
+        fills=[FILLS["activations"], *(FILLS[fill] for fill, _ in kinds.values())],
         order=["together", *(row.term for row in rows)],
         notes={"together": size_text(kept), **{row.term: size_text(row.bytes) for row in rows}},
         about={row.term: f"{row.bytes:,} B<br>{row.source}" for row in rows},
@@ -117,10 +113,13 @@ def others_bars(shape: LlamaShape) -> Drawing:
     kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers}
     return bar_chart(
         f"A Llama layer keeps {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
-        {who: {name: size for name, size in kept.items() if name.startswith("ours") == (who == "ours")} for who in ("others", "ours")},
+        {
+            "others": {name: size for name, size in kept.items() if not name.startswith("ours")},
+            "ours": {name: size for name, size in kept.items() if name.startswith("ours")},
+        },
         "kept by one layer",
         "sbh",
-        fills=[_PART_FILLS["MLP"], _PART_FILLS["norm"]],
+        fills=[FILLS["others"], FILLS["ours"]],
         about={layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers},
     )  # fmt: skip
 
@@ -170,8 +169,8 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         return of(name, best, colour, **look)
 
     lines = {
-        "recompute": line("recompute", VERMILION, "circle"),
-        "or offload": line("or offload", GREEN, "square", "offload"),
+        "recompute": line("recompute", INK, "circle"),
+        "or offload": line("or offload", BLUE, "square", "offload"),
         "or 8 bits": line("or 8 bits", PURPLE, "triangle-up", "offload", "compress"),
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
@@ -179,11 +178,11 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         f"At no cost in products or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
         f"{free['or offload']:.0f} with offload at {gigabytes} GB/s, {free['or 8 bits']:.0f} with 8 bits too",
         [
-            of("one set of products", recompute, BLUE, marker={"color": BLUE, "size": 6, "symbol": "circle-open"}),
+            of("one set of products", recompute, COMPARED, marker={"color": COMPARED, "size": 6, "symbol": "circle-open"}),
             *lines.values(),
             points(
-                "the named modes", added.values(), kept.values(), INK, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
-                textposition="top right", marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
+                "the named modes", added.values(), kept.values(), HELD, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
+                textposition="top right", marker={"color": HELD, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],
         "Points, percent of time added and sbh kept: "

@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import PAINT, size_text
+from actmem_course.figures.style import FILLS, size_text
 from actmem_tools.plan.plan_report import layout_text, plan_text
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import Plan, bill_of, find_plans
@@ -18,13 +18,13 @@ from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 
 #: Parts of a bill, from the left; what frees bytes again is added to the transient.
 PLAN_FILLS = {
-    "weights": PAINT["green"],
-    "gradients": PAINT["sky"],
-    "optimizer states": PAINT["blue"],
-    "activations": PAINT["red"],
-    "logits and loss": PAINT["orange"],
-    "communication buffers": PAINT["purple"],
-    "transient": PAINT["yellow"],
+    "weights": FILLS["weights"],
+    "gradients": FILLS["gradients"],
+    "optimizer states": FILLS["optimizer states"],
+    "activations": FILLS["activations"],
+    "logits and loss": FILLS["logits"],
+    "communication buffers": FILLS["communication buffers"],
+    "transient": FILLS["transient"],
 }
 
 #: Of a step, in the figure of plans.

@@ -8,7 +8,7 @@ from actmem.config import Parallel, check_divides
 from actmem.rows import Row, total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import PAINT
+from actmem_course.figures.style import FILLS
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_products, llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
@@ -21,11 +21,11 @@ _NAMES = {
 }
 _LAYERS = "the layers"
 _FILLS = {
-    _LAYERS: PAINT["green"],
-    "logits or their gradient": PAINT["red"],
-    "log P or P, and its gradient": PAINT["orange"],
-    "input (and its gradient)": PAINT["blue"],
-    "gradient of the weight": PAINT["sky"],
+    _LAYERS: FILLS["activations"],
+    "logits or their gradient": FILLS["logits"],
+    "log P or P, and its gradient": FILLS["softmax"],
+    "input (and its gradient)": FILLS["input of a linear"],
+    "gradient of the weight": FILLS["gradients"],
 }
 
 
@@ -80,5 +80,5 @@ def stage_work(shape: LlamaShape, p: int, shared: bool = False) -> Drawing:
         "FLOPs of forward",
         "layers",
         room_for=layers + float(output),
-        fills=[PAINT["green"], PAINT["red"]],
+        fills=[FILLS["number"], FILLS["second number"]],
     )

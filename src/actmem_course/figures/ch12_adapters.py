@@ -7,7 +7,7 @@ from collections.abc import Collection
 from actmem.rows import Row, total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import PAINT, three_digits
+from actmem_course.figures.style import FILLS, SKY, Fill, three_digits
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 
@@ -24,7 +24,12 @@ PLACES = {"q and v": ("q", "v"), "attention": ("q", "k", "v", "o"), "all linears
 #: How an adapter computes: in the layer's 16 bits; in float32, as peft makes it; the same under autocast, as trainers run it.
 IN_16_BITS, IN_FLOAT32, UNDER_AUTOCAST = ADAPTERS = ("16 bits", "float32", "float32, autocast")
 _REST, _INPUTS, _LOW, _COPIES = "norms, attention, SwiGLU", "inputs of linears", "XA", "copies and masks"
-_FILLS = {_REST: PAINT["green"], _INPUTS: PAINT["blue"], _LOW: PAINT["orange"], _COPIES: PAINT["red"]}
+_FILLS = {
+    _REST: FILLS["activations"],
+    _INPUTS: FILLS["input of a linear"],
+    _LOW: Fill(SKY, ""),
+    _COPIES: FILLS["dropout mask"],
+}
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,7 @@ from actmem.rows import Row, total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.ch12_adapters import READERS
 from actmem_course.figures.marks import EMPTY, RANK_FILLS, Axis, Box, Drawing, boxes, chart, diagram, line
-from actmem_course.figures.style import BLUE, CARD, GIB, GREEN, ORANGE, VERMILION, Fill, axis_end, size_text
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, GIB, HELD, axis_end, size_text
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
 from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import context_exchanges, llama_products, llama_recomputed_flops, llama_rows
@@ -24,10 +24,10 @@ from actmem_tools.tape.stage_tapes import stored_tape
 
 _INPUTS, _ATTENTION, _MLP, _LOSS = "inputs of the layers", "attention of one layer", "MLP of one layer", "loss"
 _FILLS = {
-    _INPUTS: Fill(GREEN, ""),
-    _ATTENTION: Fill(BLUE, "", CARD),
-    _MLP: Fill(ORANGE, "x"),
-    _LOSS: Fill(VERMILION, "/"),
+    _INPUTS: FILLS["layer-norm input"],
+    _ATTENTION: FILLS["Q, K, V"],
+    _MLP: FILLS["GeLU input"],
+    _LOSS: FILLS["softmax"],
 }
 #: Tokens of a tile of the MLP and of a chunk of the loss.
 TILE, _CHUNK = 4096, 1024
@@ -175,7 +175,7 @@ def eight_bit_bars(shape: LlamaShape) -> Drawing:
         f"(as much as in 16 bits at {break_even_tokens(shape):,} tokens)",
         parts,
         "kept by one layer of Llama 3 8B",
-        fills=(Fill(GREEN, ""), Fill(BLUE, "", CARD), Fill(VERMILION, "/")),
+        fills=[FILLS[what] for what in ("activations", "input of a linear", "weights")],
     )
 
 
@@ -283,9 +283,9 @@ def reserved_lines(order: str) -> Drawing:
     _, plain = reserved_after(lengths, False)
     batches = list(range(1, len(lengths) + 1))
     named = (
-        ("reserved, segments of their own", plain, VERMILION, "", "square"),
-        ("reserved, expandable segments", grown, GREEN, "dash", "diamond"),
-        ("allocated at most", peaks, BLUE, "dot", "circle"),
+        ("reserved, segments of their own", plain, COMPARED, "", "square"),
+        ("reserved, expandable segments", grown, BLUE, "dash", "diamond"),
+        ("allocated at most", peaks, HELD, "dot", "circle"),
     )
     return chart(
         f"Batches {order}: {size_text(plain[-1])} reserved<br>for {size_text(peaks[-1])} of tensors; expandable {size_text(grown[-1])}",

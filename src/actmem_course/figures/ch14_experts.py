@@ -8,7 +8,7 @@ from actmem.config import Parallel
 from actmem.rows import total
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import size_text
+from actmem_course.figures.style import FILLS, size_text
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
@@ -31,4 +31,5 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
         title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
             "One rank takes all tokens, whatever the router does"
         )  # fmt: skip
-    return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks")
+    fills = [FILLS["GeLU input"], FILLS["activations"]]
+    return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks", fills=fills)

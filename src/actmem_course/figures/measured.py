@@ -12,13 +12,17 @@ from typing import Any
 from actmem_course.figures.bar_chart import bar_chart
 from actmem_course.figures.checks import Fold
 from actmem_course.figures.marks import Drawing, chart, line, log_scale, points, scale
-from actmem_course.figures.style import BLUE, GREEN, INK, ORANGE, PAINT, VERMILION, milliseconds
+from actmem_course.figures.style import BLUE, FILLS, GREEN, INK, ORANGE, VERMILION, milliseconds
 from actmem_course.figures.text import overhead_text, text_table
 from actmem_course.others.allocator import UNSPLIT
 from actmem_course.others.golden import WHY_APART, HereResult
 from actmem_course.results import RunResult, SpeedLine
 
-_PARTS = {"forward": PAINT["blue"], "forward again, in backward": PAINT["red"], "backward": PAINT["orange"]}
+_PARTS = {
+    "forward": FILLS["forward"],
+    "forward again, in backward": FILLS["recomputed"],
+    "backward": FILLS["backward"],
+}
 _MIB_IN_GIB = 1024
 
 

@@ -34,28 +34,39 @@ class Fill:
         return {"color": self.colour, "line": {"color": INK, "width": 1}, **pattern}
 
 
-#: A fill for each colour, whose pattern goes with it.
-PAINT = {
-    "green": Fill(GREEN, ""),
-    "blue": Fill(BLUE, "", CARD),
-    "sky": Fill(SKY, "-"),
-    "red": Fill(VERMILION, "/"),
-    "orange": Fill(ORANGE, "x"),
-    "yellow": Fill(YELLOW, "."),
-    "purple": Fill(PURPLE, "."),
-    "grey": Fill("#BBBBBB", "+"),
-    "white": Fill(CARD, ""),
-}
-#: The same kind of tensor looks the same in every figure of the course, and so does the same part of a step.
+#: What a colour means, in every figure of the course.  Each has a pattern or a brightness of its own as well.
 FILLS = {
-    "layer-norm input": PAINT["green"],
-    "input of a linear": PAINT["blue"],
-    "Q, K, V": PAINT["sky"],
-    "softmax": PAINT["red"],
-    "dropout mask": PAINT["yellow"],
-    "GeLU input": PAINT["orange"],
-    "extra": PAINT["grey"],
+    # A tensor that a layer saves for backward, by its kind.
+    "layer-norm input": Fill("#555555", "", CARD),
+    "input of a linear": Fill(BLUE, "", CARD),
+    "Q, K, V": Fill(SKY, "-"),
+    "softmax": Fill(VERMILION, "/"),
+    "dropout mask": Fill(YELLOW, "."),
+    "GeLU input": Fill(ORANGE, "x"),  # and what stands there in other MLPs: gate and up, experts
+    "extra": Fill("#BBBBBB", "+"),
+    # What fills a GPU.
+    "activations": Fill(GREEN, ""),  # all together, or what the figure doesn't tell apart
+    "weights": Fill(PURPLE, "."),
+    "gradients": Fill("#EBD0DF", ""),
+    "optimizer states": Fill("#8C4A6E", "", CARD),
+    "logits": Fill("#F3C3A0", ""),  # paler than their softmax
+    "communication buffers": Fill(SKY, ""),
+    "transient": Fill("#DDDDDD", "x"),
+    "freed": Fill(CARD, "."),
+    # A pass of a step, in charts of time.
+    "forward": Fill(BLUE, "", CARD),
+    "backward": Fill(ORANGE, "x"),
+    # What is recomputed, tensors and passes alike.
+    "recomputed": Fill(CARD, "/"),
+    # The paper's method beside what it is compared with, and other numbers that stand beside each other.
+    "ours": Fill(GREEN, ""),
+    "others": Fill("#BBBBBB", ""),
+    "number": Fill("#5B7083", "", CARD),
+    "second number": Fill("#C3CFD9", "/"),
+    "third number": Fill("#E8EDF1", "."),
 }
+#: Lines have the colours of the areas: what is held, what it is compared with.
+HELD, COMPARED = GREEN, "#767676"
 
 _AXIS = {"gridcolor": GRID, "linecolor": INK, "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}}
 TEMPLATE = {

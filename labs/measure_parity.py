@@ -10,9 +10,9 @@ import sys
 from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.bench.measure_parity import LARGEST_ERROR, check_parity, measure_parity
 from actmem_course.bench.runner import Measurement
+from actmem_course.figures.text import text_table
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.figures.text import text_table
 
 
 @lab

@@ -14,10 +14,10 @@ from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_fr
 from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import memory_bytes, ranks_here
+from actmem_course.figures.ch06_pipeline import measured_schedule
 from actmem_course.others.timeline import draw, timeline
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.figures.ch06_pipeline import measured_schedule
 from actmem_course.show.tables import memory_table, pipeline_table
 
 SPELLED = {

@@ -22,11 +22,11 @@ from actmem_course.bench.measure_runs import (
 )
 from actmem_course.bench.predictors import kernel_slopes, leaderboard, measure_calculators, sequence_results
 from actmem_course.bench.runner import Measurement
+from actmem_course.figures.ch10_plan_a_model import runs_figure
 from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, experiments, predict, read_golden
 from actmem_course.process import lab
 from actmem_course.results import plain
 from actmem_course.show import tables
-from actmem_course.figures.measured import runs_figure
 
 ROWS = "predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib"
 CALCULATORS = "instead of runs: what public calculators print for table 2 and one of the runs, beside counted bytes"

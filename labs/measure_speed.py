@@ -18,9 +18,9 @@ from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.bench.trace import mark_for_nsys, write_trace
 from actmem_course.files import replacing
+from actmem_course.lab_figures import speed_figure
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.figures.measured import speed_figure
 from actmem_course.show.tables import noise_line, speed_table
 
 NVTX = "run one more step of each with NVTX ranges, for nsys (GPUs only)"

@@ -43,6 +43,8 @@ CONFIG = {
             "mathjax_path": "../mathjax/tex-chtml.js",
             "html_context": {"default_mode": "auto"},
             "html_copy_source": False,
+            "nb_code_prompt_show": "Show the code",
+            "nb_code_prompt_hide": "Hide the code",
             "html_show_copyright": False,
             "html_theme_options": {"show_navbar_depth": 1, "use_download_button": False, "navbar_persistent": []},
             # Anchors of the README's own headings.
@@ -126,8 +128,9 @@ def page(notebook: NotebookNode) -> NotebookNode:
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            # A chapter opens with its figure, and not with the code that draws it.
-            hidden = "remove-input" if "Reveal(" in cell.source else "hide-input"
+            # A reader came for the figure, and not for the code that draws it.
+            shows_figure = any("actmem-shown" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
+            hidden = "remove-input" if shows_figure else "hide-input"
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), hidden]
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):

@@ -29,7 +29,9 @@ WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
 #: What the planner's peaks are read from, and the tables about others.
 DATA = (SOURCE / "actmem_tools" / "tape" / "stage_tapes.json", FIGURES / "plans.tsv", *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
 #: The front page's figure.
-FRONT = "from actmem_course.figures.ch01_memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+FRONT = """from actmem_course.figures import Panel
+from actmem_course.figures.ch01_memory_wall import front_door, front_door_controls
+Panel(front_door, **front_door_controls())"""
 
 
 def write_assets(folder: Path) -> None:
@@ -52,7 +54,7 @@ def modules() -> list[Path]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         part = parts[:-1] if parts[-1] == "__init__" else parts
-        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("others",), ("figures",), ("results",))
+        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("others",), ("figures",), ("predicted",), ("results",))
         if not outside and not needs_machine(".".join(part), frozenset(WIDGETS)):
             found.append(path)
     return found

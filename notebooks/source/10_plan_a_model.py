@@ -4,34 +4,22 @@
 # You have a model and a number of GPUs. Which layout do you choose, and how do you know that it fits?
 
 # %%
-from textwrap import fill
-
+# Setup: imports, and the numbers of the question
 from actmem.formulas.states import ADAM
-from actmem.config import TINY
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text,
+    text_table, worked,
+)
+from actmem_course.figures import ch10_plan_a_model as show
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
-from actmem_tools.plan.planned_models import PlannedGPT, planned_model_of
-from actmem_tools.plan.search import bill_of, find_plans
-from actmem_tools.plan.plan_report import plan_text, refusal_text
-from actmem_tools.verify import verify_plan
-from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
-from actmem_course.bench.predictors import measure_calculators, sequence_results
-from actmem_course.others.golden import predict, read_golden
-from actmem_course.figures.bar_chart import bar_chart
-from actmem_course.figures.controls import choice
-from actmem_course.figures.checks import Agreement, Fold, worked
-from actmem_course.figures.live import LiveFigure
-from actmem_course.figures.marks import GuessLine
-from actmem_course.figures.measured import runs_figure
-from actmem_course.figures.style import size_text
-from actmem_course.figures.text import text_table
-from actmem_course.figures.ch10_plan_a_model import first_aid, plan_wall, stored_plan
-from actmem_course.figures.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
-agree = Agreement()
+checks = Checks()
 cluster = Cluster(64, 80 * GIBIBYTE)
 found = find_plans(model, cluster, 512)
-parts, _, _ = stored_plan("llama3-70b", 80, 16)
+parts, _, _ = show.stored_plan("llama3-70b", 80, 16)
 states = sum(parts[part] for part in ("weights", "gradients", "optimizer states"))
 question = Prediction(
     "Llama 3 70B, sequences of 8,192 tokens, 512 of them in a step. The bars are the fastest plans on 64 and on 256 GPUs of 80 GiB. Now you have 16. "
@@ -46,7 +34,7 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda fewest: plan_wall("llama3-70b", 80, [gpus for gpus in (16, 64, 256) if gpus >= fewest]),
+        lambda fewest: show.plan_wall("llama3-70b", 80, [gpus for gpus in (16, 64, 256) if gpus >= fewest]),
         fewest=choice("GPUs, from", (64, 16), 64),
     ),
     fewest=16,
@@ -79,6 +67,8 @@ Reveal(
 # - *hidden* are seconds of exchanges that must run while the GPU computes.
 
 # %%
+from actmem_tools.plan.plan_report import plan_text
+
 LiveFigure(bar_chart(
     f"{found.fitting:,} of {found.counted:,} layouts fit; the fastest six",
     {"a step": {f"{plan_text(plan)}: {plan.bytes / GIBIBYTE:.1f} GiB, {plan.seconds.hidden:.1f} s hidden": plan.seconds.total for plan in found.plans[:6]}},
@@ -96,7 +86,7 @@ LiveFigure(bar_chart(
 
 # %%
 Panel(
-    plan_wall,
+    show.plan_wall,
     name=choice("model", ("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), "llama3-70b"),
     memory=choice("GiB per GPU", (40, 80, 141), 80),
 )
@@ -108,7 +98,7 @@ Panel(
 # at that point. It also says how much longer a step takes than at the start. Stop at the first bar that ends before the line:
 
 # %%
-LiveFigure(first_aid("llama3-70b", 80))
+LiveFigure(show.first_aid("llama3-70b", 80))
 
 # %% [markdown]
 # So for this plan you ask, in this order:
@@ -132,6 +122,8 @@ LiveFigure(first_aid("llama3-70b", 80))
 # Take the plan of the six that hides least: it is 2% slower than the first. Its fullest rank, when it holds most:
 
 # %%
+from actmem_tools.plan.search import bill_of
+
 chosen = min(found.plans[:6], key=lambda plan: plan.seconds.hidden)
 bill = bill_of(model, chosen)
 lines = sorted(((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True)
@@ -154,12 +146,17 @@ LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_byte
 # ones.
 
 # %%
+from actmem.config import TINY
+from actmem_tools.plan.planned_models import PlannedGPT
+from actmem_tools.verify import verify_plan
+
 tiny = PlannedGPT("tiny", TINY)
 fitting = find_plans(tiny, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
 for pipeline in (1, 2, 4):
     plan = next(plan for plan in fitting if plan.layout.pipeline_parallel_size == pipeline and plan.layout.tensor_parallel_size > 1)
     checked = verify_plan(tiny, plan)
-    agree.add(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in checked.matches])
+    checks.add(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in checked.matches])
+checks.show()
 
 # %% [markdown]
 # And what did real GPUs hold? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's tests (chapter
@@ -167,6 +164,10 @@ for pipeline in (1, 2, 4):
 # had seen nanotron's when we wrote its formula, and one choice of the allocator's model was made by NVIDIA's.
 
 # %%
+from actmem_course.bench.measure_runs import golden_result, measure_runs
+from actmem_course.figures.ch10_plan_a_model import runs_figure
+from actmem_course.others.golden import predict, read_golden
+
 runs = measure_runs()
 played = [golden_result(one) for one in (predict(row) for row in read_golden()) if one.peak_percent is not None]
 LiveFigure(runs_figure(runs + played))
@@ -177,6 +178,10 @@ LiveFigure(runs_figure(runs + played))
 # What happens with half the GPUs, or with sequences twice as long? And why was the nearest layout refused?
 
 # %%
+from textwrap import fill
+
+from actmem_tools.plan.plan_report import refusal_text
+
 for gpus, length in ((32, model.seq_length), (64, 2 * model.seq_length)):
     best = find_plans(model.with_sizes(seq_length=length), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans[0]
     print(fill(f"{gpus} GPUs, {length:,} tokens: {best.seconds.total:.2f} s a step by {plan_text(best)}", 96))
@@ -197,6 +202,8 @@ for refused in found.nearest[:1]:
 # line to see how far off each is:
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.bench.predictors import measure_calculators, sequence_results
+
 printed = measure_calculators()
 names = list(dict.fromkeys(result.calculator for result in printed))
 rows = {result.row: result.counted_bytes for result in printed}
@@ -221,6 +228,8 @@ Fold(
 # ## How long does a step take?
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.bench.measure_runs import step_time_results
+
 step_times = step_time_results()
 longer = [100 * ((r.predicted / r.printed if r.unit == "s" else r.printed / r.predicted) - 1) for r in step_times]  # the others are rates
 Fold(
@@ -242,6 +251,8 @@ Fold(
 # published plan that isn't first: how much longer its step takes than the fastest, by the planner's own times:
 
 # %%
+from actmem_course.bench.measure_runs import choice_results
+
 choices = choice_results()
 behind = [r for r in choices if r.place > 1]
 LiveFigure(bar_chart(
@@ -267,7 +278,7 @@ Fold(
 # near each plan is without them.
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out

@@ -25,7 +25,7 @@ import torch
 
 from actmem_course.bench.timing import device_name, usual_dtype
 from actmem_course.launch import results
-from actmem_course.figures.style import size_text
+from actmem_course.figures import size_text
 from actmem_course.figures.text import speed_facts
 from actmem_course.figures.widgets import Varies
 

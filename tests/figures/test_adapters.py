@@ -1,5 +1,7 @@
 """Chapter 12: its figure shows the formulas' numbers, its cell for several ranks is right on real ones, and peft keeps what it says."""
 
+import ast
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,8 @@ from torch import nn
 from actmem.ledger import record
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.figures.ch12_adapters import (
+from actmem_course.launch import LABS
+from actmem_course.predicted.adapters import (
     ADAPTERS,
     ALL_LINEARS,
     IN_16_BITS,
@@ -17,7 +20,6 @@ from actmem_course.figures.ch12_adapters import (
     adapter_rows,
     lora_rows,
 )
-from actmem_course.launch import LABS
 from actmem_more.llama_shape import llama_shape
 from actmem_more.llama_terms import llama_rows
 
@@ -38,12 +40,12 @@ def test_adapters_on_all_linears_keep_what_full_training_keeps_and_seven_narrow_
 def _cell(name):
     """What a cell of the chapter defines."""
     source = (LABS.parent / "notebooks" / "source" / "12_adapters.py").read_text(encoding="utf-8")
-    (cell,) = (cell for cell in source.split("# %%\n") if cell.startswith(f"def {name}("))
+    (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
     from actmem.parallel.conjugates import g
     from actmem.parallel.linear import column_parallel
 
     found = {"F": F, "g": g, "column_parallel": column_parallel}
-    exec(cell.partition("# %%")[0], found)
+    exec(compile(ast.Module([function], []), "<cell>", "exec"), found)
     return found[name]
 
 

@@ -9,7 +9,7 @@ from actmem.rows import total
 from actmem_course.figures import ch08_after_the_paper as today
 from actmem_course.figures import ch10_plan_a_model as planned
 from actmem_course.figures import ch14_experts as experts
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
 from actmem_course.figures.ch02_counting_bytes import layer_bars
 from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
@@ -22,9 +22,10 @@ from actmem_course.figures.ch07_time import (
     utilisation_bars,
 )
 from actmem_course.figures.ch11_the_ends import loss_bars, stage_work
-from actmem_course.figures.ch12_adapters import PLACES, adapter_bars, lora_rows
+from actmem_course.figures.ch12_adapters import adapter_bars
 from actmem_course.figures.controls import BEFORE, after
 from actmem_course.others import paper
+from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.actions import PricedLayer, frontier, recompute_choices
 from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_products, llama_rows

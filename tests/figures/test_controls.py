@@ -115,10 +115,10 @@ def test_the_nearest_value_on_offer(wanted, found):
 # A page's figures without a browser: the code of a cell, its controls and its answers, as JSON.
 
 
-FRONT = "from actmem_course.figures.ch01_memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+FRONT = "from actmem_course.figures import Panel\nfrom actmem_course.figures.ch01_memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
 FOLLOWS = """
-from actmem_course.figures.controls import slider, steps
-from actmem_course.figures.marks import Drawing
+from actmem_course.figures import Panel, slider, steps
+from actmem_course.figures.marks import (Drawing)
 Panel(lambda n, d: Drawing([], {}, f"{n} / {d}."), n=slider("n", "number", 1, 12, 1, 12),
       d=steps("d", "divisor", lambda n: [d for d in range(1, n + 1) if n % d == 0], 4))
 """

@@ -13,7 +13,6 @@ from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem_course.bench.measure_runs import golden_result, measure_runs
-from actmem_course.figures import bar_chart, measured
 from actmem_course.figures import ch01_memory_wall as memory_wall
 from actmem_course.figures import ch02_counting_bytes as layer
 from actmem_course.figures import ch03_tensor_parallelism as tensor_parallel
@@ -27,6 +26,7 @@ from actmem_course.figures import ch11_the_ends as ends
 from actmem_course.figures import ch12_adapters as adapters
 from actmem_course.figures import ch13_long_sequences as long_sequences
 from actmem_course.figures import ch14_experts as experts
+from actmem_course.figures.bars import bar_chart
 from actmem_course.others.golden import predict, read_golden
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
 
@@ -48,7 +48,7 @@ DRAWN: dict[Callable, list[tuple]] = {
         (layer_rows(GPT3), GPT3), (layer_rows(TINY) + layer_extra_rows(TINY), TINY),
         (layer_rows(GPT3, CUT, "selective"), GPT3), (layer_rows(GPT3, recompute="full"), GPT3),
     ],
-    bar_chart.bar_chart: [
+    bar_chart: [
         ("One part", {"": {"a": 3 << 30, "b": 5}}, "bytes"),
         ("Two parts beside each other", {"one": {"a": 0.5, "b": 2}, "two": {"b": 1.25}}, "time", "ms", True),
     ],
@@ -101,7 +101,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     planned.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
     planned.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
-    measured.runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
+    planned.runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from actmem.config import TINY, ConfigError, ModelShape, model_shape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_extra_rows, layer_rows
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.figures import ch02_counting_bytes as layer
-from actmem_course.figures.style import axis_unit, size_text
+from actmem_course.figures.units import axis_unit, size_text
 from tests.shapes import shapes
 
 GPT3 = model_shape("175B")

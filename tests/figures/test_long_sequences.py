@@ -7,21 +7,24 @@ from actmem_course.figures.ch13_long_sequences import (
     BATCH_ORDERS,
     EVENTS_PLAYED,
     SEGMENTS,
-    TILE,
-    break_even_tokens,
     eight_bit_bars,
-    eight_bit_rows,
-    everything_kept,
     llama_layer_events,
     long_bars,
-    long_steps,
     memory_after,
     memory_map,
-    mlp_peak_bytes,
     play_layers,
+    price,
     reserved_after,
 )
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
+from actmem_course.predicted.long_sequences import (
+    TILE,
+    break_even_tokens,
+    eight_bit_rows,
+    everything_kept,
+    long_steps,
+    mlp_peak_bytes,
+)
 from actmem_more.llama_shape import llama_shape
 from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import loss_peak_rows
@@ -58,7 +61,7 @@ def test_a_million_tokens_step_by_step():
     assert host.bytes == chunks.bytes - 30 * x
     assert tiles.bytes == 3 * x + attention + 3 * x
     assert shared.bytes == tiles.bytes // 8  # of 131,072 tokens each; a tile is small beside them
-    assert [step.price for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
+    assert [price(step) for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
 
 
 @pytest.mark.parametrize("tokens", [2**k for k in range(15, 21)])

@@ -43,8 +43,9 @@ from actmem_course.figures.ch04_sequence_parallelism import (
     parts,
     rank_parts,
 )
-from actmem_course.figures.marks import EMPTY, Box, boxes
-from actmem_course.figures.style import FILLS, size_text
+from actmem_course.figures.diagrams import EMPTY, Box, boxes
+from actmem_course.figures.style import FILLS
+from actmem_course.figures.units import size_text
 from actmem_course.others.ring import ring
 from tests.shapes import shapes
 

@@ -9,7 +9,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.figures import ch05_recomputation as recomputation
-from actmem_course.figures.ch05_recomputation import fullest_bytes, throughput
+from actmem_course.predicted.recomputation import fullest_bytes, throughput
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)

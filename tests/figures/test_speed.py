@@ -8,9 +8,9 @@ from rich.console import Console
 
 from actmem_course.bench.measure_runs import measure_runs
 from actmem_course.bench.measure_speed import VARIANTS
-from actmem_course.figures.measured import here_fold, overhead_finding, runs_figure, speed_figure
+from actmem_course.figures.ch10_plan_a_model import runs_figure
 from actmem_course.figures.text import overhead_text, speed_facts
-from actmem_course.others.golden import HereResult, predict, read_golden
+from actmem_course.lab_figures import overhead_finding, speed_figure
 from actmem_course.results import Overhead, PeerLine, SpeedLine
 from actmem_course.show import tables
 
@@ -160,15 +160,6 @@ def test_the_figure_is_plotly_and_its_points_are_the_runs():
     assert [1024 * x for x in points["x"]] == pytest.approx([r.printed_mib for r in RESULTS])
     assert [1024 * y for y in points["y"]] == pytest.approx([r.predicted_mib for r in RESULTS])
     assert drawing.traces[2]["y"] == [r.difference_percent for r in RESULTS]
-
-
-def test_nvidias_models_are_a_line_each_with_what_was_logged_and_counted():
-    runs = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
-    found = [HereResult(one, one.played.run, {"x": one.row.active_bytes - 5}, {"x": 1}) for one in runs if one.played]
-    fold = here_fold(found)
-    lines = [line.split() for line in fold.details.split("\n\n")[0].splitlines()[2:]]
-    assert [line[-3:] for line in lines] == [[f"{r.logged_bytes:,}", f"{r.logged_bytes - 5:,}", "+5"] for r in found]
-    assert repr(fold).startswith(f"{len(found)} models") and "The first line's 5 B of difference." in fold.details
 
 
 def test_the_tables_say_each_run_and_each_part():

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem_course.figures.style import CARD, FILLS, INK, WARNING, axis_end, axis_unit, size_text, three_digits
+from actmem_course.figures.style import CARD, FILLS, INK, WARNING
 from actmem_course.figures.terms import KINDS
+from actmem_course.figures.units import axis_end, axis_unit, size_text, three_digits
 
 
 def luminance(colour):

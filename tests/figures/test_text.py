@@ -13,7 +13,7 @@ from rich.console import Console
 from actmem.config import TINY, Parallel
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.rows import LAYER_TERMS, Row
-from actmem_course.figures.checks import Agreement, Fold, in_the_paper, worked
+from actmem_course.figures.checks import Checks, Fold, in_the_paper, worked
 from actmem_course.figures.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from actmem_course.figures.text import extras_text, kept_text, saved_text, text_table
 from actmem_course.others.disagreements import disagreements
@@ -118,27 +118,55 @@ def test_a_worked_answer_wraps_and_is_stored_without_its_numbers():
     assert "pre-wrap" not in Fold("a", "table")._repr_html_()
 
 
-def test_an_agreement_counts_pairs_and_names_what_is_apart():
-    agree = Agreement()
-    agree.add("layers", [(1, 1), (2000, 2001)])
-    agree.add("FLOPs of one step", [(Fraction(6, 2), 3)], "FLOPs")
-    agree.add_rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
-    agree.add("under a thousandth", [(True, True)])
-    assert repr(agree) == "predicted = measured: 3 of 5"
-    assert agree.folded().details.splitlines() == [
-        "layers: 1 of 2; 2,000 and 2,001 bytes",
-        "FLOPs of one step: 3 FLOPs",
-        "a stage, term by term: 1 of 2; 0 and 7 bytes",
-        "under a thousandth: yes",
+def test_what_a_cell_compared_stands_under_it_with_the_difference():
+    checks = Checks()
+    checks.add("a layer", [(1_769_472, 1_769_472)])
+    checks.add("ranks", [(4, 4), (Fraction(6, 2), 3)], "FLOPs", sides=("by formula", "by torch"))
+    checks.add("under a thousandth", [(True, True)], "")
+    assert repr(checks.show()).splitlines() == [
+        "✓ 0 apart a layer: predicted 1,769,472 · counted 1,769,472 bytes",
+        "✓ 0 apart ranks: by formula 7 · by torch 7 FLOPs, 2 of 2 equal",
+        "✓ under a thousandth",
+    ]
+    assert repr(checks.show()) == "", "each is shown once"
+    assert repr(checks) == "✓ 0 apart predicted = counted: 3 of 3"
+
+
+def test_a_difference_is_loud_and_differences_do_not_cancel():
+    checks = Checks()
+    checks.add("two layers", [(2000, 2001), (2001, 2000)])
+    lines = checks.show()
+    assert repr(lines) == "✗ 2 apart two layers: predicted 4,001 · counted 4,001 bytes, 0 of 2 equal"
+    assert 'role="alert"' in lines._repr_html_() and "2,000 and 2,001 bytes" in lines._repr_html_()
+    assert repr(checks) == "✗ 1 of 1 comparisons are apart predicted = counted: 0 of 2"
+    assert "#FDE7E9" in checks._repr_html_() and "2,000 and 2,001 bytes" in checks.summary().details
+
+
+def test_rows_are_compared_term_by_term_and_a_false_statement_is_wrong():
+    checks = Checks()
+    checks.add_rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
+    checks.add("within rounding", [(True, True), (True, False)], "")
+    assert repr(checks.show()).splitlines() == [
+        "✗ 7 apart a stage, term by term: predicted 4 · counted 11 bytes, 1 of 2 equal",
+        "✗ 1 of 2 differ within rounding",
     ]
 
 
-def test_an_agreement_of_nothing_and_of_lists_is_said_too():
+def test_more_than_three_comparisons_are_one_line_with_the_rest_in_a_fold():
+    checks = Checks()
+    for size in range(4):
+        checks.add(f"size {size}", [(size, size)])
+    shown = checks.show()
+    assert repr(shown) == "✓ 0 apart predicted = counted: 4 of 4"
+    assert shown.details.splitlines()[2] == "size 2: predicted 2 · counted 2 bytes: 0 apart"
+
+
+def test_nothing_to_compare_and_sizes_of_tensors_are_said_too():
     """On a Mac no socket says what it sent, and chapter 4 has nothing to compare."""
-    agree = Agreement()
-    agree.add("sockets", [])
-    agree.add("shapes", [([1, 2], [1, 3]), ([4], [4])], "")
-    assert agree.folded().details.splitlines() == ["sockets: 0 of 0", "shapes: 1 of 2; [1, 2] and [1, 3]"]
+    checks = Checks()
+    checks.add("sockets", [])
+    checks.add("shapes", [([1, 2], [1, 3]), ([4], [4])], "")
+    assert repr(checks.show()).splitlines() == ["– not counted here sockets", "✗ 1 of 2 differ shapes: 1 of 2 equal"]
 
 
 def test_every_disagreement_of_the_paper_is_a_paragraph():

@@ -6,9 +6,10 @@ import pytest
 from ipywidgets.widgets import widget
 
 from actmem_course.figures.controls import steps
-from actmem_course.figures.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript, Widget
+from actmem_course.figures.in_page import LiveFigure, Panel, Prediction, Reveal
+from actmem_course.figures.live import PICTURE_MIME, PICTURES, WIDGET_MIME, PlotlyScript, Widget
 from actmem_course.figures.marks import Drawing, GuessLine
-from actmem_course.figures.widgets import Panel, Prediction, Progress, Reveal
+from actmem_course.figures.widgets import Progress
 
 DRAWING = Drawing([{"type": "bar", "x": [1], "y": ["a"]}], {}, "One bar.")
 

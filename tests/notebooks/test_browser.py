@@ -15,15 +15,14 @@ from actmem_course.figures.live import WIDGET_MIME
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
-from tests.notebooks.lab import Lab
-from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS
+from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS, Lab
 from tests.notebooks.reader import use
 from tests.tiers import sampled
 
 #: The first panel of a chapter, with sliders for s, b, h and a, which comes with a guess; in a notebook of its own,
 #: whose kernel starts without torch.
 CHAPTER, BARS = "02_counting_bytes.ipynb", "bars.ipynb"
-WIDGETS = "from actmem_course.figures.widgets import Panel, Prediction, Reveal"
+WIDGETS = "from actmem_course.figures import Panel, Prediction, Reveal"
 #: A plotly.js that holds the page for five seconds as it starts, as on a slow machine; figures are made meanwhile.
 SLOW_PLOTLY = """
 from actmem_course.figures import live
@@ -32,7 +31,7 @@ live._MODULE = "const end = performance.now() + 5000; while (performance.now() <
 SLOW_FIGURES = """
 from actmem_course.figures.controls import steps
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.widgets import Panel
+from actmem_course.figures import Panel
 for number in range(12):
     display(Panel(lambda n: Drawing([], {"height": 100}, f"{n}."), n=steps("n", "number", (1, 2), 1)))
 """

@@ -62,8 +62,7 @@ print(1 + 1)
 # %%
 from actmem.config import ModelShape
 from actmem_course.figures.ch01_memory_wall import crossover_lines
-from actmem_course.figures.live import LiveFigure
-from actmem_course.figures.widgets import Varies
+from actmem_course.figures import LiveFigure, Varies
 
 LiveFigure(crossover_lines(ModelShape(64, 1, 64, 4)))
 

@@ -26,8 +26,8 @@ import plotly
 import pytest
 from playwright.sync_api import expect
 
-from actmem_course.figures.in_page import Question, run_cell
 from actmem_course.figures.ch01_memory_wall import front_door
+from actmem_course.figures.in_page import Question, run_cell
 from notebooks.site import cache, live
 from notebooks.site.book import chapters, labs
 from notebooks.site.build import build

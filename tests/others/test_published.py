@@ -10,10 +10,10 @@ from actmem.config import PAPER_MODELS, TINY, ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form, eq1
 from actmem.formulas.flops import layer_overhead
 from actmem_course.bench.predictors import measure_calculators, runs_of_two_sizes, sequence_results
-from actmem_course.figures.ch05_recomputation import batch_factor, break_even, fullest_bytes, throughput
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.disagreements import disagreements
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_MODEL, llama3_choice, paper_choice, published_choices
+from actmem_course.predicted.recomputation import batch_factor, break_even, fullest_bytes, throughput
 from tests.shapes import shapes
 
 #: Coefficients of sbh that each prints for t = 8 in the order of table 2, with 5as/h = c; None: as the paper.

@@ -131,7 +131,7 @@ class Measurement:
     def draw(self, make: Callable[[], Drawing]) -> None:
         """Make the figure of --html."""
         if self._here.rank == 0 and self.args.html:
-            from actmem_course.figures.measured import write_page  # plotly is loaded only to draw
+            from actmem_course.lab_figures import write_page  # plotly is loaded only to draw
 
             with replacing(self.args.html) as beside:
                 write_page(make(), beside)

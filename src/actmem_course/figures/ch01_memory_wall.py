@@ -11,13 +11,15 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, crossover_
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.rows import by_term, paper_rows, total
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.controls import Control, choice
 from actmem_course.figures.marks import Drawing, chart, line, log_scale, points, scale
-from actmem_course.figures.style import FILLS, GIB, HELD, INK, VERMILION, exact_text, size_text, three_digits
+from actmem_course.figures.style import FILLS, HELD, INK, VERMILION
+from actmem_course.figures.units import GIB, exact_text, size_text, three_digits
 from actmem_course.others.paper import A100_BYTES
 
-#: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective does.
+#: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective
+#: does.
 PARALLELISM = ("none", "tensor", "tensor + sequence")
 RECOMPUTATION = ("none", "selective", "full")
 #: Rows of table 2 that a GPU of a parallel run can have, by their names in a control: parallelism and recomputation.
@@ -36,7 +38,8 @@ LENGTHS = tuple(2**power for power in range(7, 16))
 
 
 def gpu_bytes(model: PaperModel, parallelism: str = "tensor", recompute: str = "none") -> dict[str, int]:
-    """Bytes by part on one GPU of the first stage, which holds most; states of mixed-precision Adam with float32 gradients.
+    """Bytes by part on one GPU of the first stage, which holds most; states of mixed-precision Adam with float32
+    gradients.
 
     parallelism: one of PARALLELISM; "none" puts a layer on one GPU.
     """
@@ -48,7 +51,9 @@ def gpu_bytes(model: PaperModel, parallelism: str = "tensor", recompute: str = "
 
 
 def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = {}) -> Drawing:
-    """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds and the title is then about, against an A100's memory."""
+    """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds and the title is then
+    about, against an A100's memory.
+    """
     models = {**PAPER_MODELS, **more}
     held = {name: gpu_bytes(model, *METHODS[method]) for name, model in models.items()}
     before = {name: sum(gpu_bytes(model).values()) for name, model in models.items()}
@@ -86,7 +91,9 @@ def front_door_controls() -> dict[str, Control]:
 
 
 def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
-    """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title, the others are paler."""
+    """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title, the
+    others are paler.
+    """
     held = {name: gpu_bytes(one, parallelism, recompute) for name, one in PAPER_MODELS.items()}
     sums = {name: sum(parts.values()) for name, parts in held.items()}
     over = sums[model] - A100_BYTES
@@ -140,8 +147,10 @@ def crossover_lines(shape: ModelShape) -> Drawing:
                 "dot", 1.5,
             ),
         ],
-        f"Lines over s at b={b}, h={h}, a={a}: the core's 5as²b rises twice as steeply as the rest's 34sbh and crosses it "
-        f"at s = 34h/(5a) = {cross:,.1f} tokens; at s = {s} the core holds {size_text(core)}, the rest {size_text(rest)}.",
+        f"Lines over s at b={b}, h={h}, a={a}: the core's 5as²b rises twice as steeply as the rest's 34sbh "
+        "and crosses it "
+        f"at s = 34h/(5a) = {cross:,.1f} tokens; at s = {s} the core holds {size_text(core)}, the rest "
+        f"{size_text(rest)}.",
         xaxis=log_scale("sequence length s, tokens", LENGTHS[::2], map("{:,}".format, LENGTHS[::2]), range=[2.05, 4.6]),
         yaxis={"type": "log", "dtick": 1, "exponentformat": "none", **scale("one layer, GiB")},
     )  # fmt: skip

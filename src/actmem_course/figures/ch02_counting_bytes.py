@@ -1,4 +1,6 @@
-"""Chapter 2: what one layer keeps, as bars, as a drawing of its operations, and as a game of what backward must keep."""
+"""Chapter 2: what one layer keeps, as bars, as a drawing of its operations, and as a game of what backward must
+keep.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +10,13 @@ from dataclasses import replace
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.rows import LAYER_TERMS, Row, total
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.controls import Control, choice
-from actmem_course.figures.marks import (
-    EMPTY,
-    STACKED,
-    Axis,
-    Box,
-    Drawing,
-    bars,
-    boxes,
-    chart,
-    diagram,
-    downwards,
-    labels,
-    legend,
-    line,
-)
-from actmem_course.figures.style import (
-    CARD,
-    FILLS,
-    INK,
-    Fill,
-    axis_end,
-    axis_unit,
-    exact_text,
-    size_text,
-    three_digits,
-)
+from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
+from actmem_course.figures.marks import STACKED, Axis, Drawing, bars, chart, downwards, legend, line
+from actmem_course.figures.style import CARD, FILLS, INK, Fill
 from actmem_course.figures.terms import BLOCKS, KINDS, formula_of, term_of
+from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text, three_digits
 
 
 def segment(row: Row, at: str, shape: ModelShape, unit: int) -> dict:
@@ -81,7 +61,8 @@ def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
     )
 
 
-#: Each operation and the tensors that its gradient reads, in the order of the forward pass: the attention block, then the MLP.
+#: Each operation and the tensors that its gradient reads, in the order of the forward pass: the attention block, then
+#: the MLP.
 LAYER_OPERATIONS = (
     ("layer norm 1", ("layer-norm 1 input",)),
     ("Q, K, V products", ("QKV projection input",)),
@@ -110,11 +91,12 @@ _SECOND = 2.35
 
 
 def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_TERMS)) -> Drawing:
-    """Figures 2 and 3 of the paper in one: operations in order, each next to the tensors that it keeps, as wide as their bytes.
+    """Figures 2 and 3 of the paper in one: operations in order, each next to the tensors that it keeps, as wide as
+    their bytes.
 
-    The first ``step`` of the 15 tensors are lit, as forward has stored them, the last one framed; the bar at the foot is
-    the share that is stored.  rows: of one layer, from ``layer_rows``.  A tensor without a row is recomputed: it never
-    lights up.  Raises ConfigError where step is not from 1 to 15.
+    The first ``step`` of the 15 tensors are lit, as forward has stored them, the last one framed; the bar at the foot
+    is the share that is stored.  rows: of one layer, from ``layer_rows``.  A tensor without a row is recomputed: it
+    never lights up.  Raises ConfigError where step is not from 1 to 15.
     """
     if not 1 <= step <= len(LAYER_TERMS):
         raise ConfigError("step", f"must be from 1 to {len(LAYER_TERMS)}, got {step}")
@@ -155,9 +137,11 @@ def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_
     frame = line("", *frames[now].outline(), INK, width=4, showlegend=False)
     a, b, h, s = shape.letters()
     return diagram(
-        f"{step} of {len(LAYER_TERMS)}, {now}: {said};<br>stored so far {size_text(so_far)} of {size_text(total(rows))}",
+        f"{step} of {len(LAYER_TERMS)}, {now}: {said};<br>stored so far {size_text(so_far)} of "
+        f"{size_text(total(rows))}",
         [*boxes(drawn, 12), frame, labels(arrows, 12), labels(names, 12, "middle right")],
-        f"Drawing of the layer at s={s}, b={b}, h={h}, a={a}, its operations in order with what each keeps: tensor {step} of "
+        f"Drawing of the layer at s={s}, b={b}, h={h}, a={a}, its operations in order with what each keeps: "
+        f"tensor {step} of "
         f"{len(LAYER_TERMS)}, {now}, {size:,} bytes; stored so far {so_far:,} of {total(rows):,} bytes.",
         width + 0.08, foot + 0.75, 660, -0.08, -0.1,
     )  # fmt: skip

@@ -9,35 +9,10 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_rows
 from actmem.rows import Row, total
 from actmem_course.figures.ch02_counting_bytes import kinds_legend, segment
-from actmem_course.figures.marks import (
-    EMPTY,
-    FITTING,
-    RANK_FILLS,
-    STACKED,
-    WHOLE,
-    Axis,
-    Box,
-    Drawing,
-    boxes,
-    chart,
-    diagram,
-    downwards,
-    labels,
-    line,
-    log_scale,
-    points,
-)
-from actmem_course.figures.style import (
-    BLUE,
-    COMPARED,
-    FILLS,
-    INK,
-    axis_end,
-    axis_unit,
-    exact_text,
-    size_text,
-    three_digits,
-)
+from actmem_course.figures.diagrams import EMPTY, RANK_FILLS, WHOLE, Box, boxes, diagram, labels
+from actmem_course.figures.marks import FITTING, STACKED, Axis, Drawing, chart, downwards, line, log_scale, points
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK
+from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text, three_digits
 
 #: Of a logarithmic axis, in any unit of bytes.
 STOPS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5))
@@ -70,7 +45,9 @@ def sizes_of_t(shape: ModelShape) -> list[int]:
 
 
 def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """Bytes of one layer on one rank over t, up to this one: the divided part falls, the floor stays, the sum approaches it."""
+    """Bytes of one layer on one rank over t, up to this one: the divided part falls, the floor stays, the sum
+    approaches it.
+    """
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in ts}
     once, floor = parts[1]
@@ -80,25 +57,30 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     drawn = [size for size in ts if size <= t]
     times = three_digits(here / ((once + floor) / t))
 
+    ends = [log10(parts[ts[-1]][0] / unit) - 0.1, log10((once + floor) / unit) + 0.1]
+
     def over_t(name: str, sizes: list[int], colour: str, dash: str) -> dict:
         return line(
             name, drawn, [size / unit for size in sizes], colour, f"<b>{name}</b><br>t = %{{x}}: %{{customdata}}", dash,
-            mode="lines+markers", marker={"size": 6}, customdata=[exact_text(size) for size in sizes],
+            symbol="circle", customdata=list(map(exact_text, sizes)),
         )  # fmt: skip
 
     return chart(
-        f"{t} rank{'s' * (t > 1)}: {times} times what an even share would be;<br>from {ceil(even)} ranks on the floor is the larger part",
+        f"{t} {'ranks' if t > 1 else 'rank'}: {times} times what an even share would be;<br>from {ceil(even)} ranks on "
+        "the floor is the larger part",
         [
             over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
             over_t("divided by t", [parts[size][0] for size in drawn], BLUE, "dash"),
             over_t("the floor, 10sbh", [floor] * len(drawn), COMPARED, "dot"),
-            points("together at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
+            points("at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
         ],
-        f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the floor stays at {size_text(floor)}, "
-        f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {here:,} bytes, {times} times a t-th of the layer.",
+        f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the "
+        f"floor stays at {size_text(floor)}, "
+        f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {here:,} bytes, {times} times a "
+        "t-th of the layer.",
         height=380,
         xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
-        yaxis=log_scale(f"one layer on one rank, {unit_name}", STOPS, map("{:g}".format, STOPS), range=[log10(parts[ts[-1]][0] / unit) - 0.1, log10((once + floor) / unit) + 0.1]),
+        yaxis=log_scale(f"one layer on one rank, {unit_name}", STOPS, map("{:g}".format, STOPS), range=ends),
     )  # fmt: skip
 
 
@@ -112,9 +94,11 @@ def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     a, b, h, s = shape.letters()
     share = f"{floor / (floor + rest):.0%}"
     return chart(
-        f"At t = {t} each rank keeps {size_text(floor + rest)} of a layer;<br>{share} of it is the floor, {size_text(floor)} for every t",
+        f"At t = {t} each rank keeps {size_text(floor + rest)} of a layer;<br>{share} of it is the floor, "
+        f"{size_text(floor)} for every t",
         [*(segment(row, name, shape, unit) for name, rows in parts for row in rows), *kinds_legend(divided + whole)],
-        f"Two stacked bars at s={s}, b={b}, h={h}, a={a}, t={t}: {rest:,} bytes are divided by t, {floor:,} bytes are whole on every rank, "
+        f"Two stacked bars at s={s}, b={b}, h={h}, a={a}, t={t}: {rest:,} bytes are divided by t, {floor:,} "
+        "bytes are whole on every rank, "
         f"{share} of the two together.",
         Axis("kept for backward on each rank", axis_end(max(floor, rest) / unit), unit, in_unit=f", {unit_name}"),
         bargap=0.35,
@@ -214,7 +198,9 @@ def complete_heads(share: list[tuple[str, int]]) -> set[int]:
 
 
 def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads: int = 8) -> Drawing:
-    """Why the rows of the QKV weight go head by head: the blocks of each rank, filled where it has the head's Q, K and V."""
+    """Why the rows of the QKV weight go head by head: the blocks of each rank, filled where it has the head's Q, K
+    and V.
+    """
     a, t = num_attention_heads, tensor_parallel_size
     parts = shares(order, a, t)
     each = 3 * a // t
@@ -232,7 +218,7 @@ def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads
     alone = sum(len(complete_heads(share)) for share in parts)
     finding = f"{alone} of {a} heads can be computed without an exchange"
     if alone == a:
-        finding = f"each rank attends with its {a // t} head{'s' * (a > t)} alone"
+        finding = f"each rank attends with its {a // t} {'heads' if a > t else 'head'} alone"
     return diagram(
         f"Rows of the QKV weight {order}:<br>{finding}",
         [*boxes(drawn, 12), labels(names)],

@@ -10,21 +10,11 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq2, eq4, gathered_input_bytes, layer_rows
 from actmem.rows import Row, total
 from actmem_course.figures.ch03_tensor_parallelism import sizes_of_t
-from actmem_course.figures.marks import EMPTY, Box, Drawing, boxes, chart, diagram, labels, line, log_scale
-from actmem_course.figures.style import (
-    BLUE,
-    CARD,
-    COMPARED,
-    FILLS,
-    GREEN,
-    INK,
-    ORANGE,
-    Fill,
-    axis_unit,
-    size_text,
-    three_digits,
-)
+from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
+from actmem_course.figures.marks import Drawing, chart, line, log_scale
+from actmem_course.figures.style import BLUE, CARD, COMPARED, FILLS, GREEN, INK, ORANGE, Fill
 from actmem_course.figures.terms import term_of
+from actmem_course.figures.units import axis_unit, size_text, three_digits
 from actmem_course.others.ring import PHASES, RingState, ring
 
 TENSOR, SEQUENCE = "tensor parallel", "tensor + sequence parallel"
@@ -63,7 +53,9 @@ def _axis(row: Row, with_tensor_parallelism: Row) -> str:
 
 
 def rank_parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> Drawing:
-    """A line for each tensor, a frame for each rank with the part that it holds filled: along s downwards, along h to the right."""
+    """A line for each tensor, a frame for each rank with the part that it holds filled: along s downwards, along h
+    to the right.
+    """
     t, held = tensor_parallel_size, parts(shape, tensor_parallel_size, mode)
     column, right = _RANKS / t, _LEFT + _RANKS + _RIGHT / 2
     drawn: list[Box] = []
@@ -142,15 +134,17 @@ def operator_states(
     ):
         before = found[-1][2].sent_bytes if found else 0
         # Without an exchange every rank has the whole tensor, and passes it on as it is.
-        states = ring(kind, tensor_parallel_size, payload_bytes) if kind else [
-            replace(ring("all-reduce", tensor_parallel_size, payload_bytes)[-1], step=0, phase="", received=(None,) * tensor_parallel_size, sent_bytes=0)
-        ]  # fmt: skip
+        states = ring(kind or "all-reduce", tensor_parallel_size, payload_bytes)
+        if not kind:
+            nothing = (None,) * tensor_parallel_size
+            states = [replace(states[-1], step=0, phase="", received=nothing, sent_bytes=0)]
         found += [(pass_, kind, replace(state, sent_bytes=before + state.sent_bytes)) for state in states]
     return found
 
 
 def operator_ring(operator: str, tensor_parallel_size: int, moment: int, payload_bytes: int) -> Drawing:
-    """f, f̄, g or ḡ on a ring, at one of its ``steps_of_operator``: its forward, then its conjugate's exchange in backward.
+    """f, f̄, g or ḡ on a ring, at one of its ``steps_of_operator``: its forward, then its conjugate's exchange in
+    backward.
 
     A row for each rank, a column for each chunk of the sequence; a box shows how many ranks' terms its sum has, an
     arrow which chunk a rank has just sent to the next.
@@ -270,15 +264,18 @@ def gathered_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     traces = [
         line(
             form, ts, [kept[size][form] for size in ts], colour, f"<b>{form}</b><br>t = %{{x}}: %{{y:.3g}} sbh", dash,
-            mode="lines+markers", marker={"size": sizes, "symbol": symbol, "color": colour, "line": {"color": INK, "width": 1}},
+            symbol=symbol, size=sizes,
         )
         for form, colour, dash, symbol in looks
     ]  # fmt: skip
     return chart(
-        f"At t = {t}: {floor} sbh with the floor, {plain} by plain autograd,<br>{shard} if each rank keeps only its shard",
+        f"At t = {t}: {floor} sbh with the floor, {plain} by plain autograd,<br>{shard} if each rank keeps "
+        "only its shard",
         traces,
-        f"Lines over t: at t = {t} one layer without its attention core keeps {floor} sbh bytes with tensor parallelism, "
-        f"{plain} with sequence parallelism by plain autograd, {shard} where each rank keeps its shard and gathers again.",
+        f"Lines over t: at t = {t} one layer without its attention core keeps {floor} sbh bytes with tensor "
+        "parallelism, "
+        f"{plain} with sequence parallelism by plain autograd, {shard} where each rank keeps its shard and "
+        "gathers again.",
         height=400,
         xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts)),
         yaxis=log_scale("one layer without the core, × sbh", [1, 2, 5, 10, 20, 50], exponentformat="none"),

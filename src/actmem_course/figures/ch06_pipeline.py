@@ -28,21 +28,10 @@ from actmem.formulas.schedule import (
     peak_in_flight,
 )
 from actmem.rows import paper_rows, total
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, bars, chart, line, scale
-from actmem_course.figures.style import (
-    COMPARED,
-    FILLS,
-    GIB,
-    HELD,
-    INK,
-    SKY,
-    Fill,
-    axis_unit,
-    exact_text,
-    size_text,
-    three_digits,
-)
+from actmem_course.figures.style import COMPARED, FILLS, HELD, INK, SKY, Fill
+from actmem_course.figures.units import GIB, axis_unit, exact_text, size_text, three_digits
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
 from actmem_course.results import PipelineResult
 
@@ -113,7 +102,8 @@ def gantt(
             "tickvals": list(range(ranks)), "ticktext": [f"rank {rank}" for rank in range(ranks)],
         },
         yaxis2={
-            "domain": [0, _CURVE * len(curves) / inside], "range": [feet[-1], 0.98 * step], "showgrid": False, "anchor": "x2",
+            "domain": [0, _CURVE * len(curves) / inside], "range": [feet[-1], 0.98 * step],
+            "showgrid": False, "anchor": "x2",
             "tickvals": [foot + 0.45 * step for foot in feet], "tickfont": {"size": 12},
             "ticktext": [f"rank {rank}<br>{three_digits(peak / unit)} {unit_name}" for rank, peak in enumerate(named)],
         },
@@ -217,9 +207,9 @@ def _spans_of(p: int, m: int, n: int) -> tuple[Span, ...]:
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int = 0) -> Drawing:
     """The schedule, and each rank's bytes over time: its layers only, without recomputation.
 
-    The dashed line of the whole step is equation 5: L layers of one microbatch.  moment: one of ``moments_of``; all that has happened by
-    then, and what each rank holds at that time.  Raises ConfigError where p·m does
-    not divide L, or p the microbatches of an interleaved schedule.
+    The dashed line of the whole step is equation 5: L layers of one microbatch.  moment: one of ``moments_of``; all
+    that has happened by then, and what each rank holds at that time.  Raises ConfigError where p·m does not divide L,
+    or p the microbatches of an interleaved schedule.
     """
     p, m, n = parallel.pipeline_parallel_size, parallel.num_model_chunks, num_microbatches
     passes = 2 * p * m * n
@@ -241,9 +231,11 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
             f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(most)}, {times};<br>"
             f"rank {p - 1} holds {size_text(least)}; idle {idle / (1 + idle):.0%} of the step"
         )
+        chunks = "chunks" if m > 1 else "chunk"
         alt = (
-            f"Gantt chart of {n} microbatches on {p} pipeline ranks with {m} model chunk{'s' * (m > 1)} each, and each rank's bytes over time: at "
-            f"their fullest the ranks hold {', '.join(map(str, held))} chunk-microbatches; rank 0 holds {most:,} bytes, {times}; "
+            f"Gantt chart of {n} microbatches on {p} pipeline ranks with {m} model {chunks} each, "
+            f"and each rank's bytes over time: at their fullest the ranks hold {', '.join(map(str, held))} chunk-microbatches; rank 0 holds "
+            f"{most:,} bytes, {times}; "
             f"idle {idle / (1 + idle):.1%} of the step, {idle:.1%} of the working time."
         )
     # Interleaving multiplies equation 5 by less than 1 + 1/m.
@@ -323,7 +315,8 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
     return gantt(
         f"With {size_text(budget_bytes)} a rank, {float(1 - again):.0%} of all passes recompute nothing;<br>"
         f"microbatches in flight that keep everything: {counts}",
-        f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: on ranks 0 to {p - 1}, {counts} in flight "
+        f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: on ranks "
+        f"0 to {p - 1}, {counts} in flight "
         f"keep everything; {float(again):.1%} of all passes recompute their attention core.",
         spans, curves, ("memory", budget_bytes), fill_of, min(p, n) * size[True],
     )  # fmt: skip
@@ -337,7 +330,8 @@ def _selective_bytes(
 
 
 def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
-    """Figure 9, under selective recomputation: what every pipeline rank holds, with and without freeing the outputs it has sent.
+    """Figure 9, under selective recomputation: what every pipeline rank holds, with and without freeing the outputs
+    it has sent.
 
     Raises ConfigError where the sizes do not fit.
     """
@@ -348,8 +342,8 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) ->
 
     def over_ranks(name: str, sizes: Sequence[int], colour: str, dash: str, symbol: str) -> dict:
         return line(
-            name, range(p), [size / GIB for size in sizes], colour, f"<b>rank %{{x}}</b>, {name}<br>%{{customdata}}", dash, 2.5,
-            mode="lines+markers", marker={"color": colour, "size": 7, "symbol": symbol}, customdata=[exact_text(size) for size in sizes],
+            name, range(p), [size / GIB for size in sizes], colour, f"<b>rank %{{x}}</b>, {name}<br>%{{customdata}}",
+            dash, 2.5, symbol=symbol, size=7, customdata=list(map(exact_text, sizes)),
         )  # fmt: skip
 
     return chart(
@@ -359,8 +353,8 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) ->
             over_ranks("outputs stay until backward", held, COMPARED, "dash", "diamond"),
             over_ranks("outputs freed once sent", freed, HELD, "solid", "circle"),
         ],
-        f"Lines over {p} pipeline ranks with {m} chunk{'s' * (m > 1)} each, selective recomputation: freed, rank 0 holds {freed[0]:,} bytes, rank 1 "
-        f"{freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that stay add {saved:,} bytes on rank 0.",
+        f"Lines over {p} pipeline ranks, m = {m}, selective recomputation: freed, "
+        f"rank 0 holds {freed[0]:,} bytes, rank 1 {freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that stay add {saved:,} bytes on rank 0.",
         xaxis=scale("pipeline rank", -0.03 * p - 0.2, p - 1 + 0.03 * p + 0.2),
         yaxis=scale("activations of one GPU, GiB", 0, 1.08 * max(held) / GIB),
         height=440,

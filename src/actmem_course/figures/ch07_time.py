@@ -12,9 +12,10 @@ from actmem.formulas.flops import (
     forward_operations,
     least_seconds,
 )
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, chart, line, points, scale
-from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK, VERMILION, size_text, three_digits
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK, VERMILION
+from actmem_course.figures.units import size_text, three_digits
 from actmem_course.others import paper
 
 _PASSES = {"forward": FILLS["forward"], "backward, with what it recomputes": FILLS["backward"]}
@@ -109,7 +110,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
             line(device, [_LEFT, ridge, _RIGHT], rates, INK, width=2),
             *(
                 points(
-                    name, [float(o.intensity) for o in group], [o.flops / float(o.least_seconds(*_A100)) / 1e12 for o in group],
+                    name, [float(o.intensity) for o in group], list(map(_reached, group)),
                     colour, "<b>%{customdata[0]}</b>: %{x:.1f} FLOPs per byte<br>%{customdata[1]}", symbol, 12, 1,
                     customdata=[[o.name, _bound(o)] for o in group],
                 )
@@ -125,6 +126,11 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     )  # fmt: skip
 
 
+def _reached(o: Operation) -> float:
+    """TFLOP a second, at most."""
+    return o.flops / float(o.least_seconds(*_A100)) / 1e12
+
+
 def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
     """The same operations as bars of the least time on an A100, in order of the forward pass."""
     operations = forward_operations(shape, parallel)
@@ -133,7 +139,8 @@ def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
     flop_share = sum(o.flops for o in core if o.product) / sum(o.flops for o in operations if o.product)
     groups = {name: group for (name, *_), group in zip(_KINDS, _grouped(operations))}
     return bar_chart(
-        f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the forward pass's least time",
+        f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the "
+        "forward pass's least time",
         {name: {o.name: 1e6 * float(o.least_seconds(*_A100)) for o in group} for name, group in groups.items()},
         f"least time on one A100 at {_sizes(shape, parallel)}",
         "µs",

@@ -11,9 +11,10 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, chart, points, scale
-from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE, size_text
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE
+from actmem_course.figures.units import size_text
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_more.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_more.llama_shape import LlamaShape
@@ -55,14 +56,16 @@ _NAMED = ("none", "selective", "elementwise", "full")
 
 
 def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
-    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16 bits.
+    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16
+    bits.
 
     modes: those that are drawn; the others' places stay empty.
     """
     rows = {mode: {row.term: row.bytes for row in llama_rows(shape, parallel, mode)} for mode in _BARS}
     totals = {mode: sum(each.values()) for mode, each in rows.items()}
     saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
-    finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>and what needs no product {saved['elementwise']:.0%}"
+    finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>"
+    finding += f"and what needs no product {saved['elementwise']:.0%}"
     if "selective" not in modes:
         finding = f"A Llama layer keeps {size_text(totals['none'])}"
     kinds = {kind: of for kind, of in _KINDS.items() if rows["none"].keys() & set(of[1])}
@@ -83,7 +86,9 @@ def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequen
 
 
 def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
-    """A bar for each term of ``llama_rows`` in forward order, and one for all, in inputs of the layer, 2sbh bytes each."""
+    """A bar for each term of ``llama_rows`` in forward order, and one for all, in inputs of the layer, 2sbh bytes
+    each.
+    """
     rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
     once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
     kept = total(rows)
@@ -134,8 +139,8 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
     x: time added to the layer's forward and backward, in percent, by products that run again and by copies that
-    computing can't hide; what needs no product counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that the
-    link to the host takes a second, each way.
+    computing can't hide; what needs no product counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that
+    the link to the host takes a second, each way.
     """
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
     layer = PricedLayer.of(shape)
@@ -178,10 +183,11 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         f"At no cost in products or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
         f"{free['or offload']:.0f} with offload at {gigabytes} GB/s, {free['or 8 bits']:.0f} with 8 bits too",
         [
-            of("one set of products", recompute, COMPARED, marker={"color": COMPARED, "size": 6, "symbol": "circle-open"}),
+            of("one set of products", recompute, COMPARED, symbol="circle-open", size=6),
             *lines.values(),
             points(
-                "the named modes", added.values(), kept.values(), HELD, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
+                "the named modes", added.values(), kept.values(), HELD, f"%{{text}}: {hover}", mode="markers+text",
+                text=list(_NAMED),
                 textposition="top right", marker={"color": HELD, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],

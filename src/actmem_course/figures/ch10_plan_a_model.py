@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
+from statistics import median
 from textwrap import wrap
+from typing import Any
 
-from actmem_course.figures.bar_chart import bar_chart
-from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import FILLS, size_text
+from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.marks import Drawing, chart, line, log_scale, points, scale
+from actmem_course.figures.style import BLUE, FILLS, GREEN, INK, ORANGE, VERMILION
+from actmem_course.figures.units import size_text
+from actmem_course.results import RunResult
 from actmem_tools.plan.plan_report import layout_text, plan_text
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import Plan, bill_of, find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 
 #: Parts of a bill, from the left; what frees bytes again is added to the transient.
-PLAN_FILLS = {
-    "weights": FILLS["weights"],
-    "gradients": FILLS["gradients"],
-    "optimizer states": FILLS["optimizer states"],
-    "activations": FILLS["activations"],
-    "logits and loss": FILLS["logits"],
-    "communication buffers": FILLS["communication buffers"],
-    "transient": FILLS["transient"],
-}
+_STATES = ("weights", "gradients", "optimizer states")
+_REST = ("activations", "logits and loss", "communication buffers", "transient")
+PLAN_FILLS = {part: FILLS[part] for part in (*_STATES, *_REST)}
 
 #: Of a step, in the figure of plans.
 _SEQUENCES = 512
-#: The requests of ``plan_wall``: model, GiB of a GPU, GPUs.  A search takes seconds and a key should take none, so what each
-#: finds is stored: by ``python -m actmem_course.figures.ch10_plan_a_model``.
+#: The requests of ``plan_wall``: model, GiB of a GPU, GPUs.  A search takes seconds and a key should take none, so
+#: what each finds is stored: by ``python -m actmem_course.figures.ch10_plan_a_model``.
 PLANNED = list(product(("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), (40, 80, 141), (16, 64, 256)))
 PLANS = "plans.tsv"
 
 
 def plan_line(name: str, memory: int, gpus: int) -> str:
-    """A request, whether a plan fits, the fastest or else the nearest in words, and its fullest rank's bytes for each of PLAN_FILLS."""
+    """A request, whether a plan fits, the fastest or else the nearest in words, and its fullest rank's bytes for
+    each of PLAN_FILLS.
+    """
     model = planned_model_of(name)
     found = find_plans(model, Cluster(gpus, memory * GIBIBYTE), _SEQUENCES, 1)
     fastest = found.plans[0] if found.plans else None
@@ -62,7 +63,9 @@ def stored_plan(name: str, memory: int, gpus: int) -> tuple[dict[str, int], str,
 
 
 def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Drawing:
-    """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB; requests of PLANNED."""
+    """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB;
+    requests of PLANNED.
+    """
     plans = {f"{count:,} GPUs": stored_plan(name, memory, count) for count in gpus}
     parts = {part: {count: sizes[part] for count, (sizes, _, _) in plans.items()} for part in PLAN_FILLS}
     fitting = ", ".join(count for count, (_, _, fits) in plans.items() if fits)
@@ -76,7 +79,8 @@ def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Dr
     )
 
 
-#: What to change if a plan doesn't fit: words, sizes of the layout or an axis to double with half the replicas, and mode.
+#: What to change if a plan doesn't fit: words, sizes of the layout or an axis to double with half the replicas, and
+#: mode.
 _AID: dict[str, tuple[dict[str, int], str, str]] = {
     "sequence parallelism": ({"sequence_parallel": True}, "", ""),
     "one sequence a microbatch": ({"micro_batch_size": 1}, "", ""),
@@ -96,8 +100,8 @@ _START: dict[str, int] = {
 def first_aid(name: str, memory: int) -> Drawing:
     """It doesn't fit: what the fullest GPU holds as one change comes after the other, and the time of a step.
 
-    From one plain layout of 64 GPUs with ``memory`` GiB each.  Each time the change comes next that then frees a GiB for the
-    least time.  Bytes and seconds are the planner's.
+    From one plain layout of 64 GPUs with ``memory`` GiB each.  Each time the change comes next that then frees a GiB
+    for the least time.  Bytes and seconds are the planner's.
     """
     model = planned_model_of(name)
     # With room for everything, so that also what does not fit has its seconds.
@@ -139,6 +143,73 @@ def first_aid(name: str, memory: int) -> Drawing:
         "held by the fullest GPU",
         limit=("what a plan may use", limit),
     )
+
+
+_MIB_IN_GIB = 1024
+
+
+#: Points of runs_figure: a look for each framework.
+_LOOKS = ((BLUE, "circle"), (ORANGE, "diamond"), (GREEN, "square"))
+
+
+def runs_figure(results: Sequence[RunResult]) -> Drawing:
+    """Runs that others published: predicted over printed, a point a run, on the line of equality; below, the
+    differences.
+
+    A look for each framework.  Limits are drawn where all runs have the same.
+    """
+    printed = [r.printed_mib / _MIB_IN_GIB for r in results]
+    off = [abs(r.difference_percent) for r in results]
+    low, top = min(printed) / 1.2, max(printed) * 1.2
+    limits = {r.limit_percent for r in results}
+    limit = limits.pop() if len(limits) == 1 else None
+    reach = 1.15 * max([*off, limit or 0])
+    below = {"xaxis": "x2", "yaxis": "y2"}
+    traces = [line("predicted = logged", [low, top], [low, top], INK, None, "dot", 1)]
+    for (colour, symbol), name in zip(_LOOKS, dict.fromkeys(r.framework for r in results)):
+        own = [r for r in results if r.framework == name]
+        said: dict[str, Any] = {
+            "text": [
+                f"{name}, {r.setting}<br>logged {r.printed_mib:,.2f} MiB, predicted {r.predicted_mib:,.2f} MiB"
+                f"<br>{r.difference_percent:+.3f}%" + (f", {r.moment}" if r.moment else "")
+                for r in own
+            ],
+            "hoverinfo": "text",
+        }
+        x, y = [r.printed_mib / _MIB_IN_GIB for r in own], [r.predicted_mib / _MIB_IN_GIB for r in own]
+        percents = [r.difference_percent for r in own]
+        look: dict[str, Any] = {"symbol": symbol, "size": 12 if len(results) < 40 else 9, "edge": 1, **said}
+        traces += [
+            points(f"{name}, {len(own)} runs", x, y, colour, **look),
+            points("", x, percents, colour, showlegend=False, **(look | below)),
+        ]
+    for side in (-1, 1) if limit else ():
+        ends = [side * limit] * 2 if limit else []
+        traces.append(
+            line(f"limit {limit}%", [low, top], ends, VERMILION, None, "dash", 2, showlegend=side == 1, **below)
+        )
+    half = f", half are within {_outwards(median(off))}%" if len({r.framework for r in results}) > 1 else ""
+    ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if low < size < top]
+    ends = [math.log10(low), math.log10(top)]
+    farthest = sorted(results, key=lambda r: -abs(r.difference_percent))[:20]
+    return chart(
+        f"{len(results)} runs of others, {min(printed):.1f} to {max(printed):.1f} GiB on a GPU:"
+        f"<br>no prediction is more than {_outwards(max(off))}% off{half}",
+        traces,
+        f"Predicted over logged peak, {len(results)} runs, all near the line of equality; the farthest: "
+        + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in farthest)
+        + ".",
+        height=640,
+        xaxis=log_scale("", ticks, range=ends, showticklabels=False),
+        yaxis=log_scale("predicted, GiB", ticks, range=ends, domain=[0.42, 1]),
+        xaxis2=log_scale("peak that the run logged, GiB", ticks, range=ends, anchor="y2"),
+        yaxis2=scale("difference", -reach, reach, domain=[0, 0.32], ticksuffix="%"),
+    )
+
+
+def _outwards(percent: float) -> str:
+    """A bound with two digits, rounded up: what is 2.262% off is within 2.27%, not within 2.26%."""
+    return f"{math.ceil(100 * percent) / 100:.2f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Chapter 11: the peak of the loss beside what the layers keep, and what the last pipeline stage does more than others."""
+"""Chapter 11: the peak of the loss beside what the layers keep, and what the last pipeline stage does more than
+others.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from fractions import Fraction
 
 from actmem.config import Parallel, check_divides
 from actmem.rows import Row, total
-from actmem_course.figures.bar_chart import bar_chart
+from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_more.llama_shape import LlamaShape
@@ -22,7 +24,7 @@ _NAMES = {
 _LAYERS = "the layers"
 _FILLS = {
     _LAYERS: FILLS["activations"],
-    "logits or their gradient": FILLS["logits"],
+    "logits or their gradient": FILLS["logits and loss"],
     "log P or P, and its gradient": FILLS["softmax"],
     "input (and its gradient)": FILLS["input of a linear"],
     "gradient of the weight": FILLS["gradients"],
@@ -64,7 +66,9 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
 
 
 def stage_work(shape: LlamaShape, p: int, shared: bool = False) -> Drawing:
-    """Forward FLOPs of each of p pipeline stages, in layers; shared: each stage has 1/p of the vocabulary's output layer."""
+    """Forward FLOPs of each of p pipeline stages, in layers; shared: each stage has 1/p of the vocabulary's output
+    layer.
+    """
     layers = check_divides("num_layers", shape.num_layers, "pipeline_parallel_size", p)
     tokens = shape.seq_length * shape.micro_batch_size
     output = Fraction(2 * tokens * shape.hidden_size * shape.vocab_size, sum(llama_products(shape).values()))

@@ -1,6 +1,7 @@
 """What a reader can change, as plain data, and what a change does to the figures.
 
-A control offers only values that can be drawn: where they depend on other controls, they are a function of those before it.
+A control offers only values that can be drawn: where they depend on other controls, they are a function of those
+before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from actmem.config import ConfigError
 from actmem_course.figures.marks import Axis, Drawing, bars
-from actmem_course.figures.style import INK, Fill, size_text
+from actmem_course.figures.style import INK, Fill
+from actmem_course.figures.units import size_text
 
 #: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
 #: slider that plays.
@@ -36,7 +38,9 @@ LETTER_OF = {
 
 @dataclass(frozen=True)
 class Control:
-    """label: its words.  values: what it offers, or a function of earlier controls' values, which are its arguments' names."""
+    """label: its words.  values: what it offers, or a function of earlier controls' values, which are its
+    arguments' names.
+    """
 
     label: str
     values: Sequence | Callable[..., Sequence]

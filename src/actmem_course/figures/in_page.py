@@ -1,7 +1,8 @@
-"""What a cell shows: figures, controls that change them, and a question about them, in a notebook or on a page of the site.
+"""What a cell shows: figures, controls that change them, and a question about them, in a notebook or on a page of the
+site.
 
-``figures.js`` draws both.  It gets the state as JSON and asks for the next one when a control moves: a page asks the Python
-in the page, which has no ipywidgets, no plotly and no numpy; a notebook asks its kernel (``live``).
+``figures.js`` draws both.  It gets the state as JSON and asks for the next one when a control moves.  A page asks the
+Python in the page, which has no ipywidgets, no plotly and no numpy.  A notebook asks its kernel (``live``).
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any
 
 from actmem_course.figures.controls import Control, Moves, shown_value
 from actmem_course.figures.marks import Drawing, GuessLine
-from actmem_course.figures.style import three_digits
+from actmem_course.figures.units import three_digits
 
 
 @dataclass
 class Question:
     """Asks for a number before it is shown.
 
-    question: one sentence.  answer: the number, in ``unit``.  because: shown with the answer.  line: where a guess stands
-    in the figure.
+    question: one sentence.  answer: the number, in ``unit``.  because: shown with the answer.  line: where a guess
+    stands in the figure.
     """
 
     question: str
@@ -42,9 +44,6 @@ class Question:
         return f"Your prediction: {self.question} (run this cell, then write a number; the answer comes after it)"
 
 
-_Cell = TypeVar("_Cell", bound="LiveCell")
-
-
 @dataclass(repr=False)
 class LiveCell:
     """A figure, or figures with controls, and a question about them; ``shows``: the controls that show its answer."""
@@ -56,7 +55,7 @@ class LiveCell:
     _ahead: dict[tuple[str, int], tuple[Moves, str]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def panel(cls: type[_Cell], draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> _Cell:
+    def panel(cls, draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> LiveCell:
         """Controls above the figures that they change; ``draw`` takes their values by name.
 
         If it raises ConfigError, its message is shown in letters, and the figures stay as they were.
@@ -64,12 +63,12 @@ class LiveCell:
         return cls(Moves(draw, controls))
 
     @classmethod
-    def figure(cls: type[_Cell], drawing: Drawing) -> _Cell:
+    def figure(cls, drawing: Drawing) -> LiveCell:
         """A figure alone."""
         return cls(Moves(lambda: drawing, {}))
 
     @classmethod
-    def reveal(cls: type[_Cell], question: Question, panel: LiveCell, **shows: Any) -> _Cell:
+    def reveal(cls, question: Question, panel: LiveCell, **shows: Any) -> LiveCell:
         """A question and, below it, the panel that raises it; an answer moves the panel to ``shows``."""
         return cls(panel.moves, question, shows)
 
@@ -106,7 +105,8 @@ class LiveCell:
         return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
     def next(self, asked: Mapping[str, Any]) -> dict:
-        """The state after a control was put to the option at a place (``message`` says why it can't be drawn), or after an answer.
+        """The state after a control was put to the option at a place (``message`` says why it can't be drawn), or
+        after an answer.
 
         With ``ahead`` the state that this would lead to, while the figure stays as it is.
         """
@@ -120,6 +120,10 @@ class LiveCell:
         if not asked.get("ahead"):
             self.moves, self._ahead = moves, {}
         return {**self._state(moves), "message": message}
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict:
+        """What a notebook displays.  Pages never ask for it, so they need none of the widgets' packages."""
+        return import_module("actmem_course.figures.live").widget_bundle(self)
 
     def __repr__(self) -> str:
         lines = [repr(self.question)] if self.question else []
@@ -138,20 +142,17 @@ def _offered(moves: Moves, name: str) -> dict:
     }
 
 
-#: What the names of the widgets stand for in a page.
-IN_PAGE: Mapping[str, Callable[..., Any]] = {
-    "Panel": LiveCell.panel,
-    "LiveFigure": LiveCell.figure,
-    "Prediction": Question,
-    "Reveal": LiveCell.reveal,
-}
+#: What a notebook calls to show something.
+Panel, LiveFigure, Reveal, Prediction = LiveCell.panel, LiveCell.figure, LiveCell.reveal, Question
+#: The names of these calls.  A cell of nothing else is folded, since a reader came for the figure.
+SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
 
 
 def run_cell(code: str) -> LiveCell:
     """Run a cell whose last line makes a figure, and return that."""
     *before, last = ast.parse(code).body
     assert isinstance(last, ast.Expr)
-    names: dict[str, Any] = dict(IN_PAGE)
+    names: dict[str, Any] = {}
     exec(compile(ast.Module(before, []), "<cell>", "exec"), names)
     return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
 
@@ -164,7 +165,9 @@ class Page:
         self._shown: dict[str, LiveCell] = {}
 
     def ask(self, message: str) -> str:
-        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is shown."""
+        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is
+        shown.
+        """
         asked = json.loads(message)
         cell = asked["cell"]
         if cell not in self._shown:

@@ -116,10 +116,9 @@ async function render({ model, el }) {
     model.save_changes();
   }));
   const meet = meeting();
-  const figure = new Figure(place, `figure${meet.figures += 1}`, { state: carrier.get("state"), answer: carrier.get("answer") }, ask, meet.plotly);
-  return () => { carrier.off(listen); figure.close(); };
-}
-export default { render };
+  const figure = new Figure(place, `figure${meet.figures += 1}`, { state: carrier.get("state"), answer:
+  carrier.get("answer") }, ask, meet.plotly); return () => { carrier.off(listen); figure.close(); }; } export default
+  { render };
 """
 )
 
@@ -174,19 +173,13 @@ class Widget(Carried):
         self.carry(state=self.shown.next(change["new"]), number=change["new"]["number"])
 
 
-class Displayed(LiveCell):
-    """A ``LiveCell`` that a notebook displays as a widget."""
-
-    def _repr_mimebundle_(self, **kwargs: object) -> dict:
-        bundle: dict[str, Any] = mime_bundle(Widget(self), repr(self))
-        if os.environ.get(PICTURES):
-            drawings = self.moves.drawings
-            bundle[PICTURE_MIME] = [{**drawing.spec(), "fingerprint": drawing.fingerprint()} for drawing in drawings]
-        return bundle
-
-
-#: A figure alone, as a notebook displays it.
-LiveFigure = Displayed.figure
+def widget_bundle(shown: LiveCell) -> dict:
+    """What a notebook displays of a figure; with the data of its picture if a build asks for it."""
+    bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
+    if os.environ.get(PICTURES):
+        drawings = shown.moves.drawings
+        bundle[PICTURE_MIME] = [{**drawing.spec(), "fingerprint": drawing.fingerprint()} for drawing in drawings]
+    return bundle
 
 
 def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from actmem.rows import Row
-from actmem_course.figures.style import milliseconds
+from actmem_course.figures.units import milliseconds
 from actmem_course.results import Overhead, SpeedLine, read
 
 
@@ -50,7 +50,8 @@ def extras_text(rows: Iterable[Row]) -> str:
 def kept_text(saved: Iterable) -> str:
     """The few tensors that one operation keeps, a line for each."""
     lines = [
-        f"{t.op} keeps {f'argument {t.argument}' if t.argument else 'what it made'}, {_sizes(t.shape)} {_dtype(t.dtype)}: {t.bytes:,} bytes"
+        f"{t.op} keeps {f'argument {t.argument}' if t.argument else 'what it made'}, {_sizes(t.shape)} "
+        f"{_dtype(t.dtype)}: {t.bytes:,} bytes"
         for t in saved
     ]
     return "\n".join(lines) or "nothing is kept"

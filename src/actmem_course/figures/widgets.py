@@ -1,4 +1,4 @@
-"""What notebooks show beside text: panels and questions, waits for processes, facts of the machine."""
+"""What notebooks show beside text and figures: waits for processes, facts of the machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import time
 from html import escape
 from textwrap import fill
 
-from actmem_course.figures.in_page import Question
-from actmem_course.figures.live import CARRIED, Carried, Displayed, mime_bundle
-
-#: The names of ``in_page``, as a notebook displays them.
-Panel, Reveal, Prediction = Displayed.panel, Displayed.reveal, Question
+from actmem_course.figures.live import CARRIED, Carried, mime_bundle
 
 
 class Progress(Carried):
@@ -83,7 +79,8 @@ class Varies:
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         lines = "".join(
-            f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(str(value))}</td></tr>"
+            f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td "
+            f"style='text-align:left'>{escape(str(value))}</td></tr>"
             for name, value in self.facts.items()
         )
         return {"text/plain": repr(self), "text/html": f"<table>{lines}</table>"}, {"varies": True}

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from actmem.rows import Row
-from actmem_course.figures.style import milliseconds, size_text
 from actmem_course.figures.text import overhead_text
+from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.others import golden
 from actmem_course.others.disagreements import Disagreement
 from actmem_course.others.megatron_memory import SOURCES, MegatronRun

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from actmem_course.figures.marks import Axis, Drawing, bars, chart, line
-from actmem_course.figures.style import CARD, FILLS, INK, Fill, axis_end, axis_unit, size_text, three_digits
+from actmem_course.figures.style import CARD, FILLS, INK, Fill
+from actmem_course.figures.units import axis_end, axis_unit, size_text, three_digits
 
 #: In the order of a chart's parts, of bytes and of other numbers.  The first is what the chart is about.
 _BYTES = [FILLS[what] for what in ("activations", "others", "second number", "third number")]

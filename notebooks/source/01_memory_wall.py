@@ -161,6 +161,7 @@ LiveFigure(
             "attention core": {length: size["core"] for length, size in sizes.items()},
         },
         "measured, one GPT-3 layer",
+        fills=[show.FILLS["activations"], show.FILLS["softmax"]],
     )
 )
 

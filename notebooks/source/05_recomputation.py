@@ -412,6 +412,7 @@ LiveFigure(
         "Selective recomputation sends nothing more, full recomputation does",
         sent,
         "sent by one rank of eight, one GPT-3 layer",
+        fills=[show.FILLS["number"], show.FILLS["recomputed"]],
     )
 )
 

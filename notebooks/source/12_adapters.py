@@ -436,7 +436,10 @@ title = (
 )
 LiveFigure(
     bar_chart(
-        title, {part: dict(zip(bars, sizes)) for part, sizes in parts}, "Llama 3 8B on one GPU, 8,192 tokens"
+        title,
+        {part: dict(zip(bars, sizes)) for part, sizes in parts},
+        "Llama 3 8B on one GPU, 8,192 tokens",
+        fills=[show.FILLS[part] for part in ("weights", "gradients", "activations")],
     )
 )
 

@@ -24,10 +24,8 @@ if importlib.util.find_spec("actmem_course") is None:
 import torch
 
 from actmem_course.bench.timing import device_name, usual_dtype
+from actmem_course.figures import Varies, size_text, speed_facts
 from actmem_course.launch import results
-from actmem_course.figures import size_text
-from actmem_course.figures.text import speed_facts
-from actmem_course.figures.widgets import Varies
 
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 device = "cuda" if gpus else "cpu"

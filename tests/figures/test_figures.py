@@ -1,12 +1,10 @@
-"""Every figure is valid plotly, its title fits and its words are one line; and every function that draws is drawn here."""
+"""Figures at the ends of what they can show; test_kinds.py draws those of the chapters, wherever their controls stand."""
 
 import itertools
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from unicodedata import combining
 
-import plotly.graph_objects as go
 import pytest
 
 from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel, model_shape
@@ -29,6 +27,7 @@ from actmem_course.figures import ch14_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.others.golden import predict, read_golden
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
+from tests.drawings import assert_valid
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
 GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
@@ -118,11 +117,4 @@ def name_of(draw):
 @pytest.mark.parametrize("draw", DRAWN, ids=name_of)
 def test_plotly_knows_every_property_and_the_words_fit(draw):
     for arguments in DRAWN[draw]:
-        drawing = draw(*arguments)
-        spec = drawing.spec()
-        go.Figure(data=spec["data"], layout=spec["layout"])
-        title = drawing.layout["title"]["text"]
-        # A bar above a letter is a character of its own, and takes no room.
-        widths = [sum(not combining(letter) for letter in line) for line in title.split("<br>")]
-        assert max(widths) <= 75, title  # at 700 pixels more is cut
-        assert "\n" not in drawing.alt and drawing.alt.endswith("."), drawing.alt
+        assert_valid(draw(*arguments))

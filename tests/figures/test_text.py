@@ -158,7 +158,7 @@ def test_more_than_three_comparisons_are_one_line_with_the_rest_in_a_fold():
         checks.add(f"size {size}", [(size, size)])
     shown = checks.show()
     assert repr(shown) == "✓ 0 apart predicted = counted: 4 of 4"
-    assert shown.details.splitlines()[2] == "size 2: predicted 2 · counted 2 bytes: 0 apart"
+    assert isinstance(shown, Fold) and shown.details.splitlines()[2] == "size 2: predicted 2 · counted 2 bytes: 0 apart"
 
 
 def test_nothing_to_compare_and_sizes_of_tensors_are_said_too():

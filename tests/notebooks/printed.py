@@ -6,6 +6,8 @@ from nbformat import NotebookNode
 
 from notebooks.source.build import FOLDED, outputs
 
+#: What the line of a comparison begins with (figures/checks.py).
+MARKS = ("✓", "✗", "– not counted")
 #: A printed text with more lines than this is a table, or as long as one.
 _SHORT = 3
 
@@ -16,9 +18,10 @@ def printed(output: NotebookNode) -> str:
 
 
 def printed_texts(notebook: NotebookNode) -> list[str]:
-    """What a notebook prints: every text that is neither a figure's alt text, nor a question or its folded answer, nor a wait for processes."""
+    """What a notebook prints, less figures' alt texts, questions and folded answers, waits for processes, and checks."""
     shown = (output for output in outputs(notebook) if "image/png" not in output.get("data", {}))
-    return [text for output in shown if (text := printed(output).rstrip()) and not text.startswith(("Your prediction: ", "labs/")) and text != "Answer"]
+    texts = filter(None, (printed(output).rstrip() for output in shown))
+    return [text for text in texts if not text.startswith(("Your prediction: ", "labs/", *MARKS)) and text != "Answer"]
 
 
 def long_texts(notebook: NotebookNode) -> int:

@@ -11,16 +11,16 @@ from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures as figures_of
 from notebooks.source.build import FOLDED, NOTEBOOKS, only_shows, outputs, sources, target
 from notebooks.source.pictures import front_picture
-from tests.notebooks.printed import figures, long_texts, printed, printed_texts, visible_lines
+from tests.notebooks.printed import MARKS, figures, long_texts, printed, printed_texts, visible_lines
 
 PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 FREE_GPUS = NOTEBOOKS / "free_gpus.ipynb"  # the notebook that is no chapter
 of_chapters = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 #: Enough for a page that opens at once on a code-hosting site; nearly all of it is pictures.
-LARGEST_BYTES = 1_200_000
+LARGEST_BYTES = 600_000
 MAP = "00_start_here.ipynb"
 #: What the course asks one to read, over all chapters: printed texts, their lines, those as long as a table, and code.
-#: A figure needs no table beside it; what agrees is collected and said once; code that only prints is folded.
+#: A figure needs no table beside it; what a cell compares is a line of its own kind; code that only prints is folded.
 MOST_TEXTS, MOST_LINES, MOST_TABLES, MOST_CODE_LINES = 45, 100, 3, 600
 
 
@@ -237,13 +237,20 @@ def test_a_chapter_has_a_problem_to_work_out(path, notebook):
 
 
 @of_chapters
-def test_a_chapter_says_once_what_agrees(path, notebook):
-    """All comparisons of a chapter agree, in one line; only the GPUs' logs of the last chapters are apart, and drawn."""
-    said = [text for text in map(printed, outputs(notebook)) if text.startswith("predicted = measured: ")]
-    assert len(said) == (path.name != MAP), said
-    for text in said:
-        equal, together = re.findall(r"\d+", text)
+def test_all_comparisons_of_a_chapter_agree_and_its_end_sums_them_up(path, notebook):
+    said = [line for text in map(printed, outputs(notebook)) for line in text.splitlines() if line.startswith(MARKS)]
+    assert said and all(line.startswith("✓") for line in said), said
+    if path.name != MAP:
+        _, _, last = said[-1].partition("✓ 0 apart predicted = counted: ")
+        equal, together = last.split(" of ")
         assert equal == together
+
+
+@of_chapters
+def test_no_visible_cell_shows_nothing(notebook):
+    """What a cell compares stands under it; a definition ends with what it does."""
+    visible = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.metadata != FOLDED]
+    assert not [cell.source for cell in visible if not cell.outputs]
 
 
 @of_chapters

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_bytes
@@ -158,7 +159,7 @@ def _areas(curves: Sequence[Curve], feet: Sequence[float], end: int) -> dict:
         y += [foot, *(foot + size for _, size in steps), foot, foot, None]
         about += [[rank, 0, ""], *([rank, size, size_text(size)] for _, size in steps), *[[rank, 0, ""]] * 3]
     hover = "<b>rank %{customdata[0]}</b> from time %{x}: %{customdata[1]:,} B, %{customdata[2]}"
-    below = {"hoveron": "points", "xaxis": "x2", "yaxis": "y2"}
+    below: dict[str, Any] = {"hoveron": "points", "xaxis": "x2", "yaxis": "y2"}
     return line("kept for backward", x, y, HELD, hover, width=2, shape="hv", customdata=about, fill="toself", **below)
 
 
@@ -234,7 +235,8 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         chunks = "chunks" if m > 1 else "chunk"
         alt = (
             f"Gantt chart of {n} microbatches on {p} pipeline ranks with {m} model {chunks} each, "
-            f"and each rank's bytes over time: at their fullest the ranks hold {', '.join(map(str, held))} chunk-microbatches; rank 0 holds "
+            f"and each rank's bytes over time: at their fullest the ranks hold {', '.join(map(str, held))} "
+            f"chunk-microbatches; rank 0 holds "
             f"{most:,} bytes, {times}; "
             f"idle {idle / (1 + idle):.1%} of the step, {idle:.1%} of the working time."
         )
@@ -354,7 +356,8 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) ->
             over_ranks("outputs freed once sent", freed, HELD, "solid", "circle"),
         ],
         f"Lines over {p} pipeline ranks, m = {m}, selective recomputation: freed, "
-        f"rank 0 holds {freed[0]:,} bytes, rank 1 {freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that stay add {saved:,} bytes on rank 0.",
+        f"rank 0 holds {freed[0]:,} bytes, rank 1 {freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that "
+        f"stay add {saved:,} bytes on rank 0.",
         xaxis=scale("pipeline rank", -0.03 * p - 0.2, p - 1 + 0.03 * p + 0.2),
         yaxis=scale("activations of one GPU, GiB", 0, 1.08 * max(held) / GIB),
         height=440,

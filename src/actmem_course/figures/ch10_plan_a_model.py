@@ -164,7 +164,7 @@ def runs_figure(results: Sequence[RunResult]) -> Drawing:
     limits = {r.limit_percent for r in results}
     limit = limits.pop() if len(limits) == 1 else None
     reach = 1.15 * max([*off, limit or 0])
-    below = {"xaxis": "x2", "yaxis": "y2"}
+    below: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2"}
     traces = [line("predicted = logged", [low, top], [low, top], INK, None, "dot", 1)]
     for (colour, symbol), name in zip(_LOOKS, dict.fromkeys(r.framework for r in results)):
         own = [r for r in results if r.framework == name]

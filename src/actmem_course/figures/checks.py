@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from html import escape
+from typing import Any
 
 from actmem.rows import Row, by_term
 from actmem_course.figures.style import WARNING
@@ -47,7 +47,8 @@ def worked(*steps: str) -> Fold:
     return Fold("Answer", "\n".join(steps), prose=True)
 
 
-_Value = int | Fraction | list | bool
+#: A number, the sizes of a tensor, or a statement.
+_Value = Any
 _NOT_COUNTED = "not counted here"
 
 

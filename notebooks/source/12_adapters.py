@@ -345,6 +345,7 @@ checks.show()
 
 # %%
 from actmem.parallel.conjugates import g
+from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 
 
@@ -362,7 +363,7 @@ def beside(form, x, tp, weight, a, b):
 
 forms = ("gather once, keep it", "keep the shard, gather again", "gather XA")
 tensors = [torch.randn(*sizes, dtype=torch.float64) for sizes in ((s, b, h), (o, h), (r, h), (o, r))]
-first, *others = (beside(form, tensors[0], am.tensor_parallel(), *tensors[1:]) for form in forms)
+first, *others = (beside(form, tensors[0], TensorParallel(), *tensors[1:]) for form in forms)
 checks.add(
     "one rank: the three forms compute the same", [(True, torch.allclose(first, y)) for y in others], ""
 )

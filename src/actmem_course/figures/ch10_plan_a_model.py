@@ -35,8 +35,9 @@ PLANS = "plans.tsv"
 
 
 def plan_line(name: str, memory: int, gpus: int) -> str:
-    """A request, whether a plan fits, the fastest or else the nearest in words, and its fullest rank's bytes for
-    each of PLAN_FILLS.
+    """A stored line: the request, whether a plan fits, the plan in words, and its fullest rank's bytes by part.
+
+    The plan is the fastest that fits, or else the nearest.
     """
     model = planned_model_of(name)
     found = find_plans(model, Cluster(gpus, memory * GIBIBYTE), _SEQUENCES, 1)

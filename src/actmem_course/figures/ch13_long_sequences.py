@@ -1,7 +1,4 @@
-"""Chapter 13: one GPU from 8k to 1M tokens, one step after the other; what a layer keeps whose linears compute in 8
-bits;
-and reserved beside allocated: a caching allocator's segments, block by block, and over batches of a real model's tape.
-"""
+"""Chapter 13: one GPU from 8k to 1M tokens, linears in 8 bits, and what an allocator reserves beside what it holds."""
 
 from __future__ import annotations
 

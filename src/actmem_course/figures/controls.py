@@ -38,8 +38,13 @@ LETTER_OF = {
 
 @dataclass(frozen=True)
 class Control:
-    """label: its words.  values: what it offers, or a function of earlier controls' values, which are its
-    arguments' names.
+    """One thing that a reader can change.
+
+    Attributes:
+        label: Its words.
+        values: What it offers, or a function that returns it; the function's arguments name earlier controls.
+        start: The value that it begins with.
+        look: RANGE, STOPS_ONLY, BUTTONS or PLAY.
     """
 
     label: str

@@ -22,8 +22,14 @@ WHOLE, EMPTY = Fill("#BBBBBB", "/"), Fill("#FFFFFF", "")
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle whose top left corner is (x, y), in units of the diagram; y grows downwards.  text: inside;
-    hover: shown when the pointer is on it.
+    """A rectangle.
+
+    Attributes:
+        x, y: Its top left corner, in units of the diagram; y grows downwards.
+        width, height: In the same units.
+        fill: Its colour and pattern.
+        text: Inside.
+        hover: Shown when the pointer is on it.
     """
 
     x: float

@@ -1,5 +1,4 @@
-"""What a cell shows: figures, controls that change them, and a question about them, in a notebook or on a page of the
-site.
+"""What a cell shows, in a notebook or on a page of the site: figures, controls that change them, a question about them.
 
 ``figures.js`` draws both.  It gets the state as JSON and asks for the next one when a control moves.  A page asks the
 Python in the page, which has no ipywidgets, no plotly and no numpy.  A notebook asks its kernel (``live``).
@@ -24,8 +23,11 @@ from actmem_course.figures.units import three_digits
 class Question:
     """Asks for a number before it is shown.
 
-    question: one sentence.  answer: the number, in ``unit``.  because: shown with the answer.  line: where a guess
-    stands in the figure.
+    Attributes:
+        question: One sentence.
+        answer: The number, in ``unit``.
+        because: Shown with the answer.
+        line: Where a guess stands in the figure.
     """
 
     question: str
@@ -46,7 +48,13 @@ class Question:
 
 @dataclass(repr=False)
 class LiveCell:
-    """A figure, or figures with controls, and a question about them; ``shows``: the controls that show its answer."""
+    """What a cell shows.
+
+    Attributes:
+        moves: The figures and their controls.
+        question: About them.
+        shows: The controls that show its answer, with their values.
+    """
 
     moves: Moves
     question: Question | None = None
@@ -105,10 +113,14 @@ class LiveCell:
         return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
     def next(self, asked: Mapping[str, Any]) -> dict:
-        """The state after a control was put to the option at a place (``message`` says why it can't be drawn), or
-        after an answer.
+        """The state after a move of a control, or after an answer.
 
-        With ``ahead`` the state that this would lead to, while the figure stays as it is.
+        Args:
+            asked: ``answer``; or a ``control`` and the ``place`` of its new option.  With ``ahead`` the figure stays
+                as it is, and the state is that to which the move would lead.
+
+        Returns:
+            The state; its ``message`` says why a move can't be drawn.
         """
         if "answer" in asked:
             return self.answer()

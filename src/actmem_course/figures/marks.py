@@ -26,9 +26,13 @@ FITTING: dict[str, Any] = {"uniformtext": {"mode": "hide", "minsize": 11}}
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis along which bars grow from 0 to ``end``; unit: bytes, or what else is counted, in one step of it.
+    """The axis along which bars grow from 0 to ``end``.
 
-    words, in_unit: its title, the second part of which names the unit: ``" (GiB)"``.
+    Attributes:
+        words, in_unit: Its title; the second part names the unit, as in ``" (GiB)"``.
+        end: In its own unit.
+        unit: Bytes, or what else is counted, in one step of it.
+        along: ``x`` or ``y``.
     """
 
     words: str
@@ -47,8 +51,11 @@ class Axis:
 class GuessLine:
     """Where a guess stands in a figure: a line across ``axis`` at start + per · guess.
 
-    Both count the smallest unit of the drawing's Axis, which is bytes of most; of a drawing without one, the axis
-    itself. figure: which of several drawings.
+    Attributes:
+        per, start: In the smallest unit of the drawing's Axis, which is mostly bytes; in a drawing without Axis, in
+            units of its axis.
+        axis: ``x``, ``y``, or one of several.
+        figure: Which of several drawings.
     """
 
     per: float = 1
@@ -67,9 +74,12 @@ class GuessLine:
 
 @dataclass(frozen=True)
 class Drawing:
-    """traces and layout as plotly.js takes them; alt: the finding in words, with its numbers.
+    """What a function that draws returns.
 
-    axis: of a chart of bars, what a slider should leave in place; None where the axis is always the same.
+    Attributes:
+        traces, layout: As plotly.js takes them.
+        alt: The finding in words, with its numbers.
+        axis: Of a chart of bars, the axis that a slider should leave in place; None where it is always the same.
     """
 
     traces: list[dict]

@@ -1,6 +1,4 @@
-"""What one GPU holds of a sequence of up to a million tokens, step after step; and a layer whose linears compute in
-8 bits.
-"""
+"""What one GPU holds of a sequence of up to a million tokens, step after step; and a layer with linears in 8 bits."""
 
 from __future__ import annotations
 
@@ -50,8 +48,9 @@ class LongStep:
 def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: int | None = None) -> int:
     """What an MLP's forward and backward hold at most, beside weights and their gradients, in 16 bits.
 
-    Whole: 6h + 10f bytes a token: x, y and y's gradient; gate and up, their gradients, and that of the down product's
-    input. In tiles either 10h, with x's gradient in tiles and joined, or before that 8h and the last tile's 10f.
+    Whole: 6h + 10f bytes a token.  6h are x, y and y's gradient; 10f are gate and up, their gradients, and that of the
+    down projection's input.  In tiles it is either 10h, with x's gradient in tiles and joined, or before that 8h and
+    the last tile's 10f.
     """
     h, f = hidden_size, ffn_hidden_size
     if tile is None:

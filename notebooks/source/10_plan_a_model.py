@@ -155,7 +155,7 @@ fitting = find_plans(tiny, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
 for pipeline in (1, 2, 4):
     plan = next(plan for plan in fitting if plan.layout.pipeline_parallel_size == pipeline and plan.layout.tensor_parallel_size > 1)
     checked = verify_plan(tiny, plan)
-    checks.add(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in checked.matches])
+    checks.add(plan_text(plan), [(term.predicted or 0, term.measured or 0) for term in checked.matches])
 checks.show()
 
 # %% [markdown]

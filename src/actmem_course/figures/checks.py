@@ -93,7 +93,7 @@ class Comparison:
         text = f"{self.what}: {' · '.join(sums)} {self.unit}".rstrip()
         if len(self.pairs) == 1:
             return text
-        return f"{text}, {len(self.pairs) - len(self.unequal)} of {len(self.pairs)} equal"
+        return f"{text} ({len(self.pairs) - len(self.unequal)} of {len(self.pairs)})"
 
     def details(self) -> str:
         """The sentence, and the pairs that differ."""
@@ -137,7 +137,7 @@ class Checks:
         """Compare rows term by term.  A term that only one side has is 0 on the other."""
         left, right = by_term(predicted), by_term(counted)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
-        self.add(f"{what}, term by term", [pair for pair in pairs if any(pair)])
+        self.add(what, [pair for pair in pairs if any(pair)])
 
     def show(self) -> CheckLines | Fold:
         """What was compared since the last call, in at most three lines; of more, one line with the rest in a fold."""

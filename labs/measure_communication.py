@@ -28,6 +28,8 @@ from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.arguments import add_shape_arguments, shape_from
+from actmem_course.figures.text import overhead_text
+from actmem_course.figures.units import milliseconds
 from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
@@ -39,8 +41,6 @@ from actmem_course.lab_tools.timing import Work, time_in_turns
 from actmem_course.others.ring import HEADER_BYTES, MESSAGES, gloo_header_bytes
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
-from actmem_course.show.style import milliseconds
-from actmem_course.show.text import overhead_text
 
 COUNTED_MODES = ("none", "selective", "full", "paper-full")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")

@@ -29,6 +29,8 @@ from actmem.ledger.parts import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import add_shape_arguments
+from actmem_course.figures.text import overhead_text
+from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Held, Runner, held_by
@@ -42,8 +44,6 @@ from actmem_course.peers.build import OURS, PEERS, build
 from actmem_course.peers.plain import our_reduce_scatter
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
-from actmem_course.show.style import milliseconds, size_text
-from actmem_course.show.text import overhead_text
 
 PEER_MODES = ("none", "selective", "elementwise", "full")
 #: Appended to a peer's name: it ran with our reduce-scatter.

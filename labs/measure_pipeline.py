@@ -87,7 +87,7 @@ def main() -> int:
         screen.print(f"{agree} of {len(rows)} ranks agree with the formulas to the byte")
         write_rows(args.json, here.rank, rows)
         if args.html and here.rank == 0:
-            from actmem_course.show.schedules import measured_schedule
+            from actmem_course.figures.ch06_pipeline import measured_schedule
 
             write_figure(args.html, measured_schedule(plan.schedule, rows))
             screen.print(f"wrote {args.html}")

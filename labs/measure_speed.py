@@ -25,6 +25,8 @@ from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments
+from actmem_course.figures.text import overhead_text
+from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files, replacing
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
@@ -36,8 +38,6 @@ from actmem_course.lab_tools.trace import mark_for_nsys, write_trace
 from actmem_course.others import paper
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
-from actmem_course.show.style import milliseconds, size_text
-from actmem_course.show.text import overhead_text
 
 BASELINE = "baseline, no recompute"
 PARTS = ("forward", "backward", "combined")
@@ -115,7 +115,7 @@ def main() -> int:
             screen.print(f"All {len(rows)} layers hold what their formulas say, to the byte.")
         write_rows(args.json, here.rank, rows)
         if args.html and here.rank == 0:
-            from actmem_course.show.measured import speed_figure
+            from actmem_course.lab_figures import speed_figure
 
             write_figure(args.html, speed_figure(rows, title.replace("\n", ", ")))
             screen.print(f"wrote {args.html}")

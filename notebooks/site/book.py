@@ -43,6 +43,8 @@ CONFIG = {
             "mathjax_path": "../mathjax/tex-chtml.js",
             "html_context": {"default_mode": "auto"},
             "html_copy_source": False,
+            "nb_code_prompt_show": "Show the code",
+            "nb_code_prompt_hide": "Hide the code",
             "html_show_copyright": False,
             "html_theme_options": {"show_navbar_depth": 1, "use_download_button": False, "navbar_persistent": []},
             # Anchors of the READMEs' own headings.
@@ -90,7 +92,7 @@ def write_sources(folder: Path) -> None:
     shutil.copy(es5 / "tex-chtml.js", mathjax)
     shutil.copytree(es5 / "output" / "chtml" / "fonts", mathjax / "output" / "chtml" / "fonts")
     (folder / "_static").mkdir()
-    styles = (live.SHOW / "figures.css", STYLE)
+    styles = (live.FIGURES / "figures.css", STYLE)
     css = "\n".join(path.read_text(encoding="utf-8") for path in styles)
     (folder / "_static" / "actmem.css").write_text(css, encoding="utf-8")
     shutil.copy(ICON, folder)
@@ -133,8 +135,9 @@ def page(notebook: NotebookNode) -> NotebookNode:
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            # A chapter opens with its figure, and not with the code that draws it.
-            hidden = "remove-input" if "Reveal(" in cell.source else "hide-input"
+            # A reader came for the figure, and not for the code that draws it.
+            shows_figure = any("actmem-shown" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
+            hidden = "remove-input" if shows_figure else "hide-input"
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), hidden]
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):

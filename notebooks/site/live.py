@@ -11,14 +11,14 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 from notebooks.site import cache
 from notebooks.site.needs import needs_machine
 from notebooks.site.slices import figures
 
 SOURCE = cache.ROOT / "src"
-SHOW = SOURCE / "actmem_course" / "show"
-SCRIPTS = (SHOW / "figures.js", *(Path(__file__).with_name(name) for name in ("live.js", "worker.js")))
+FIGURES = SOURCE / "actmem_course" / "figures"
+SCRIPTS = (FIGURES / "figures.js", *(Path(__file__).with_name(name) for name in ("live.js", "worker.js")))
 #: Bars and lines only: a quarter of plotly.js.
 PLOTLY = "plotly.js-basic-dist-min@4.1.1"
 #: The interpreter, without the packages that its lock file would fetch from a server of its own: pages ask for none.
@@ -27,9 +27,11 @@ PYTHON_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_st
 #: What the packages of a notebook's widgets are, which no page has.
 WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
 #: What the planner's peaks are read from, and the tables about others.
-DATA = (SOURCE / "actmem_tools" / "tape" / "stage_tapes.json", SHOW / "plans.tsv", *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
+DATA = (SOURCE / "actmem_tools" / "tape" / "stage_tapes.json", FIGURES / "plans.tsv", *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
 #: The front page's figure.
-FRONT = "from actmem_course.show.memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+FRONT = """from actmem_course.figures import Panel
+from actmem_course.figures.ch01_memory_wall import front_door, front_door_controls
+Panel(front_door, **front_door_controls())"""
 
 
 def write_assets(folder: Path) -> None:
@@ -52,7 +54,7 @@ def modules() -> list[Path]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         part = parts[:-1] if parts[-1] == "__init__" else parts
-        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("others",), ("show",), ("results",))
+        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("others",), ("figures",), ("predicted",), ("results",))
         if not outside and not needs_machine(".".join(part), frozenset(WIDGETS)):
             found.append(path)
     return found

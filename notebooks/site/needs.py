@@ -39,18 +39,18 @@ def needs_machine(module: str, missing: frozenset[str] = frozenset()) -> bool:
         elif path.with_suffix(".py").is_file():
             waiting += _imported(path.with_suffix(".py"))
         elif (path.parent / "__init__.py").is_file():  # a name that a package may load when it is asked for
-            waiting += _imported(path.parent / "__init__.py")
+            waiting += _imported(path.parent / "__init__.py", name=parts[-1])
     return False
 
 
 @cache
-def _imported(path: Path, at_load_only: bool = False) -> tuple[str, ...]:
-    """Full names of all that a file of the package imports, also inside functions."""
+def _imported(path: Path, at_load_only: bool = False, name: str = "") -> tuple[str, ...]:
+    """Full names of all that a file of the package imports, also inside functions; of one ``name`` where it is given."""
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     found = []
     while waiting:
         node = waiting.pop()
-        found += [name for _, name in _aliases(node)]
+        found += [full for alias, full in _aliases(node) if name in ("", alias.asname or alias.name)]
         if not (at_load_only and _runs_later(node)):
             waiting += ast.iter_child_nodes(node)
     return tuple(found)
@@ -102,6 +102,8 @@ class Reader:
     """Reads the cells of a notebook from the first to the last, as a kernel would."""
 
     measured: set[str] = field(default_factory=set)
+    #: Imported modules by the names that a chapter has for them: ``am.record`` may need what ``am.layer_rows`` does not.
+    modules: dict[str, str] = field(default_factory=dict)
 
     def read(self, source: str) -> list[Statement]:
         """The statements of the next cell.  Imports are taken apart into one name each."""
@@ -110,7 +112,14 @@ class Reader:
     def _judge(self, node: ast.stmt, source: str) -> Statement:
         uses, binds = _names(node)
         imports = [name for part in ast.walk(node) for _, name in _aliases(part)]
-        measured = bool(uses & self.measured) or any(map(needs_machine, imports))
+        if isinstance(node, ast.Import):
+            self.modules |= {alias.asname: full for alias, full in _aliases(node) if alias.asname}
+        members = [
+            f"{self.modules[part.value.id]}.{part.attr}"
+            for part in ast.walk(node)
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in self.modules
+        ]
+        measured = bool(uses & self.measured) or any(map(needs_machine, imports + members))
         self.measured = self.measured | binds if measured else self.measured - binds
         text = ast.unparse(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ast.get_source_segment(source, node) or ""
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.decorator_list:

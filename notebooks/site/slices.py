@@ -6,7 +6,7 @@ import ast
 
 from nbformat import NotebookNode
 
-from actmem_course.show.in_page import IN_PAGE
+from actmem_course.figures.in_page import SHOWN
 from notebooks.site.needs import Reader, Statement
 
 
@@ -32,15 +32,15 @@ def figures(notebook: NotebookNode) -> dict[str, str]:
 
 
 def _displays(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in IN_PAGE
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in SHOWN
 
 
 def needed_for(statements: list[Statement]) -> list[str]:
-    """The statements that the last one gets its values from, and itself; the widgets' names come from the page."""
+    """The statements that the last one gets its values from, and itself."""
     kept: list[Statement] = []
-    names = statements[-1].uses - set(IN_PAGE)
+    names = statements[-1].uses
     for one in reversed(statements[:-1]):
         if one.binds & names and not one.measured:
             kept.insert(0, one)
-            names = ((names - one.binds if one.always_binds else names) | one.uses) - set(IN_PAGE)
+            names = (names - one.binds if one.always_binds else names) | one.uses
     return [one.text for one in (*kept, statements[-1])]

@@ -6,7 +6,7 @@ const started = (async () => {
   const python = await loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href });
   python.unpackArchive(await archive, "zip", { extractDir: "/course" });
   python.runPython("import sys; sys.path.insert(0, '/course')");
-  return python.pyimport("actmem_course.show.in_page");
+  return python.pyimport("actmem_course.figures.in_page");
 })();
 let page;
 

@@ -4,26 +4,34 @@
 # What fills a GPU that trains a large transformer, and how much of it can you avoid? Guess before you read on.
 
 # %%
-from actmem.formulas.activations import eq1, layer_extra_rows
-from actmem.config import PAPER_MODELS, TINY
-from actmem.rows import total
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.memory_wall import front_door, front_door_controls, gpu_bytes
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.config import PAPER_MODELS
+from actmem_course.figures import Checks, GuessLine, Panel, Prediction, Reveal, Varies, size_text
+from actmem_course.figures import ch01_memory_wall as show
 
 model = PAPER_MODELS["175B"]
-before, after = gpu_bytes(model), gpu_bytes(model, "tensor + sequence", "selective")
+before, after = show.gpu_bytes(model), show.gpu_bytes(model, "tensor + sequence", "selective")
 question = Prediction(
-    f"GPT-3 (the bar 175B) is spread over {model.num_devices} GPUs. With tensor parallelism alone the fullest needs {size_text(sum(before.values()))}, "
-    f"{size_text(before['activations'])} of it activations. The paper's two methods shrink these. How much is left of them with both?",
+    f"GPT-3 (the bar 175B) is spread over {model.num_devices} GPUs. With tensor parallelism alone the "
+    f"fullest needs {size_text(sum(before.values()))}, "
+    f"{size_text(before['activations'])} of it activations. The paper's two methods shrink these. How "
+    "much is left of them with both?",
     answer=after["activations"] / 2**30,
     unit="GiB",
-    because="Sequence parallelism divides what every GPU had whole (chapter 4). Selective recomputation drops the three largest tensors of "
-    "each layer, and computes them again (chapter 5). Now choose the methods yourself, and see which models fit.",
+    because=(
+        "Sequence parallelism divides what every GPU had whole (chapter 4). Selective recomputation "
+        "drops the three largest tensors of each layer, and computes them again (chapter 5). Now choose the "
+        "methods yourself, and see which models fit."
+    ),
     line=GuessLine(per=2**30, start=sum(before.values()) - before["activations"]),
 )
-Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor + sequence", recompute="selective")
+Reveal(
+    question,
+    Panel(show.front_door, **show.front_door_controls()),
+    parallelism="tensor + sequence",
+    recompute="selective",
+)
 
 # %% [markdown]
 # The figure shows one GPU of each of the paper's four models. The line is the memory of an A100.
@@ -55,8 +63,8 @@ Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor
 # On a web page the figures work at once, and no code runs. In a notebook run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or
 # all with *Run → Run All Cells*; until then you see stored outputs, and pictures. Sliders also move with the arrow keys.
 #
-# A cell that compares a prediction with a count shows nothing: near the end of each chapter *predicted = measured* says how
-# many agree. Open it for the list.
+# Under each cell that compares a prediction with a count stands one line: both numbers, and how far they are apart. Near the
+# end of each chapter *predicted = counted* sums them up. Open it for the list.
 
 # %% [markdown]
 # ## Map of the course
@@ -134,17 +142,21 @@ Varies(
 )
 
 # %%
-from actmem.ledger import record
-from actmem.layers.transformer import TransformerLayer
+from actmem.config import TINY
+from actmem.formulas.activations import eq1, layer_extra_rows
+from actmem.rows import total
 
-layer = TransformerLayer(TINY, dtype=torch.bfloat16)
-x = torch.randn(TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=True)
-with record(layer) as ledger:
+layer = am.TransformerLayer(TINY, dtype=torch.bfloat16)
+x = torch.randn(
+    TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=True
+)
+with am.record(layer) as ledger:
     y = layer(x)
 
 extra = total(layer_extra_rows(TINY))
-print(f"formula {eq1(TINY):,} bytes, extra {extra:,} bytes, measured {ledger.total_bytes:,} bytes")
-print("difference:", ledger.total_bytes - eq1(TINY) - extra)
+checks = Checks()
+checks.add(f"one layer, {extra:,} bytes of them extra", [(eq1(TINY) + extra, ledger.total_bytes)])
+checks.show()
 
 # %% [markdown]
 # That zero is the point of this course. In chapter 5

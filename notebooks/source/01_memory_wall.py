@@ -5,47 +5,44 @@
 # four models (22B to 1T) fits. Would more GPUs help?
 
 # %%
+# Setup: imports, and the numbers of the question
 from dataclasses import replace
 
-from actmem.config import PAPER_MODELS, Parallel
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows, layer_rows
-from actmem.formulas.first_stage import stage_rows
-from actmem.formulas.states import ADAM, parameter_counts
-from actmem.ledger import emulated_rank, measure_layer
-from actmem.layers.gpt import GPT
-from actmem_course.others.paper import A100_BYTES
-from actmem.parallel.groups import tensor_parallel
-from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, slider
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.memory_wall import METHODS, PART_FILLS, crossover_lines, gpu_bytes, memory_wall
-from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+import actmem as am
+from actmem.config import PAPER_MODELS
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, slider,
+    text_table, worked,
+)
+from actmem_course.figures import ch01_memory_wall as show
 
-agree = Agreement()
+checks = Checks()
 largest = PAPER_MODELS["1T"]
 layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
 deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
-parts, then = gpu_bytes(largest), gpu_bytes(deeper)
+parts, then = show.gpu_bytes(largest), show.gpu_bytes(deeper)
 for_parameters = [sum(each.values()) - each["activations"] for each in (parts, then)]
 TWICE = f"and the 1T on {deeper.num_devices:,} GPUs"
 question = Prediction(
-    f"The 1T model runs on {largest.num_devices} GPUs: each group of {largest.parallel.tensor_parallel_size} shares {layers // stages} of its {layers} layers. A GPU of the first holds {size_text(for_parameters[0])} of "
-    f"parameters, gradients and optimizer states, and {size_text(parts['activations'])} of activations. You take twice as many GPUs "
-    "for a pipeline twice as long, so each group has half the layers. How much do activations take on that GPU now?",
+    f"The 1T model runs on {largest.num_devices} GPUs: each group of "
+    f"{largest.parallel.tensor_parallel_size} shares {layers // stages} of its {layers} layers. A GPU "
+    f"of the first holds {size_text(for_parameters[0])} of "
+    f"parameters, gradients and optimizer states, and {size_text(parts['activations'])} of "
+    "activations. You take twice as many GPUs "
+    "for a pipeline twice as long, so each group has half the layers. How much do activations take "
+    "on that GPU now?",
     then["activations"] / 2**30,
     "GiB",
-    "Half the layers, but twice as many microbatches in flight: this chapter says why. Each one more also brings a dropout mask of the embedding.",
+    "Half the layers, but twice as many microbatches in flight: this chapter says why. Each one more "
+    "also brings a dropout mask of the embedding.",
     GuessLine(per=2**30, start=for_parameters[1]),
 )
 Reveal(
     question,
     Panel(
-        lambda shown: memory_wall("tensor", {f"1T, {deeper.num_devices:,} GPUs": deeper} if shown == TWICE else {}),
+        lambda shown: show.memory_wall(
+            "tensor", {f"1T, {deeper.num_devices:,} GPUs": deeper} if shown == TWICE else {}
+        ),
         shown=choice("the bars are", ["the paper's four models", TWICE], "the paper's four models"),
     ),
     shown=TWICE,
@@ -73,7 +70,9 @@ lines = []
 for name, model in PAPER_MODELS.items():
     shape, parallel = model.shape, model.parallel
     gpus = f"{parallel.tensor_parallel_size} · {parallel.pipeline_parallel_size} = {model.num_devices}"
-    lines.append((name, shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size, gpus))
+    lines.append(
+        (name, shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size, gpus)
+    )
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
 
 # %% [markdown]
@@ -85,11 +84,18 @@ print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr")
 # paper does not say how many bytes it counts. Several recipes are in use; the course takes the first:
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.states import ADAM
+
 recipes = {name: {state.term: state.bytes_per_parameter for state in states} for name, states in ADAM.items()}
 taken = next(iter(recipes.values()))
 Fold(
-    f"{sum(taken.values())} bytes a parameter: " + ", ".join(f"{term} {size}" for term, size in taken.items()),
-    "\n".join(f"{name}: {', '.join(f'{term} {size}' for term, size in states.items())}: {sum(states.values())} bytes a parameter" for name, states in recipes.items()),
+    f"{sum(taken.values())} bytes a parameter: "
+    + ", ".join(f"{term} {size}" for term, size in taken.items()),
+    "\n".join(
+        f"{name}: {', '.join(f'{term} {size}' for term, size in states.items())}: "
+        f"{sum(states.values())} bytes a parameter"
+        for name, states in recipes.items()
+    ),
 )
 
 # %% [markdown]
@@ -117,7 +123,7 @@ Fold(
 # %%
 GPT3 = PAPER_MODELS["175B"].shape
 Panel(
-    lambda s, b: crossover_lines(GPT3.with_sizes(seq_length=s, micro_batch_size=b)),
+    lambda s, b: show.crossover_lines(GPT3.with_sizes(seq_length=s, micro_batch_size=b)),
     s=slider("s", "tokens", 128, 32768, 128, 2048),
     b=slider("b", "sequences", 1, 8, 1, 1),
 )
@@ -132,21 +138,32 @@ Panel(
 # autograd keeps. The tensors have shapes but no storage, so this fits on a laptop. The code is the same as on a GPU.
 
 # %%
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows
+from actmem.ledger import measure_layer
+from actmem.rows import total
+
 sizes = {}
-with emulated_rank(1):
+with am.emulated_rank(1):
     for length in (1024, 2048, 4096):
         shape = GPT3.with_sizes(seq_length=length)
         measured = measure_layer(shape)
-        agree.add_rows(f"GPT-3's layer, s = {length:,}", layer_rows(shape) + layer_extra_rows(shape), measured)
+        checks.add_rows(
+            f"GPT-3's layer, s = {length:,}", am.layer_rows(shape) + layer_extra_rows(shape), measured
+        )
         core = sum(row.bytes for row in measured if row.term in CORE_ATTENTION_TERMS)
         sizes[f"s = {length:,}"] = {"core": core, "rest": total(measured) - core}
-
-# %%
-LiveFigure(bar_chart(
-    "Twice the tokens: the rest doubles, the core is four times as large",
-    {"the rest": {length: size["rest"] for length, size in sizes.items()}, "attention core": {length: size["core"] for length, size in sizes.items()}},
-    "measured, one GPT-3 layer",
-))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Twice the tokens: the rest doubles, the core is four times as large",
+        {
+            "the rest": {length: size["rest"] for length, size in sizes.items()},
+            "attention core": {length: size["core"] for length, size in sizes.items()},
+        },
+        "measured, one GPT-3 layer",
+        fills=[show.FILLS["activations"], show.FILLS["softmax"]],
+    )
+)
 
 # %% [markdown]
 # Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too, and every term is
@@ -160,20 +177,28 @@ LiveFigure(bar_chart(
 # %%
 for name, model in PAPER_MODELS.items():
     t = model.parallel.tensor_parallel_size
-    with emulated_rank(t):
-        measured = measure_layer(model.shape, tensor_parallel())
-    predicted = layer_rows(model.shape, Parallel(t)) + layer_extra_rows(model.shape, Parallel(t))
-    agree.add_rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
+    with am.emulated_rank(t):
+        measured = measure_layer(model.shape, am.tensor_parallel())
+    predicted = am.layer_rows(model.shape, am.Parallel(t)) + layer_extra_rows(model.shape, am.Parallel(t))
+    checks.add_rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
+checks.show()
 
 # %% [markdown]
 # The parameters can be counted too. These are the modules of the 1T model's first stage:
 
 # %%
-with emulated_rank(largest.parallel.tensor_parallel_size):
+from actmem.formulas.states import parameter_counts
+
+with am.emulated_rank(largest.parallel.tensor_parallel_size):
     first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
-    stage = GPT(largest.shape, tensor_parallel(sequence_parallel=True), layers=first_layers)
+    stage = am.GPT(largest.shape, am.tensor_parallel(sequence_parallel=True), layers=first_layers)
     counted = sum(parameter.numel() for parameter in stage.parameters())
-agree.add("1T, layers and embedding of the first stage, on one rank", [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)], "parameters")
+checks.add(
+    "1T, layers and embedding of the first stage, on one rank",
+    [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)],
+    "parameters",
+)
+checks.show()
 
 # %% [markdown]
 # ## More pipeline stages leave the activations as they are
@@ -183,13 +208,28 @@ agree.add("1T, layers and embedding of the first stage, on one rank", [(sum(para
 # activations, whatever $p$ is (equation 5). Chapter 6 shows this on a schedule.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.first_stage import stage_rows
+
 held = {"activations of its layers": {}, "parameters, gradients, optimizer": {}}
 for stages in (1, 2, 4, 8, 16, 32):
-    parallel = Parallel(8, pipeline_parallel_size=stages)
+    parallel = am.Parallel(8, pipeline_parallel_size=stages)
     bar = f"p = {stages}: {GPT3.num_layers // stages} layers"
-    held["activations of its layers"][bar] = sum(row.bytes for row in stage_rows(GPT3, parallel) if row.term in {row.term for row in layer_rows(GPT3)})
-    held["parameters, gradients, optimizer"][bar] = sum(parameter_counts(GPT3, parallel).values()) * sum(taken.values())
-LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activations", held, "GPT-3's first stage, one GPU", fills=[PART_FILLS["activations"], PART_FILLS["parameters"]]))
+    held["activations of its layers"][bar] = sum(
+        row.bytes
+        for row in stage_rows(GPT3, parallel)
+        if row.term in {row.term for row in am.layer_rows(GPT3)}
+    )
+    held["parameters, gradients, optimizer"][bar] = sum(parameter_counts(GPT3, parallel).values()) * sum(
+        taken.values()
+    )
+LiveFigure(
+    bar_chart(
+        "More stages: fewer parameters on a GPU, the same activations",
+        held,
+        "GPT-3's first stage, one GPU",
+        fills=[show.PART_FILLS["activations"], show.PART_FILLS["parameters"]],
+    )
+)
 
 # %% [markdown]
 # With enough stages GPT-3 fits all the same, because the other part shrinks. The price is more GPUs, idle for longer while the
@@ -207,8 +247,8 @@ LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activatio
 
 # %%
 Panel(
-    memory_wall,
-    method=choice("method", METHODS, "tensor+sequence+selective"),
+    show.memory_wall,
+    method=choice("method", show.METHODS, "tensor+sequence+selective"),
 )
 
 # %% [markdown]
@@ -224,7 +264,7 @@ Panel(
 # All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out
@@ -233,13 +273,17 @@ agree
 # instead. Does it fit, and how much room is left or missing? Read the sizes off its bar in the first figure (point at it, or tap).
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.others.paper import A100_BYTES
+
 small = PAPER_MODELS["22B"]
-held = gpu_bytes(small)
+held = show.gpu_bytes(small)
 states, four = held["parameters"] + held["gradients and optimizer"], held["activations"]
 worked(
-    f"Every term of the activations has one factor b, so one sequence keeps {size_text(four)} / {small.shape.micro_batch_size} = {size_text(four // small.shape.micro_batch_size)}.",
+    f"Every term of the activations has one factor b, so one sequence keeps {size_text(four)} / "
+    f"{small.shape.micro_batch_size} = {size_text(four // small.shape.micro_batch_size)}.",
     f"Parameters, gradients and optimizer don't depend on b: {size_text(states)}.",
-    f"Together {size_text(states + four // small.shape.micro_batch_size)} of {size_text(A100_BYTES)}: it fits, with {size_text(A100_BYTES - states - four // small.shape.micro_batch_size)} to spare. "
+    f"Together {size_text(states + four // small.shape.micro_batch_size)} of {size_text(A100_BYTES)}: "
+    f"it fits, with {size_text(A100_BYTES - states - four // small.shape.micro_batch_size)} to spare. "
     "The price: each product has a quarter of the rows, and runs less efficiently.",
 )
 

@@ -4,53 +4,53 @@
 # Which tensors does a transformer layer keep for backward, and which take up the space?
 
 # %%
-from functools import partial
-
-import torch
-from torch import nn
-
-from actmem.config import PAPER_MODELS, TINY, ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_extra_rows, layer_rows
-from actmem.ledger import census, record
-from actmem.ledger.parts import rows_by_term
-from actmem.layers.transformer import TransformerLayer
-from actmem.rows import total
-from actmem_course.others.logged_pairs import logged_pairs
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import slider, steps
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.terms import term_of
-from actmem_course.show.text import extras_text, kept_text, saved_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.config import PAPER_MODELS
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, extras_text, kept_text,
+    saved_text, size_text, slider, steps, worked,
+)
+from actmem_course.figures import ch02_counting_bytes as show
+from actmem_course.figures.terms import term_of
 
 gpt3 = PAPER_MODELS["175B"].shape
-agree = Agreement()
+checks = Checks()
 
 short = gpt3.with_sizes(seq_length=256)
-of_attention = lambda shape: sum(row.bytes for row in layer_rows(shape) if term_of(row).block == "attention")
-core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
+of_attention = lambda shape: sum(
+    row.bytes for row in am.layer_rows(shape) if term_of(row).block == "attention"
+)
+core_of_gpt3 = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 question = Prediction(
-    f"At s = {short.seq_length} the attention block of a GPT-3 layer keeps {size_text(of_attention(short))} for backward. How much does it "
+    f"At s = {short.seq_length} the attention block of a GPT-3 layer keeps "
+    f"{size_text(of_attention(short))} for backward. How much does it "
     f"keep at s = {gpt3.seq_length:,}, {gpt3.seq_length // short.seq_length} times as many tokens?",
     answer=of_attention(gpt3) / 2**30,
     unit="GiB",
-    because=f"Three of the block's tensors grow with s². Now they are {core_of_gpt3 / of_attention(gpt3):.0%} of the block, "
-    f"and {core_of_gpt3 / eq1(gpt3):.0%} of the whole layer.",
+    because=(
+        f"Three of the block's tensors grow with s². Now they are {core_of_gpt3 / of_attention(gpt3):.0%} "
+        f"of the block, and {core_of_gpt3 / eq1(gpt3):.0%} of the whole layer."
+    ),
     line=GuessLine(per=2**30),
 )
 Reveal(
     question,
     Panel(
-        lambda s, b, h, a: layer_bars(layer_rows(ModelShape(s, b, h, a)), ModelShape(s, b, h, a)),
+        lambda s, b, h, a: show.layer_bars(
+            am.layer_rows(am.ModelShape(s, b, h, a)), am.ModelShape(s, b, h, a)
+        ),
         s=slider("s", "tokens", 256, 8192, 256, start=short.seq_length),
         b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
         h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
-        a=steps("a", "heads", lambda h: [heads for heads in range(8, 161, 8) if h % heads == 0], start=gpt3.num_attention_heads),
+        a=steps(
+            "a",
+            "heads",
+            lambda h: [heads for heads in range(8, 161, 8) if h % heads == 0],
+            start=gpt3.num_attention_heads,
+        ),
     ),
     s=gpt3.seq_length,
 )
@@ -79,7 +79,9 @@ Reveal(
 # V" is the product of the attention probabilities, after their dropout, with V.)
 
 # %%
-Panel(partial(keep_game, gpt3), **keep_controls())
+from functools import partial
+
+Panel(partial(show.keep_game, gpt3), **show.keep_controls())
 
 # %% [markdown]
 # This is the whole layer, operations from top to bottom: first the attention block, then the MLP. Beside each operation is what
@@ -88,7 +90,9 @@ Panel(partial(keep_game, gpt3), **keep_controls())
 
 # %%
 Panel(
-    lambda step, s: layer_drawing(layer_rows(gpt3.with_sizes(seq_length=s)), gpt3.with_sizes(seq_length=s), step),
+    lambda step, s: show.layer_drawing(
+        am.layer_rows(gpt3.with_sizes(seq_length=s)), gpt3.with_sizes(seq_length=s), step
+    ),
     step=slider("step", "stored tensors", 1, 15, 1, start=1),
     s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
 )
@@ -161,6 +165,10 @@ Panel(
 # shapes.
 
 # %%
+import torch
+from torch import nn
+
+from actmem.config import TINY
 from actmem.parallel.rng import DropoutMask
 
 shape = TINY.with_sizes(micro_batch_size=3)
@@ -171,7 +179,7 @@ tokens, wide, head, scores = (s, b, h), (s, b, 4 * h), (b * a, s, h // a), (b * 
 
 def keeps(run, *sizes, module=nn.Module()):
     inputs = [tensor(*size) for size in sizes]
-    with record(module) as ledger:
+    with am.record(module) as ledger:
         y = run(*inputs)
     return ledger.saved
 
@@ -189,14 +197,14 @@ seen = {
     "GeLU": keeps(lambda z: torch.nn.functional.gelu(z, approximate="tanh"), wide),
     "adding the residual": keeps(torch.add, tokens, tokens),
 }
-
-# %%
-LiveFigure(bar_chart(
-    "Each operation keeps what its gradient reads",
-    {"kept": {name: sum(t.bytes for t in saved) for name, saved in seen.items()}},
-    f"measured at s = {s}, b = {b}, h = {h}, a = {a}",
-    about={name: kept_text(saved).replace("\n", "<br>") for name, saved in seen.items()},
-))
+LiveFigure(
+    bar_chart(
+        "Each operation keeps what its gradient reads",
+        {"kept": {name: sum(t.bytes for t in saved) for name, saved in seen.items()}},
+        f"measured at s = {s}, b = {b}, h = {h}, a = {a}",
+        about={name: kept_text(saved).replace("\n", "<br>") for name, saved in seen.items()},
+    )
+)
 
 # %% [markdown]
 # Point at a bar (or tap it) to see its tensors. The linear's output, four times as large as its input, is not kept.
@@ -234,8 +242,11 @@ LiveFigure(bar_chart(
 # `layer_rows` is exactly this table, in bytes:
 
 # %%
-predicted = layer_rows(shape)
-agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))])
+predicted = am.layer_rows(shape)
+checks.add(
+    "one layer", [(sum(row.bytes for row in predicted), eq1(shape))], sides=("sum of the rows", "equation 1")
+)
+checks.show()
 
 # %% [markdown]
 # ## At the size of GPT-3
@@ -256,11 +267,14 @@ agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in pred
 
 # %%
 torch.manual_seed(0)
-layer = TransformerLayer(shape, dtype=torch.bfloat16)
+layer = am.TransformerLayer(shape, dtype=torch.bfloat16)
 x = tensor(s, b, h)
-with record(layer) as ledger:
+with am.record(layer) as ledger:
     y = layer(x)
-Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_bytes / (s * b * h):.1f} sbh", saved_text(ledger.saved))
+Fold(
+    f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_bytes / (s * b * h):.1f} sbh",
+    saved_text(ledger.saved),
+)
 
 # %% [markdown]
 # There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are
@@ -268,15 +282,22 @@ Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_
 # line as the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
 
 # %%
+from actmem.formulas.activations import layer_extra_rows
+from actmem.ledger.parts import rows_by_term
+
 extra = layer_extra_rows(shape)
-agree.add_rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
+checks.add_rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
+checks.show()
 
 # %% [markdown]
 # What the paper leaves out has rows of its own, with reasons:
 
 # %% jupyter={"source_hidden": true}
+from actmem.rows import total
+
 Fold(
-    f"extra: {total(extra) / total(predicted):.2%} of the paper's terms at this small size, {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%} for GPT-3",
+    f"extra: {total(extra) / total(predicted):.2%} of the paper's terms at this small size, "
+    f"{total(layer_extra_rows(gpt3)) / total(am.layer_rows(gpt3)):.4%} for GPT-3",
     extras_text(extra),
 )
 
@@ -287,7 +308,12 @@ Fold(
 # every storage that appears during forward, drops every reference but the graph, and adds up what is still alive:
 
 # %%
-agree.add("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])
+checks.add(
+    "alive after forward",
+    [(ledger.total_bytes, am.census(layer, lambda: tensor(s, b, h)))],
+    sides=("in the ledger", "found by the census"),
+)
+checks.show()
 
 # %% [markdown]
 # ## On your own module
@@ -298,12 +324,12 @@ agree.add("what the census finds alive, and what the ledger counts", [(ledger.to
 mlps = {}
 for activation in (nn.GELU(), nn.ReLU()):
     mlp = nn.Sequential(nn.Linear(h, 4 * h), activation, nn.Linear(4 * h, h)).to(torch.bfloat16)
-    with record(mlp) as ledger:
+    with am.record(mlp) as ledger:
         y = mlp(tensor(*tokens))
     mlps[f"{type(activation).__name__}: {len(ledger.saved)} tensors"] = ledger.total_bytes / (s * b * h)
-
-# %%
-LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {"": mlps}, "kept by an MLP", "sbh"))
+LiveFigure(
+    bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {"": mlps}, "kept by an MLP", "sbh")
+)
 
 # %% [markdown]
 # ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
@@ -332,7 +358,8 @@ a, b, h, s = long.letters()
 worked(
     f"sbh is {s:,} · {h:,} = {s * b * h:,}; 34 times that is {size_text(34 * s * b * h)}.",
     f"as²b is {a} · {s:,}² = {a * s * s * b:,}; 5 times that is {size_text(5 * a * s * s * b)}.",
-    f"Together {size_text(eq1(long))}, {eq1(long) / eq1(gpt3):.1f} times what it keeps at {gpt3.seq_length:,}: the linear part grew 4 times, the core 16 times.",
+    f"Together {size_text(eq1(long))}, {eq1(long) / eq1(gpt3):.1f} times what it keeps at "
+    f"{gpt3.seq_length:,}: the linear part grew 4 times, the core 16 times.",
 )
 
 # %% [markdown]
@@ -377,20 +404,24 @@ worked(
 # before backward rebuilds a layer. Subtract their logs, and all else cancels:
 
 # %%
-nvidia = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
+
+nvidia = am.ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
 float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for each token
 layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
+from actmem_course.others.logged_pairs import logged_pairs
+
 for formula, pair in zip((layer, 12 * (layer - only_its_input)), logged_pairs()):
-    agree.add(f"logged on A100s: {pair.what}", [(formula, pair.logged_bytes)])
+    checks.add(pair.what, [(formula, pair.logged_bytes)], sides=("predicted", "logged on A100s"))
+checks.show()
 
 # %% [markdown]
 # Both differences equal the formula, to the byte. Most other pairs of tests don't, because the allocator's blocks, for
 # instance, change what is logged. `python labs/measure_runs.py` has more pairs that a formula explains.
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## What people get wrong here

@@ -4,42 +4,34 @@
 # Give a layer to eight GPUs instead of one, and each computes an eighth of it. Does each also keep an eighth?
 
 # %%
-import torch
-import torch.nn.functional as F
-
-from actmem.config import PAPER_MODELS, Parallel
-from actmem.formulas.activations import eq1, eq2, layer_extra_rows, layer_rows
-from actmem.formulas.communication import layer_exchanges
-from actmem_course import launch
-from actmem.ledger import count_collectives, emulated_rank
-from actmem.ledger.parts import layer_input, rows_by_term, term_name
-from actmem.ledger.recorder import record
-from actmem.layers.transformer import TransformerLayer
-from actmem.parallel.groups import tensor_parallel
-from actmem.rows import total
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.config import PAPER_MODELS
+from actmem.formulas.activations import eq1, eq2
+from actmem_course.figures import (
+    Checks, GuessLine, Panel, Prediction, Progress, Reveal, choice, size_text, steps, worked,
+)
+from actmem_course.figures import ch03_tensor_parallelism as show
 
 GPT3 = PAPER_MODELS["175B"].shape
-agree = Agreement()
+checks = Checks()
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
 question = Prediction(
-    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. When two ranks share it, each keeps {size_text(eq2(GPT3, 2))}. "
+    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. When two ranks share it, "
+    f"each keeps {size_text(eq2(GPT3, 2))}. "
     f"How much does each of {t} ranks keep?",
     eq2(GPT3, t) / 2**20,
     "MiB",
-    f"That is more than an even share: the {size_text(10 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size)} of the lower bar are whole on every rank.",
+    "That is more than an even share: the "
+    f"{size_text(10 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size)} of the lower bar "
+    "are whole on every rank.",
     GuessLine(2**20 / 2**30, axis="y"),
 )
 Reveal(
     question,
     Panel(
-        lambda t: (floor_lines(GPT3, t), floor_bars(GPT3, t)),
-        t=steps("t", "ranks", sizes_of_t(GPT3), 2),
+        lambda t: (show.floor_lines(GPT3, t), show.floor_bars(GPT3, t)),
+        t=steps("t", "ranks", show.sizes_of_t(GPT3), 2),
     ),
     t=t,
 )
@@ -71,6 +63,9 @@ Reveal(
 # Try it on numbers, all "ranks" in one process:
 
 # %%
+import torch
+import torch.nn.functional as F
+
 torch.manual_seed(0)
 ranks = 4
 X, A, B = (torch.randn(*sizes, dtype=torch.float64) for sizes in ((6, 8), (8, 32), (32, 8)))
@@ -79,14 +74,20 @@ Z = F.gelu(X @ A) @ B
 columns = [F.gelu(X @ A_i) @ B_i for A_i, B_i in zip(A.chunk(ranks, dim=1), B.chunk(ranks, dim=0))]
 rows = [F.gelu(X_i @ A_i) for X_i, A_i in zip(X.chunk(ranks, dim=1), A.chunk(ranks, dim=0))]
 
-tried = {"columns, then rows, summed at the end": sum(columns), "one rank's term alone": columns[0], "rows first, GeLU before the sum": sum(rows) @ B}
-print("; ".join(f"{name}: {'equal' if torch.allclose(found, Z) else 'wrong'}" for name, found in tried.items()))
+tried = {
+    "columns, then rows, summed at the end": sum(columns),
+    "one rank's term alone": columns[0],
+    "rows first, GeLU before the sum": sum(rows) @ B,
+}
+print(
+    "; ".join(f"{name}: {'equal' if torch.allclose(found, Z) else 'wrong'}" for name, found in tried.items())
+)
 
 # %%
 Panel(
-    lambda t, order: mlp_cut(t, order),
+    lambda t, order: show.mlp_cut(t, order),
     t=steps("t", "ranks", (2, 4, 8), 4),
-    order=choice("cut by", ORDERS, COLUMNS_FIRST),
+    order=choice("cut by", show.ORDERS, show.COLUMNS_FIRST),
 )
 
 # %% [markdown]
@@ -112,7 +113,12 @@ Panel(
 dY = torch.randn(6, 32, dtype=torch.float64)
 dX = dY @ A.T
 terms = [dY_i @ A_i.T for dY_i, A_i in zip(dY.chunk(ranks, dim=1), A.chunk(ranks, dim=1))]
-print("; ".join(f"{name}: {'equal' if torch.allclose(found, dX) else 'wrong'}" for name, found in {"rank 0's own term": terms[0], "sum of all terms": sum(terms)}.items()))
+print(
+    "; ".join(
+        f"{name}: {'equal' if torch.allclose(found, dX) else 'wrong'}"
+        for name, found in {"rank 0's own term": terms[0], "sum of all terms": sum(terms)}.items()
+    )
+)
 
 # %% [markdown]
 # **Now write it:** [exercises 2.1, 2.2, 2.3, 2.4 and 2.6](../labs/lab2_tensor_parallel.py), `f`, `f_bar`,
@@ -129,9 +135,9 @@ print("; ".join(f"{name}: {'equal' if torch.allclose(found, dX) else 'wrong'}" f
 
 # %%
 Panel(
-    lambda t, order: qkv_cut(t, order),
+    lambda t, order: show.qkv_cut(t, order),
     t=steps("t", "ranks", (1, 2, 4, 8), 4),
-    order=choice("order of the rows", ROW_ORDERS, BY_HEAD),
+    order=choice("order of the rows", show.ROW_ORDERS, show.BY_HEAD),
 )
 
 # %% [markdown]
@@ -142,15 +148,27 @@ Panel(
 # of shape $[b \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
-with emulated_rank(t):
-    tp = tensor_parallel()
-    layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
-    with record(layer) as ledger:
+from actmem.ledger.parts import layer_input, term_name
+
+with am.emulated_rank(t):
+    tp = am.tensor_parallel()
+    layer = am.TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
+    with am.record(layer) as ledger:
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
 kept = {term_name(saved): saved for saved in ledger.saved}
 heads, length, size = GPT3.num_attention_heads // t, GPT3.seq_length, GPT3.head_size
-shapes = {"Q": [heads, length, size], "K": [heads, size, length], "V": [heads, length, size], "softmax output": [heads, length, length]}
-agree.add("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes[term], list(kept[term].shape)) for term in shapes], "")
+shapes = {
+    "Q": [heads, length, size],
+    "K": [heads, size, length],
+    "V": [heads, length, size],
+    "softmax output": [heads, length, length],
+}
+checks.add(
+    "shapes of Q, K, V and the softmax on a rank: its a/t heads",
+    [(shapes[term], list(kept[term].shape)) for term in shapes],
+    "",
+)
+checks.show()
 
 # %% [markdown]
 # **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
@@ -179,9 +197,15 @@ agree.add("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes
 # The 24 are $34 - 10$: Q, K, V, the projection's input ($2$ each), GeLU's input and output ($8$ each).
 
 # %% jupyter={"source_hidden": true}
-parts = {size: [total(rows) for rows in divided_and_whole(GPT3, size)] for size in sizes_of_t(GPT3)}
-agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GPT3, size), sum(each)) for size, each in parts.items()])
+from actmem.rows import total
 
+parts = {size: [total(rows) for rows in show.divided_and_whole(GPT3, size)] for size in show.sizes_of_t(GPT3)}
+checks.add(
+    "one layer on one rank, for each t",
+    [(sum(each), eq2(GPT3, size)) for size, each in parts.items()],
+    sides=("divided part and floor", "equation 2"),
+)
+checks.show()
 
 # %% [markdown]
 # So doubling $t$ halves the divided part only, and helps less and less. And $t$ has a limit of its own: with more
@@ -200,8 +224,12 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 # which the paper leaves out, are counted too.)
 
 # %%
-predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
-agree.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))
+from actmem.formulas.activations import layer_extra_rows
+from actmem.ledger.parts import rows_by_term
+
+predicted = am.layer_rows(GPT3, am.Parallel(t)) + layer_extra_rows(GPT3, am.Parallel(t))
+checks.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))
+checks.show()
 
 # %% [markdown]
 # ## Counted: the exchanges
@@ -209,17 +237,33 @@ agree.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledge
 # Two blocks, each with an $f$ and an $\bar f$: how many all-reduces do you expect, forward and backward? Count them:
 
 # %%
-with emulated_rank(t):
-    tp = tensor_parallel()
-    layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
+from actmem.formulas.communication import layer_exchanges
+from actmem.ledger import count_collectives
+
+with am.emulated_rank(t):
+    tp = am.tensor_parallel()
+    layer = am.TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
     with count_collectives() as forward:
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
     with count_collectives() as backward:
         y.sum().backward()
-exchanges = layer_exchanges(GPT3, Parallel(t))
+exchanges = layer_exchanges(GPT3, am.Parallel(t))
 for phase, seen in (("forward", forward), ("backward", backward)):
-    agree.add(f"all-reduces {phase}", [(sum(e.count for e in exchanges if e.phase == phase), seen.counts["all-reduce"])], "exchanges")
-agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size, forward.payload_bytes("all-reduce") // forward.counts["all-reduce"])])
+    checks.add(
+        f"all-reduces {phase}",
+        [(sum(e.count for e in exchanges if e.phase == phase), seen.counts["all-reduce"])],
+        "exchanges",
+    )
+checks.add(
+    "bytes of one all-reduce: the whole tensor",
+    [
+        (
+            2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size,
+            forward.payload_bytes("all-reduce") // forward.counts["all-reduce"],
+        )
+    ],
+)
+checks.show()
 
 # %% [markdown]
 # Two and two. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and most of the
@@ -232,14 +276,25 @@ agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * G
 # that has the same weights.
 
 # %%
+from actmem_course import launch
+
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 ran = [r for r in results if r["form"] == "tensor"]
-agree.add("ranks whose output and all gradients are within 1e-12 of the uncut layer's", [(r["exact"], True) for r in ran], "")
-agree.add("all-reduces on each rank, forward and backward", [(r[phase]["all-reduce"], 2) for r in ran for phase in ("forward", "backward")], "exchanges")
+checks.add(
+    "ranks whose output and all gradients are within 1e-12 of the uncut layer's",
+    [(r["exact"], True) for r in ran],
+    "",
+)
+checks.add(
+    "all-reduces on each rank, forward and backward",
+    [(2, r[phase]["all-reduce"]) for r in ran for phase in ("forward", "backward")],
+    "exchanges",
+)
+checks.show()
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # The memory of two such processes is in [chapter 5](05_recomputation.ipynb): its figure of table 2 has the bars *none* and
@@ -255,8 +310,14 @@ agree
 sbh = GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 each = {ranks: eq2(GPT3, ranks) for ranks in (8, 16)}
 worked(
-    *(f"t = {ranks}: {sbh >> 20} MiB · (10 + 24/{ranks} + 80/{ranks}) = {size_text(size)} on each rank, {size_text(ranks * size)} on all." for ranks, size in each.items()),
-    f"Each rank saves {1 - each[16] / each[8]:.0%}, not half. And all ranks together hold {16 * each[16] / eq1(GPT3):.1f} times the layer ({size_text(eq1(GPT3))}), because the floor is there 16 times.",
+    *(
+        f"t = {ranks}: {sbh >> 20} MiB · (10 + 24/{ranks} + 80/{ranks}) = {size_text(size)} on each "
+        f"rank, {size_text(ranks * size)} on all."
+        for ranks, size in each.items()
+    ),
+    f"Each rank saves {1 - each[16] / each[8]:.0%}, not half. And all ranks together hold "
+    f"{16 * each[16] / eq1(GPT3):.1f} times the layer ({size_text(eq1(GPT3))}), because the floor is "
+    "there 16 times.",
 )
 
 # %% [markdown]

@@ -4,32 +4,19 @@
 # Tensor parallelism leaves six tensors whole on every rank. Can they be divided too, without sending more?
 
 # %%
-import torch
-import torch.nn.functional as F
-
-from actmem.config import PAPER_MODELS, TINY, Parallel
-from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_extra_rows, layer_rows
-from actmem.formulas.communication import Exchange, counts, layer_exchanges, step_exchanges, wire_bytes
-from actmem_course.others.ring import gloo_header_bytes, ring, ring_steps
-from actmem_course import launch
-from actmem.ledger import count_collectives, emulated_rank, layer_rows_of
-from actmem.ledger.parts import layer_input
-from actmem.layers.transformer import TransformerLayer
-from actmem.parallel.groups import tensor_parallel
-from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, play, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, steps_of_operator
-from actmem_course.show.style import size_text
-from actmem_course.show.tensor_parallel import sizes_of_t
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.config import PAPER_MODELS
+from actmem.formulas.activations import eq2, eq4
+from actmem_course.figures import (
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, bar_chart, choice, play, size_text,
+    steps, worked,
+)
+from actmem_course.figures import ch04_sequence_parallelism as show
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
-agree = Agreement()
+checks = Checks()
 
 question = Prediction(
     f"With tensor parallelism each of {t} ranks keeps {size_text(eq2(GPT3, t))} of one layer of the 175B model. "
@@ -39,15 +26,22 @@ question = Prediction(
     "All 15 tensors are divided now, so it is the whole layer over t.",
     GuessLine(figure=1),
 )
-by_mode = lambda t, mode: {name: size / 2**20 for name, size in ((TENSOR, eq2(GPT3, t)), (SEQUENCE, eq4(GPT3, t))) if name in (TENSOR, mode)}
+by_mode = lambda t, mode: {
+    name: size / 2**20
+    for name, size in ((show.TENSOR, eq2(GPT3, t)), (show.SEQUENCE, eq4(GPT3, t)))
+    if name in (show.TENSOR, mode)
+}
 Reveal(
     question,
     Panel(
-        lambda t, mode: (rank_parts(GPT3, t, mode), bar_chart(f"The same in bars, {t} ranks", {"": by_mode(t, mode)}, "one layer on one rank", "MiB")),
+        lambda t, mode: (
+            show.rank_parts(GPT3, t, mode),
+            bar_chart(f"The same in bars, {t} ranks", {"": by_mode(t, mode)}, "one layer on one rank", "MiB"),
+        ),
         t=steps("t", "ranks", (2, 4, 8), 8),
-        mode=choice("mode", MODES, TENSOR),
+        mode=choice("mode", show.MODES, show.TENSOR),
     ),
-    mode=SEQUENCE,
+    mode=show.SEQUENCE,
 )
 
 # %% [markdown]
@@ -68,6 +62,9 @@ Reveal(
 # element. None of them reads another token; only attention does. So each rank can do this work for $s/t$ tokens alone:
 
 # %%
+import torch
+import torch.nn.functional as F
+
 torch.manual_seed(0)
 ranks = 4
 x = torch.randn(16, 2, 8, dtype=torch.float64)  # [s, b, h]
@@ -131,10 +128,10 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 Panel(
-    lambda operator, t, step: operator_ring(operator, t, step, payload),
-    operator=choice("operator", tuple(FORWARD_EXCHANGE), "f̄"),
-    t=steps("t", "ranks", RANKS, 4),
-    step=play("step", "forward, then backward", lambda operator, t: steps_of_operator(operator, t), 2),
+    lambda operator, t, step: show.operator_ring(operator, t, step, payload),
+    operator=choice("operator", tuple(show.FORWARD_EXCHANGE), "f̄"),
+    t=steps("t", "ranks", show.RANKS, 4),
+    step=play("step", "forward, then backward", lambda operator, t: show.steps_of_operator(operator, t), 2),
 )
 
 # %% [markdown]
@@ -144,9 +141,23 @@ Panel(
 # In each half every rank sends $\frac{t-1}{t}$ of the tensor. So the two halves together send exactly what one all-reduce does.
 
 # %% jupyter={"source_hidden": true}
-sent = {kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")}
-agree.add("exchanges on a ring, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()])
-agree.add("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])])
+from actmem.formulas.communication import Exchange
+from actmem_course.others.ring import ring
+
+sent = {
+    kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")
+}
+checks.add(
+    "sent on a ring",
+    [(Exchange(kind, "forward", "", t, payload).wire_bytes, size) for kind, size in sent.items()],
+    sides=("by formula", "step by step"),
+)
+checks.add(
+    "sent by each rank",
+    [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])],
+    sides=("two halves", "one all-reduce"),
+)
+checks.show()
 
 # %% [markdown]
 # **Now write it:** [exercises 3.1, 3.2 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `dropout_generators`:
@@ -159,21 +170,31 @@ agree.add("the two halves together, and the all-reduce", [(sent["reduce-scatter"
 # the real layer like this, and compare what the ledger counts with equation 4:
 
 # %%
+from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows
+from actmem.ledger import count_collectives, layer_rows_of
+from actmem.ledger.parts import layer_input
+from actmem.rows import total
+
+
 def kept_by(**options):
     """Rows of one layer of the 175B model on one of t ranks, and the exchanges of forward and backward."""
-    with emulated_rank(t):
-        tp = tensor_parallel(**options)
-        layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
+    with am.emulated_rank(t):
+        tp = am.tensor_parallel(**options)
+        layer = am.TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
         rows = layer_rows_of(layer, layer_input(GPT3, tp, "cpu", torch.bfloat16))
         with count_collectives() as seen:
             layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
     return rows, seen
 
 
-both = Parallel(t, sequence_parallel=True)
-predicted = layer_rows(GPT3, both) + layer_extra_rows(GPT3, both)
+both = am.Parallel(t, sequence_parallel=True)
+predicted = am.layer_rows(GPT3, both) + layer_extra_rows(GPT3, both)
 plain_rows, plain_seen = kept_by(sequence_parallel=True, keep_gathered_input=True)
-agree.add("kept too much by the plain form, and 4sbh(1 − 1/t)", [(gathered_input_bytes(GPT3, t), total(plain_rows) - total(predicted))])
+checks.add(
+    "kept too much by the plain form: 4sbh(1 − 1/t)",
+    [(gathered_input_bytes(GPT3, t), total(plain_rows) - total(predicted))],
+)
+checks.show()
 
 # %% [markdown]
 # Two tensors are $t$ times too large: the inputs of the two column-parallel products. The weight's gradient reads the
@@ -181,7 +202,7 @@ agree.add("kept too much by the plain form, and 4sbh(1 − 1/t)", [(gathered_inp
 # notices; only memory shows it. Equation 4's $34/t$ has become $4 + 30/t$:
 
 # %%
-Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3), 8))
+Panel(lambda t: show.gathered_lines(GPT3, t), t=steps("t", "ranks", show.sizes_of_t(GPT3), 8))
 
 # %% [markdown]
 # **The cure** is one autograd function that gathers and multiplies, keeps only the shard, and gathers *again* in backward
@@ -190,12 +211,15 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
-agree.add_rows(f"one of {t} ranks, which keep their shards", predicted, shard_rows)
+checks.add_rows(f"one of {t} ranks, which keep their shards", predicted, shard_rows)
+checks.show()
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
+
 tensor_rows, tensor_seen = kept_by()
 forms = (
-    ("tensor", tensor_rows, tensor_seen, layer_exchanges(GPT3, Parallel(t))),
+    ("tensor", tensor_rows, tensor_seen, layer_exchanges(GPT3, am.Parallel(t))),
     ("+ sequence, plain", plain_rows, plain_seen, layer_exchanges(GPT3, both, keep_gathered_input=True)),
     ("+ sequence, paper", shard_rows, shard_seen, layer_exchanges(GPT3, both)),
 )
@@ -204,8 +228,17 @@ for name, rows, seen, exchanges in forms:
     pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
     bar = f"{name}: {sum(seen.counts.values())} exchanges"
     sizes["sent"][bar], sizes["kept"][bar] = wire_bytes(exchanges) / 2**20, total(rows) / 2**20
-agree.add("exchanges of a layer in three forms, by kind", pairs, "exchanges")
-LiveFigure(bar_chart("Keeping the shard: least memory, two more all-gathers", sizes, "one rank of eight, one GPT-3 layer", "MiB", beside=True))
+checks.add("exchanges of a layer in three forms, by kind", pairs, "exchanges")
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Keeping the shard: least memory, two more all-gathers",
+        sizes,
+        "one rank of eight, one GPT-3 layer",
+        "MiB",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # The exchanges are counted on the running layer; the bytes sent are those of a ring.
@@ -222,18 +255,24 @@ LiveFigure(bar_chart("Keeping the shard: least memory, two more all-gathers", si
 # A model shows it. Its three numbers are assumptions; put in your own: 8 µs to start, 1 µs a step of the ring, 300 GB/s.
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.others.ring import ring_steps
+
 start_seconds, hop_seconds, bytes_per_second = 8e-6, 1e-6, 300e9
 
 
 def seconds(exchanges):
     starts = sum(exchange.count for exchange in exchanges)
-    return starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second
+    return (
+        starts * start_seconds
+        + ring_steps(exchanges) * hop_seconds
+        + wire_bytes(exchanges) / bytes_per_second
+    )
 
 
 times = {"4 all-reduces": {}, "4 + 4 halves": {}, "two more gathers, nothing hidden": {}}
 for length in (128, 8192):
     shape = GPT3.with_sizes(seq_length=length)
-    whole = seconds(layer_exchanges(shape, Parallel(t)))
+    whole = seconds(layer_exchanges(shape, am.Parallel(t)))
     halves = seconds(layer_exchanges(shape, both, keep_gathered_input=True))
     gathered = seconds(layer_exchanges(shape, both))
     bar = f"s = {length:,}: {halves / whole - 1:+.1%}, {gathered / whole - 1:+.0%}"
@@ -241,7 +280,16 @@ for length in (128, 8192):
         times[name][bar] = 1e6 * each
 
 # %%
-LiveFigure(bar_chart("With large tensors two halves cost hardly more than one all-reduce;<br>two more gathers do, if nothing hides them", times, "exchanges of one layer", "µs", beside=True))
+LiveFigure(
+    bar_chart(
+        "With large tensors two halves cost hardly more than one all-reduce;<br>two more gathers do, "
+        "if nothing hides them",
+        times,
+        "exchanges of one layer",
+        "µs",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
@@ -254,24 +302,43 @@ LiveFigure(bar_chart("With large tensors two halves cost hardly more than one al
 # sent. The bars predict it for two ranks; two real processes are compared.
 
 # %% jupyter={"source_hidden": true}
+from actmem.config import TINY
+from actmem_course.others.ring import gloo_header_bytes
+
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
-predicted = {kind: [Exchange(kind, "forward", "", 2, TINY_BYTES)] for kind in ("all-reduce", "all-gather", "reduce-scatter")}
-predicted["layer, tensor"] = layer_exchanges(TINY, Parallel(2), element_size=4)
-predicted["layer, tensor+sequence"] = layer_exchanges(TINY, Parallel(2, True), element_size=4)
-predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, True), element_size=4, keep_gathered_input=True)
+predicted = {
+    kind: [Exchange(kind, "forward", "", 2, TINY_BYTES)]
+    for kind in ("all-reduce", "all-gather", "reduce-scatter")
+}
+predicted["layer, tensor"] = layer_exchanges(TINY, am.Parallel(2), element_size=4)
+predicted["layer, tensor+sequence"] = layer_exchanges(TINY, am.Parallel(2, True), element_size=4)
+predicted["layer, tensor+sequence, plain"] = layer_exchanges(
+    TINY, am.Parallel(2, True), element_size=4, keep_gathered_input=True
+)
 on_wire = {
     "data": {name: 2 * wire_bytes(exchanges) for name, exchanges in predicted.items()},
     "headers": {name: 2 * sum(map(gloo_header_bytes, exchanges)) for name, exchanges in predicted.items()},
 }
-LiveFigure(bar_chart("On the wire: two halves send what an all-reduce does", on_wire, "sent by both ranks, predicted"))
+LiveFigure(
+    bar_chart(
+        "On the wire: two halves send what an all-reduce does", on_wire, "sent by both ranks, predicted"
+    )
+)
 
 # %% jupyter={"source_hidden": true}
+from actmem_course import launch
+
 with Progress("labs/measure_communication.py, two processes"):
     results = launch.results("measure_communication.py", "--device", "cpu", "--rounds", 1, processes=2)
 on_sockets = [r for r in results if "on_sockets" in r]
-agree.add("exchanges and layers, predicted with headers and sent by the sockets", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets])
+checks.add(
+    "exchanges and layers, with headers",
+    [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets],
+    sides=("predicted", "sent by the sockets"),
+)
 if not on_sockets:
     print("this system does not count what a socket sends (Linux does)")
+checks.show()
 
 # %% [markdown]
 # <details><summary>What is on the wire, and why not on GPUs</summary>
@@ -291,9 +358,14 @@ if not on_sockets:
 # %%
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
-agree.add("forms whose gradients all equal the uncut layer's once they are added up", [(r["exact"], True) for r in results], "")
+checks.add(
+    "forms whose gradients all equal the uncut layer's once they are added up",
+    [(r["exact"], True) for r in results],
+    "",
+)
 partial = next(r["partial_gradients"] for r in results if r["form"] == "tensor+sequence")
 print(f"{len(partial)} gradients differ until they are added up:", ", ".join(partial))
+checks.show()
 
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
@@ -301,14 +373,21 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 # thousandth of what the layers send in an iteration.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.communication import step_exchanges
+
 model = PAPER_MODELS["175B"]
 p, microbatches = model.parallel.pipeline_parallel_size, model.global_batch_size // GPT3.micro_batch_size
 in_parts = [e for e in step_exchanges(GPT3, model.parallel) if e.where.startswith("gradients seen in parts")]
 layers = GPT3.num_layers // p * microbatches * wire_bytes(layer_exchanges(GPT3, both))
-agree.add("of what the first stage's layers send in an iteration, this is under a thousandth", [(wire_bytes(in_parts) * 1000 < layers, True)], "")
+checks.add(
+    "of what the first stage's layers send in an iteration, this is under a thousandth",
+    [(wire_bytes(in_parts) * 1000 < layers, True)],
+    "",
+)
+checks.show()
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # What two real processes keep with sequence parallelism is in [chapter 5](05_recomputation.ipynb), in the bars that begin with
@@ -325,13 +404,18 @@ agree
 # scatter.
 
 # %% jupyter={"source_hidden": true}
-sent = layer_exchanges(GPT3, Parallel(t, True))
+sent = layer_exchanges(GPT3, am.Parallel(t, True))
 whole = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 number = sum(counts(sent).values())
 worked(
-    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 forward, 4 backward, and two more gathers in backward, for the two inputs of which each rank kept a shard.",
-    f"Each sends {t - 1}/{t} of {size_text(whole)}: {size_text(wire_bytes(sent) // number)}. Together {size_text(wire_bytes(sent))}.",
-    f"At 300 GB/s: {1000 * wire_bytes(sent) / 300e9:.1f} ms a layer. Plain tensor parallelism's four all-reduces send {size_text(wire_bytes(layer_exchanges(GPT3, Parallel(t))))}, which take {1000 * wire_bytes(layer_exchanges(GPT3, Parallel(t))) / 300e9:.1f} ms.",
+    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 "
+    "forward, 4 backward, and two more gathers in backward, for the two inputs of which each rank "
+    "kept a shard.",
+    f"Each sends {t - 1}/{t} of {size_text(whole)}: {size_text(wire_bytes(sent) // number)}. Together "
+    f"{size_text(wire_bytes(sent))}.",
+    f"At 300 GB/s: {1000 * wire_bytes(sent) / 300e9:.1f} ms a layer. Plain tensor parallelism's four "
+    f"all-reduces send {size_text(wire_bytes(layer_exchanges(GPT3, am.Parallel(t))))}, which take "
+    f"{1000 * wire_bytes(layer_exchanges(GPT3, am.Parallel(t))) / 300e9:.1f} ms.",
 )
 
 # %% [markdown]

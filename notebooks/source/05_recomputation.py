@@ -5,31 +5,24 @@
 # really cost?
 
 # %%
-import torch
-from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
-
-from actmem_course.others import paper
-from actmem.config import PAPER_MODELS, ModelShape, Parallel, model_shape
-from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_bytes, layer_rows
-from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
-from actmem_course.others.logged_pairs import logged_pairs
-from actmem.formulas.flops import layer_overhead, layer_products
-from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.recomputation import batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.config import model_shape
+from actmem.formulas.flops import layer_overhead
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, bar_chart, choice, play,
+    slider, steps, worked,
+)
+from actmem_course.figures import ch05_recomputation as show
 
 GPT3 = model_shape("175B")
-agree = Agreement()
+checks = Checks()
 
 question = Prediction(
-    f"The figure shows 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Drop them, and let backward recompute them: "
-    "QKᵀ runs once more, attention over V doesn't: its output is the projection's input, which is kept anyway. By what percentage does that raise the FLOPs of the layer's forward and backward?",
+    f"The figure shows 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, "
+    "attention over V) holds most of GPT-3's bytes. Drop them, and let backward recompute them: "
+    "QKᵀ runs once more, attention over V doesn't: its output is the projection's input, which is "
+    "kept anyway. By what percentage does that raise the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "One product of 2s²bh FLOPs runs again, against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
@@ -38,7 +31,7 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda s, heads: recompute_trade(ModelShape(s, 1, 128 * heads, heads)),
+        lambda s, heads: show.recompute_trade(am.ModelShape(s, 1, 128 * heads, heads)),
         s=slider("s", "tokens", 256, 16384, 256, 256),
         heads=slider("a", "heads of 128", 8, 200, 8, 96),
     ),
@@ -59,9 +52,11 @@ Reveal(
 # blocks are not kept, and come back for one layer at a time, as a spike.
 
 # %%
+from actmem_course.predicted.recomputation import training_moments
+
 STEP = GPT3.with_sizes(num_layers=4)
 Panel(
-    lambda recompute, moment: step_timeline(STEP, moment, recompute),
+    lambda recompute, moment: show.step_timeline(STEP, moment, recompute),
     recompute=choice("recompute", ("none", "selective", "full"), "none"),
     moment=play("moment", "of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
 )
@@ -84,7 +79,8 @@ Panel(
 # inputs and the same stream of random numbers, and returns the gradients of q, k and v. `kept(run)` returns what autograd keeps.
 
 # %% jupyter={"source_hidden": true}
-from actmem.ledger import record
+import torch
+
 from actmem.layers.attention import CoreAttention, causal_mask
 
 HEADS, LENGTH, HEAD_SIZE = 4, 64, 16
@@ -108,23 +104,28 @@ def gradients(run):
 def kept(run):
     """What autograd keeps when the core runs through ``run``."""
     core, qkv, mask = fresh()
-    with record(core) as ledger:
+    with am.record(core) as ledger:
         out = run(core, *qkv, mask)
     return ledger
 
 
 def in_words(ledger):
-    return Fold(f"kept: {ledger.total_bytes:,} bytes, {len(ledger.saved)} tensors", "\n".join(f"{t.op} {list(t.shape)}: {t.bytes:,} B" for t in ledger.saved))
+    return Fold(
+        f"kept: {ledger.total_bytes:,} bytes, {len(ledger.saved)} tensors",
+        "\n".join(f"{t.op} {list(t.shape)}: {t.bytes:,} B" for t in ledger.saved),
+    )
 
 
 def plainly(core, *inputs):
     return core(*inputs)
+
 
 # %% [markdown]
 # **Step 1: keep the inputs, run without a graph, run again.** The forward of this autograd function saves the inputs and
 # computes under `no_grad`, so nothing inside is kept. Its backward runs the region again, this time with a graph, and lets
 # autograd differentiate it. (The core has no weights. A region with weights needs `torch.autograd.backward` in place of `grad`,
 # or they get no gradient.)
+
 
 # %%
 class RunAgain(torch.autograd.Function):
@@ -155,12 +156,16 @@ in_words(kept(RunAgain.apply))
 
 # %%
 apart = [int((x != y).sum()) / x.numel() for x, y in zip(gradients(plainly), gradients(RunAgain.apply))]
-print("elements of the gradients that differ:", ", ".join(f"{name} {share:.0%}" for name, share in zip("qkv", apart)))
+print(
+    "elements of the gradients that differ:",
+    ", ".join(f"{name} {share:.0%}" for name, share in zip("qkv", apart)),
+)
 
 # %% [markdown]
 # **Step 2: draw the same dropout.** They aren't. The second run drew other masks, so it computed the gradient of another
 # function. No error says so; the model just learns from wrong gradients. So save the state of the random-number generator, and
 # restore it for the second run (the recomputation).
+
 
 # %%
 class RunAgainSameDraws(RunAgain):
@@ -182,7 +187,12 @@ class RunAgainSameDraws(RunAgain):
         return found
 
 
-agree.add("gradients of q, k and v, bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), gradients(RunAgainSameDraws.apply))], "elements apart")
+checks.add(
+    "gradients of q, k and v",
+    [(0, int((x != y).sum())) for x, y in zip(gradients(plainly), gradients(RunAgainSameDraws.apply))],
+    "elements that differ",
+)
+display(checks.show())
 in_words(kept(RunAgainSameDraws.apply))
 
 # %% [markdown]
@@ -197,12 +207,16 @@ in_words(kept(RunAgainSameDraws.apply))
 # **Step 4: count.** torch's FLOP counter sees every matrix product that runs. Compare the bytes kept with the products run:
 
 # %% jupyter={"source_hidden": true}
-from actmem.recompute import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 ways = {
     "keep everything": plainly,
-    "run again, to the end": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator], stop_early=False),
-    "run again, stop early": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator]),
+    "run again, to the end": lambda core, *inputs: am.checkpoint(
+        core, *inputs, generators=[core.dropout_mask.generator], stop_early=False
+    ),
+    "run again, stop early": lambda core, *inputs: am.checkpoint(
+        core, *inputs, generators=[core.dropout_mask.generator]
+    ),
 }
 product = 2 * HEADS * LENGTH * LENGTH * HEAD_SIZE
 core_bytes = {}
@@ -210,8 +224,19 @@ for name, way in ways.items():
     with FlopCounterMode(display=False) as counter:
         found = gradients(way)
     core_bytes[f"{name}: {counter.get_total_flops() // product} products"] = kept(way).total_bytes
-    agree.add(f"the core, {name}: gradients bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), found)], "elements apart")
-LiveFigure(bar_chart("Stop early: the same bytes freed, with one fewer product", {"kept by the core": core_bytes}, "measured, this small core"))
+    checks.add(
+        f"gradients, {name}",
+        [(0, int((x != y).sum())) for x, y in zip(gradients(plainly), found)],
+        "elements that differ",
+    )
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Stop early: the same bytes freed, with one fewer product",
+        {"kept by the core": core_bytes},
+        "measured, this small core",
+    )
+)
 
 # %% [markdown]
 # Two products in forward and four in backward make six; a second run adds two, or one if it stops early.
@@ -226,7 +251,7 @@ LiveFigure(bar_chart("Stop early: the same bytes freed, with one fewer product",
 
 # %%
 Panel(
-    lambda s, heads: rebuild_price(ModelShape(s, 1, 128 * heads, heads)),
+    lambda s, heads: show.rebuild_price(am.ModelShape(s, 1, 128 * heads, heads)),
     s=slider("s", "tokens", 256, 16384, 256, 2048),
     heads=slider("a", "heads of 128", 8, 200, 8, 96),
 )
@@ -245,11 +270,30 @@ Panel(
 # part of the linear that follows.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.activations import eq1
+from actmem.formulas.flops import layer_products
+from actmem_course.predicted.recomputation import core_over_gelu, rebuilds
+
 groups = rebuilds(GPT3)
-agree.add("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
+checks.add(
+    "the layer without its input",
+    [(sum(r.bytes for r in groups), eq1(GPT3) - am.layer_rows(GPT3)[0].bytes)],
+    sides=("in the groups", "equation 1"),
+)
 forward = sum(flops for name, flops in layer_products(GPT3).items() if name != "4h→h")
-agree.add("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
-agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(groups))], "times")
+checks.add(
+    "forward up to 4h→h",
+    [(sum(r.flops for r in groups), forward)],
+    "FLOPs",
+    sides=("in the groups", "by formula"),
+)
+checks.add(
+    "bytes freed per FLOP, core over linear",
+    [(5 * GPT3.num_attention_heads // 2, core_over_gelu(groups))],
+    "times",
+    sides=("5a/2", "from the groups"),
+)
+checks.show()
 
 # %% [markdown]
 # ## Measured: three numbers for one overhead
@@ -258,35 +302,70 @@ agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.nu
 # sentence that leads to equation 8 describes less: the core's two products, once more. Which is right? Run the real layer at
 # its real size on torch's `meta` device, which has shapes but no data, and let torch count the products.
 
+
 # %%
-from actmem.layers.transformer import TransformerLayer
-
-
 def count(shape, recompute):
     """FLOPs of one layer, forward and backward, counted by torch."""
     with torch.device("meta"):
-        layer = TransformerLayer(shape, recompute=recompute, dtype=torch.bfloat16)
+        layer = am.TransformerLayer(shape, recompute=recompute, dtype=torch.bfloat16)
     layer = layer.to("meta")
-    x = torch.empty(shape.seq_length, shape.micro_batch_size, shape.hidden_size, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    x = torch.empty(
+        shape.seq_length,
+        shape.micro_batch_size,
+        shape.hidden_size,
+        dtype=torch.bfloat16,
+        device="meta",
+        requires_grad=True,
+    )
     mask = torch.empty(shape.seq_length, shape.seq_length, dtype=torch.bool, device="meta")
     with FlopCounterMode(display=False) as counter:
         layer(x, mask).sum().backward()
     return counter.get_total_flops()
 
+
+checks.add(
+    "GPT-3's layer, nothing recomputed",
+    [(3 * sum(layer_products(GPT3).values()), count(GPT3, "none"))],
+    "FLOPs",
+    sides=("72sbh² + 12s²bh", "counted by torch"),
+)
+checks.show()
+
 # %% jupyter={"source_hidden": true}
-modes = {"core, to its end (the text)": "paper-selective", "core, stopped early": "selective", "everything, to its end": "paper-full", "everything, stopped": "full"}
+from actmem.config import PAPER_MODELS
+
+modes = {
+    "core, to its end (the text)": "paper-selective",
+    "core, stopped early": "selective",
+    "everything, to its end": "paper-full",
+    "everything, stopped": "full",
+}
 without = {name: count(model_shape(name), "none") for name in PAPER_MODELS}
 by_torch = {(name, mode): count(model_shape(name), mode) for name in PAPER_MODELS for mode in modes.values()}
 
 # %% jupyter={"source_hidden": true}
-pairs = [(without[name] * (1 + layer_overhead(model_shape(name), mode)), flops) for (name, mode), flops in by_torch.items()]
-agree.add("FLOPs of a layer by formula and counted by torch, four models and four ways to recompute", pairs, "FLOPs")
+from actmem_course.others import paper
+
+pairs = [
+    (without[name] * (1 + layer_overhead(model_shape(name), mode)), flops)
+    for (name, mode), flops in by_torch.items()
+]
+checks.add("four models, four ways to recompute", pairs, "FLOPs", sides=("by formula", "counted by torch"))
 added = {"as printed, and by equation 8": dict(paper.SECTION5_ADDED_FLOPS_PERCENT)}
 for name in added["as printed, and by equation 8"]:
     for words, mode in list(modes.items())[:2]:
         added.setdefault(words, {})[name] = 100 * (by_torch[name, mode] / without[name] - 1)
 printed, once, stopped = (each["175B"] for each in added.values())
-LiveFigure(bar_chart(f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, not the paper's {printed}%", added, "FLOPs added to a layer", "%", beside=True))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, not the paper's {printed}%",
+        added,
+        "FLOPs added to a layer",
+        "%",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where only one runs again. So in FLOPs the paper's
@@ -308,17 +387,17 @@ LiveFigure(bar_chart(f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, 
 # core has none: each head is on one rank.
 
 # %% jupyter={"source_hidden": true}
-from actmem.ledger import count_collectives, emulated_rank
+from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
+from actmem.ledger import count_collectives
 from actmem.ledger.parts import layer_input
-from actmem.parallel.groups import tensor_parallel
 
 sent, pairs = {"the first run and backward": {}, "the second run": {}}, []
 for sequence in (False, True):
     for mode, words in {"selective": "selective", "full": "full", "paper-full": "full, to its end"}.items():
-        exchanges = layer_exchanges(GPT3, Parallel(8, sequence), mode)
-        with emulated_rank(8):
-            tp = tensor_parallel(sequence_parallel=sequence)
-            layer = TransformerLayer(GPT3, tp, recompute=mode, device="cpu", dtype=torch.bfloat16)
+        exchanges = layer_exchanges(GPT3, am.Parallel(8, sequence), mode)
+        with am.emulated_rank(8):
+            tp = am.tensor_parallel(sequence_parallel=sequence)
+            layer = am.TransformerLayer(GPT3, tp, recompute=mode, device="cpu", dtype=torch.bfloat16)
             with count_collectives() as seen:
                 layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
         pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
@@ -326,8 +405,16 @@ for sequence in (False, True):
         bar = f"TP{' + SP' * sequence}, {words}: {sum(e.count for e in again)} more"
         sent["the first run and backward"][bar] = wire_bytes(exchanges) - wire_bytes(again)
         sent["the second run"][bar] = wire_bytes(again)
-agree.add("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
-LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputation does", sent, "sent by one rank of eight, one GPT-3 layer"))
+checks.add("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Selective recomputation sends nothing more, full recomputation does",
+        sent,
+        "sent by one rank of eight, one GPT-3 layer",
+        fills=[show.FILLS["number"], show.FILLS["recomputed"]],
+    )
+)
 
 # %% [markdown]
 # So full recomputation also costs communication that nothing hides (chapter 7 has the time). TP + SP sends more even without a
@@ -344,9 +431,17 @@ LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputa
 # - **full**: only the layer's input is kept.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.activations import TABLE2, closed_form
+from actmem.rows import total
+
 shapes = [model_shape(name) for name in PAPER_MODELS]
-pairs = [(closed_form(row, shape, 8), total(layer_rows(shape, row.parallel(8), row.recompute))) for row in TABLE2 for shape in shapes]
-agree.add("closed forms of table 2 (equations 1, 2, 4 and 6) and sums of the tensors", pairs)
+pairs = [
+    (closed_form(row, shape, 8), total(am.layer_rows(shape, row.parallel(8), row.recompute)))
+    for row in TABLE2
+    for shape in shapes
+]
+checks.add("table 2 for four models", pairs, sides=("equations 1, 2, 4 and 6", "sums over the tensors"))
+checks.show()
 
 # %% [markdown]
 # Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs it
@@ -359,19 +454,32 @@ from actmem_course.launch import results
 
 with Progress("labs/measure_table2.py, two processes"):
     measured = results("measure_table2.py", "--device", "cpu", processes=2)
-agree.add("table 2 on two processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
+checks.add(
+    "table 2 on two processes",
+    [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured],
+)
+checks.show()
 
 # %% jupyter={"source_hidden": true}
 first = [r for r in measured if r["rank"] == 0]
-names = {r["configuration"]: f"{r['configuration'].replace('tensor+', 'TP+').replace('sequence', 'SP')}: {r['formula']}" for r in first}
-LiveFigure(bar_chart(
-    "Table 2, measured: six ways to train a layer",
-    {
-        "measured, the paper's terms": {names[r["configuration"]]: r["measured_bytes"] - r["extra_bytes"] for r in first},
-        "measured, extra": {names[r["configuration"]]: r["extra_bytes"] for r in first},
-    },
-    "a small layer, one rank of two",
-))
+names = {
+    r[
+        "configuration"
+    ]: f"{r['configuration'].replace('tensor+', 'TP+').replace('sequence', 'SP')}: {r['formula']}"
+    for r in first
+}
+LiveFigure(
+    bar_chart(
+        "Table 2, measured: six ways to train a layer",
+        {
+            "measured, the paper's terms": {
+                names[r["configuration"]]: r["measured_bytes"] - r["extra_bytes"] for r in first
+            },
+            "measured, extra": {names[r["configuration"]]: r["extra_bytes"] for r in first},
+        },
+        "a small layer, one rank of two",
+    )
+)
 
 # %% [markdown]
 # **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`, which lab 1 left open: all six ways in one
@@ -383,7 +491,11 @@ LiveFigure(bar_chart(
 # which $s$ on does *tensor+selective* need less than *tensor+sequence*?
 
 # %%
-Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
+Panel(
+    show.memory_ladder,
+    seq_length=slider("s", "tokens", 512, 8192, 512, 2048),
+    tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
+)
 
 # %% [markdown]
 # Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. Below that length a rank's part of the
@@ -396,18 +508,23 @@ Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), ten
 from actmem.formulas.activations import layer_extra_rows
 from actmem.ledger import measure_layer
 from actmem.parallel.groups import TensorParallel
+from actmem_course.others.logged_pairs import logged_pairs
 
 pairs = []
 for name in PAPER_MODELS:
     shape = model_shape(name)
-    with emulated_rank(8):
+    with am.emulated_rank(8):
         for row in TABLE2:
-            tp = tensor_parallel(sequence_parallel=row.sequence_parallel) if row.tensor_parallel else TensorParallel()
-            predicted = layer_rows(shape, row.parallel(8), row.recompute) + layer_extra_rows(shape, row.parallel(8), row.recompute)
+            tp = TensorParallel()
+            if row.tensor_parallel:
+                tp = am.tensor_parallel(sequence_parallel=row.sequence_parallel)
+            sizes = shape, row.parallel(8), row.recompute
+            predicted = am.layer_rows(*sizes) + layer_extra_rows(*sizes)
             pairs.append((total(predicted), total(measure_layer(shape, tp, row.recompute))))
-agree.add("layers of four models, six ways, as one rank of eight", pairs)
+checks.add("layers of four models, six ways, as one rank of eight", pairs)
 logged = logged_pairs()[1]
-agree.add(f"logged on A100s: {logged.what}", [(logged.formula_bytes, logged.logged_bytes)])
+checks.add(logged.what, [(logged.formula_bytes, logged.logged_bytes)], sides=("predicted", "logged on A100s"))
+checks.show()
 
 # %% [markdown]
 # ## Does a larger batch pay for it?
@@ -426,7 +543,7 @@ agree.add(f"logged on A100s: {logged.what}", [(logged.formula_bytes, logged.logg
 
 # %%
 Panel(
-    lambda phi, s: batch_payoff(GPT3.with_sizes(seq_length=s), phi),
+    lambda phi, s: show.batch_payoff(GPT3.with_sizes(seq_length=s), phi),
     phi=slider("φ", "fixed, percent", 0, 100, 2, 10),
     s=slider("s", "tokens", 512, 8192, 512, 2048),
 )
@@ -446,6 +563,9 @@ Panel(
 # asks what is left to recompute then. See it with torch's own fused attention:
 
 # %%
+from torch.nn import functional as F
+
+
 class Fused(torch.nn.Module):
     def forward(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -454,21 +574,29 @@ class Fused(torch.nn.Module):
 scores = {"core by hand": {}, "fused kernel": {}}
 for length in (64, 128, 256):
     q, k, v = (torch.randn(1, HEADS, length, HEAD_SIZE, requires_grad=True) for _ in range(3))
-    with record(core := CoreAttention(HEAD_SIZE, 0.1, torch.Generator())) as by_hand:
+    with am.record(core := CoreAttention(HEAD_SIZE, 0.1, torch.Generator())) as by_hand:
         out = core(*(x.flatten(0, 1) for x in (q, k, v)), causal_mask(length, "cpu"))
-    with record(fused := Fused()) as by_kernel:
+    with am.record(fused := Fused()) as by_kernel:
         out = fused(q, k, v)
-    scores["core by hand"][f"s = {length}"], scores["fused kernel"][f"s = {length}"] = by_hand.total_bytes, by_kernel.total_bytes
-
-# %%
-LiveFigure(bar_chart("The fused kernel keeps no scores: it grows with s, not with s²", scores, "measured, kept for backward", beside=True))
+    scores["core by hand"][f"s = {length}"], scores["fused kernel"][f"s = {length}"] = (
+        by_hand.total_bytes,
+        by_kernel.total_bytes,
+    )
+LiveFigure(
+    bar_chart(
+        "The fused kernel keeps no scores: it grows with s, not with s²",
+        scores,
+        "measured, kept for backward",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # Double $s$, and the core by hand keeps more than three times as much (four times, for long sequences), the kernel twice as
 # much. (Both are float32, and the fused one has no dropout.)
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out
@@ -478,13 +606,21 @@ agree
 # selective, full? Here $sbh$ bytes are 24 MiB, and $5as/h$ is 80. Don't forget the layer that backward is working on.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.activations import layer_bytes
+
 ranks = 8
-layer_of = {mode: layer_bytes(GPT3, Parallel(ranks, True), mode) for mode in ("none", "selective", "full")}
+layer_of = {mode: layer_bytes(GPT3, am.Parallel(ranks, True), mode) for mode in ("none", "selective", "full")}
 factors = {"none": "(34 + 80)", "selective": "34", "full": "2"}
 gib = {mode: (GPT3.num_layers * size + (layer_of["none"] - size)) / 2**30 for mode, size in layer_of.items()}
 worked(
-    *(f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, plus one layer that backward rebuilds: {gib[mode]:.1f} GiB." for mode, size in layer_of.items()),
-    f"Keeping everything doesn't fit. Both others do; take selective: it adds {float(100 * layer_overhead(GPT3, 'selective')):.2f}% FLOPs where full adds {float(100 * layer_overhead(GPT3, 'full')):.1f}%.",
+    *(
+        f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, "
+        f"plus one layer that backward rebuilds: {gib[mode]:.1f} GiB."
+        for mode, size in layer_of.items()
+    ),
+    "Keeping everything doesn't fit. Both others do; take selective: it adds "
+    f"{float(100 * layer_overhead(GPT3, 'selective')):.2f}% FLOPs where full adds "
+    f"{float(100 * layer_overhead(GPT3, 'full')):.1f}%.",
 )
 
 # %% [markdown]
@@ -533,7 +669,7 @@ worked(
 #
 # **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
 # cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
-# `src/actmem/formulas/flops.py`, `src/actmem_course/show/recomputation.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/figures/recomputation.py`.
 #
 # ## Now fit your model
 #

@@ -5,49 +5,40 @@
 # cost to keep the stages busier?
 
 # %%
-from fractions import Fraction
-
-from actmem_course.others import paper
-from actmem.config import PAPER_MODELS, TINY, Parallel, model_shape
-from actmem.formulas.communication import iteration_exchanges, wire_bytes
-from actmem.formulas.first_stage import (
-    capacity, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
-    stage_output_rows, stage_rows,
-)  # fmt: skip
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.config import model_shape
 from actmem.formulas.activations import layer_bytes
-from actmem.rows import paper_rows, total
-from actmem_course.others.logged_pairs import logged_pairs
-from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share
-from actmem.formulas.states import state_rows
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, with_pipeline
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
+from actmem.formulas.first_stage import in_flight
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, bar_chart, play, size_text,
+    slider, steps, worked,
+)
+from actmem_course.figures import ch06_pipeline as show
 
 GPT3 = model_shape("175B")
-CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
-agree = Agreement()
+CUT = am.Parallel(tensor_parallel_size=8, sequence_parallel=True)
+checks = Checks()
 
 question = Prediction(
-    f"GPT-3's {GPT3.num_layers} layers on 8 pipeline ranks, {GPT3.num_layers // 8} in one piece on each: rank 0 holds {GPT3.num_layers} layers' worth, the dashed line. "
-    f"Now each rank gets 3 chunks of {GPT3.num_layers // 24} layers instead, and idles less. How many layers' worth does rank 0 hold?",
-    in_flight(with_pipeline(CUT, 8, 3)) * GPT3.num_layers // 24,
+    f"GPT-3's {GPT3.num_layers} layers on 8 pipeline ranks, {GPT3.num_layers // 8} in one piece on "
+    f"each: rank 0 holds {GPT3.num_layers} layers' worth, the dashed line. "
+    f"Now each rank gets 3 chunks of {GPT3.num_layers // 24} layers instead, and idles less. How many "
+    "layers' worth does rank 0 hold?",
+    in_flight(show.with_pipeline(CUT, 8, 3)) * GPT3.num_layers // 24,
     "layers' worth",
-    f"pm + p − 1 = {in_flight(with_pipeline(CUT, 8, 3))} chunks are in flight, of L/(pm) = {GPT3.num_layers // 24} layers each. This chapter shows why.",
+    f"pm + p − 1 = {in_flight(show.with_pipeline(CUT, 8, 3))} chunks are in flight, of L/(pm) = "
+    f"{GPT3.num_layers // 24} layers each. This chapter shows why.",
     GuessLine(layer_bytes(GPT3, CUT), axis="y2"),
 )
 Reveal(
     question,
     Panel(
-        lambda p, m, n, moment: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, moment),
-        p=steps("p", "pipeline ranks", ranks_that_fit(GPT3.num_layers, 8), 8),
-        m=steps("m", "chunks a rank", lambda p: chunks_that_fit(GPT3.num_layers, p, 4), 1),
-        n=steps("n", "microbatches", lambda p: microbatches_that_fit(p, 16), 16),
-        moment=play("time", "played so far (0: the whole step)", moments_of, 0),
+        lambda p, m, n, moment: show.pipeline_schedule(GPT3, show.with_pipeline(CUT, p, m), n, moment),
+        p=steps("p", "pipeline ranks", show.ranks_that_fit(GPT3.num_layers, 8), 8),
+        m=steps("m", "chunks a rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
+        n=steps("n", "microbatches", lambda p: show.microbatches_that_fit(p, 16), 16),
+        moment=play("time", "played so far (0: the whole step)", show.moments_of, 0),
     ),
     m=3,
 )
@@ -70,8 +61,8 @@ Reveal(
 
 # %%
 Panel(
-    lambda moment: pipeline_schedule(GPT3, with_pipeline(CUT, 4, 1), 6, moment),
-    moment=play("time", "in passes", lambda: moments_of(4, 1, 6), 0),
+    lambda moment: show.pipeline_schedule(GPT3, show.with_pipeline(CUT, 4, 1), 6, moment),
+    moment=play("time", "in passes", lambda: show.moments_of(4, 1, 6), 0),
 )
 
 # %% [markdown]
@@ -84,11 +75,19 @@ Panel(
 # falls. ($p \cdot m$ must divide the layers, and $p$ the microbatches.)
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.first_stage import eq5, stage_rows
+from actmem.rows import paper_rows, total
+
 pairs = []
 for p in (1, 2, 4, 8, 16, 32):
-    rows = [row for row in paper_rows(stage_rows(GPT3, with_pipeline(CUT, p, 1), 0)) if "layer-microbatches" in row.source]
+    rows = [
+        row
+        for row in paper_rows(stage_rows(GPT3, show.with_pipeline(CUT, p, 1), 0))
+        if "layer-microbatches" in row.source
+    ]
     pairs.append((total(rows), eq5(GPT3, 8)))
-agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pairs)
+checks.add("rank 0, p from 1 to 32", pairs, sides=("tensor by tensor", "equation 5"))
+checks.show()
 
 # %% [markdown]
 # **Now write it:** [exercise 5.1](../labs/lab5_pipeline.py), `one_forward_one_backward`: `python
@@ -103,7 +102,9 @@ agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pa
 
 # %%
 Panel(
-    lambda n: interleaving(GPT3, with_pipeline(CUT, 8, 1), n, chunks_that_fit(GPT3.num_layers, 8, 4)),
+    lambda n: show.interleaving(
+        GPT3, show.with_pipeline(CUT, 8, 1), n, show.chunks_that_fit(GPT3.num_layers, 8, 4)
+    ),
     n=steps("n", "microbatches", (8, 16, 32, 64), 16),
 )
 
@@ -120,13 +121,22 @@ Panel(
 # whole step.)
 
 # %% jupyter={"source_hidden": true}
+from actmem.config import PAPER_MODELS
+from actmem.formulas.first_stage import interleave_factor
+from actmem.formulas.schedule import interleaved, one_forward_one_backward, peak_in_flight
+
 ways = []
 for model in PAPER_MODELS.values():
-    p, m, n = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks, model.global_batch_size // model.shape.micro_batch_size
+    p, m, n = (
+        model.parallel.pipeline_parallel_size,
+        model.parallel.num_model_chunks,
+        model.global_batch_size // model.shape.micro_batch_size,
+    )
     schedule = interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
     ways.append((in_flight(model.parallel, 0, n), peak_in_flight(schedule)[0]))
     ways.append((in_flight(model.parallel, 0, n), p * m * interleave_factor(p, m)))
-agree.add("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
+checks.add("in flight on rank 0", ways, "chunks", sides=("by formula", "other ways"))
+checks.show()
 
 # %% [markdown]
 # Why does rank $i$ run $2(p - i - 1)$ forwards ahead, and not $p - i - 1$ as in 1F1B? The extra forwards hide the sends. If
@@ -138,10 +148,15 @@ agree.add("in flight on rank 0, by formula, by a list of actions and by the fact
 # factor multiplies all of them.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.first_stage import eq6, first_stage_bytes, full_recompute_bytes
+
 first, ways = {"none, eq. 5": {}, "selective, eq. 6": {}, "full": {}, "full, inputs cut": {}}, []
 for name, model in PAPER_MODELS.items():
     t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
-    n, factor = model.global_batch_size // model.shape.micro_batch_size, interleave_factor(p, model.parallel.num_model_chunks)
+    n, factor = (
+        model.global_batch_size // model.shape.micro_batch_size,
+        interleave_factor(p, model.parallel.num_model_chunks),
+    )
     each = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
     ways += zip(each, (factor * eq5(model.shape, t), factor * eq6(model.shape, t)))
     for mode, size in zip(("none", "selective"), each):
@@ -150,21 +165,33 @@ for name, model in PAPER_MODELS.items():
     full = [int(factor * full_recompute_bytes(model.shape, t, cut)) for cut in (False, True)]
     for part, size in zip(first.values(), each + full):
         part[name] = size
-agree.add("rank 0's layers: equations 5 and 6 times the factor, and the sums over all tensors", ways)
+checks.add("rank 0's layers", ways, sides=("equations 5 and 6 times the factor", "sums over the tensors"))
 everything, core = list(first.values())[:2]
 shares = [core[name] / everything[name] for name in core]
-LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation leaves {min(shares):.0%} to {max(shares):.0%}", first, "activations of rank 0's layers", beside=True))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        f"Rank 0 of the paper's models: selective recomputation leaves {min(shares):.0%} to {max(shares):.0%}",
+        first,
+        "activations of rank 0's layers",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # And on A100s ([chapter 2](02_counting_bytes.ipynb)'s logs)? Two tests run 12 layers on four ranks and log the last one: with
 # one chunk of three layers, and with three chunks of one, of which $(m - 1)p + 1$ = 9 are in flight:
 
 # %%
-chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
+from actmem_course.others.logged_pairs import logged_pairs
+
+chunks = in_flight(am.Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
 logged = logged_pairs()[2]
 Fold(
-    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: {size_text(logged.formula_bytes)}. A100s logged the same to {logged.apart_bytes:,} B",
-    f"{logged.what}: {logged.formula_bytes:,} B by formula, {logged.logged_bytes:,} B in what A100s logged; six more scalars, each in a block of 512 B",
+    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: "
+    f"{size_text(logged.formula_bytes)}. A100s logged the same to {logged.apart_bytes:,} B",
+    f"{logged.what}: {logged.formula_bytes:,} B by formula, {logged.logged_bytes:,} B in what A100s logged; "
+    "six more scalars, each in a block of 512 B",
     prose=True,
 )
 
@@ -184,13 +211,23 @@ Fold(
 from actmem_course.launch import results
 
 with Progress("labs/measure_pipeline.py, four processes"):
-    measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
-agree.add("four processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
-agree.add("microbatches in flight on each process", [(r["predicted_in_flight"], r["measured_in_flight"]) for r in measured], "microbatches")
-agree.add("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
+    measured = results(
+        "measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4
+    )
+checks.add(
+    "at the fullest, on four processes",
+    [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured],
+)
+checks.add(
+    "microbatches in flight on each process",
+    [(r["predicted_in_flight"], r["measured_in_flight"]) for r in measured],
+    "microbatches",
+)
+checks.add("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
+checks.show()
 
 # %%
-LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
+LiveFigure(show.measured_schedule(one_forward_one_backward(4, 8), measured))
 
 # %% [markdown]
 # The curves are measured. The time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 holds more
@@ -203,11 +240,8 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
 # pass through the first chunk also keeps the embedding's mask.
 
 # %% jupyter={"source_hidden": true}
-import torch
-
-from actmem.ledger import emulated_rank
+from actmem.formulas.schedule import held
 from actmem.ledger.parts import measure_stage
-from actmem.parallel.groups import tensor_parallel
 
 model = PAPER_MODELS["175B"]
 p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
@@ -219,11 +253,18 @@ for rank in (0, p - 1):
     actions = interleaved(p, m, n)[rank]
     curve = held(actions, lambda action: layer + (mask if action.chunk == 0 and rank == 0 else 0))
     fullest = curve.index(max(curve)) + 1
-    with emulated_rank(8):
-        tp = tensor_parallel(sequence_parallel=True)
-        rows = measure_stage(shape, tp, chunks, [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]], recompute="selective")
+    with am.emulated_rank(8):
+        tp = am.tensor_parallel(sequence_parallel=True)
+        rows = measure_stage(
+            shape,
+            tp,
+            chunks,
+            [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]],
+            recompute="selective",
+        )
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
-    agree.add_rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted, rows)
+    checks.add_rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted, rows)
+checks.show()
 
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
@@ -235,7 +276,9 @@ for rank in (0, p - 1):
 # %%
 MT = PAPER_MODELS["530B"]
 Panel(
-    lambda m: rank_memory(MT.shape, with_pipeline(MT.parallel, MT.parallel.pipeline_parallel_size, m), MT.global_batch_size),
+    lambda m: show.rank_memory(
+        MT.shape, show.with_pipeline(MT.parallel, MT.parallel.pipeline_parallel_size, m), MT.global_batch_size
+    ),
     m=steps("m", "chunks a rank", (1, 3), 3),
 )
 
@@ -244,11 +287,29 @@ Panel(
 # rank.)
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.first_stage import embeddings_in_flight, stage_output_rows
+
 for m in (1, 3):
-    parallel, n = with_pipeline(MT.parallel, 35, m), MT.global_batch_size
-    agree.add(f"m = {m}: embedding masks on rank 0, {min(m, 2)}p of them", [(min(m, 2) * 35, embeddings_in_flight(parallel, n))], "masks")
-    one = 2 * MT.shape.seq_length * MT.shape.micro_batch_size * MT.shape.hidden_size // parallel.tensor_parallel_size
-    agree.add(f"m = {m}: outputs on rank 0, 2sbh/t each", [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))])
+    parallel, n = show.with_pipeline(MT.parallel, 35, m), MT.global_batch_size
+    checks.add(
+        f"m = {m}: embedding masks on rank 0",
+        [(min(m, 2) * 35, embeddings_in_flight(parallel, n))],
+        "masks",
+        sides=(f"{min(m, 2)}p", "from the schedule"),
+    )
+    one = (
+        2
+        * MT.shape.seq_length
+        * MT.shape.micro_batch_size
+        * MT.shape.hidden_size
+        // parallel.tensor_parallel_size
+    )
+    checks.add(
+        f"m = {m}: outputs on rank 0",
+        [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))],
+        sides=("2sbh/t each", "tensor by tensor"),
+    )
+checks.show()
 
 # %% [markdown]
 # The paper counts $p$ masks, which is right for 1F1B. If stages are interleaved, $p$ more forwards enter the first chunk before
@@ -258,10 +319,25 @@ for m in (1, 3):
 # The lab counts outputs separately, at the moment when the rank holds most.
 
 # %% jupyter={"source_hidden": true}
-names = {r["pipeline_rank"]: f"rank {r['pipeline_rank']}" + ", its logits" * (r["pipeline_rank"] == 3) for r in measured}
-plain = {names[rank]: total(stage_output_rows(TINY, Parallel(pipeline_parallel_size=4), rank, 8)) for rank in names}
+from actmem.config import TINY
+
+names = {
+    r["pipeline_rank"]: f"rank {r['pipeline_rank']}" + ", its logits" * (r["pipeline_rank"] == 3)
+    for r in measured
+}
+plain = {
+    names[rank]: total(stage_output_rows(TINY, am.Parallel(pipeline_parallel_size=4), rank, 8))
+    for rank in names
+}
 left = {names[r["pipeline_rank"]]: r["output_bytes"] for r in measured}
-LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"measured": left, "if none were freed": plain}, "outputs held at the fullest moment", beside=True))
+LiveFigure(
+    bar_chart(
+        "Freed: one output is left on each rank that sends",
+        {"measured": left, "if none were freed": plain},
+        "outputs held at the fullest moment",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing.
@@ -277,10 +353,19 @@ LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"meas
 # paper's figure 10, and you choose the memory. At its lowest, all ranks but the last recompute every microbatch.
 
 # %%
-FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
+from actmem_course.others import paper
+
+FIGURE10 = show.with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
 Panel(
-    lambda gib: moving_window_chart(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES, gib * 2**30),
-    gib=slider("memory", "GiB a rank", -(-least_budget_bytes(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES) // 2**30), 40, 1, 20),
+    lambda gib: show.moving_window_chart(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES, gib * 2**30),
+    gib=slider(
+        "memory",
+        "GiB a rank",
+        -(-show.least_budget_bytes(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES) // 2**30),
+        40,
+        1,
+        20,
+    ),
 )
 
 # %% [markdown]
@@ -289,6 +374,12 @@ Panel(
 # an upper bound. With $m$ chunks a rank, each microbatch counts once for each chunk that it passes.
 
 # %% jupyter={"source_hidden": true}
+from fractions import Fraction
+
+from actmem.formulas.first_stage import capacity
+from actmem.formulas.schedule import moving_window, recomputed_share
+from actmem.formulas.states import state_rows
+
 again = {}
 for name, model in PAPER_MODELS.items():
     n = model.global_batch_size // model.shape.micro_batch_size
@@ -301,7 +392,14 @@ for name, model in PAPER_MODELS.items():
         share = 1 - Fraction(len(moving_window(actions, count)), n * m)
         assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
         again[f"{name}, rank {rank}: {count} of {flight} fit in {size_text(budget)}"] = float(100 * share)
-LiveFigure(bar_chart("Last ranks of a pipeline keep everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
+LiveFigure(
+    bar_chart(
+        "Last ranks of a pipeline keep everything; rank 0 can't",
+        {"recomputed": again},
+        "passes that recompute",
+        "%",
+    )
+)
 
 # %% [markdown]
 # The 22B model has no pipeline: its one rank is the first and the last.
@@ -316,20 +414,29 @@ LiveFigure(bar_chart("Last ranks of a pipeline keep everything; rank 0 can't", {
 # with the layout of table 3:
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.communication import iteration_exchanges, wire_bytes
+
 model = PAPER_MODELS["175B"]
 sends = {"to other stages": {}, "to the ranks that share its layers": {}}
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
     exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
     stages, bar = wire_bytes([e for e in exchanges if e.kind == "send"]), f"rank {rank}"
-    sends["to other stages"][bar], sends["to the ranks that share its layers"][bar] = stages, wire_bytes(exchanges) - stages
-LiveFigure(bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True))
+    sends["to other stages"][bar], sends["to the ranks that share its layers"][bar] = (
+        stages,
+        wire_bytes(exchanges) - stages,
+    )
+LiveFigure(
+    bar_chart(
+        "Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True
+    )
+)
 
 # %% [markdown]
 # That is why tensor parallelism stays on fast links (in a machine, or an NVL72 rack), and pipeline stages go on different
 # machines.
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out
@@ -341,11 +448,17 @@ agree
 # %% jupyter={"source_hidden": true}
 p, n, m = 16, 64, 3
 idle = lambda chunks: Fraction(p - 1, n * chunks) / (1 + Fraction(p - 1, n * chunks))
-held_by = lambda rank, chunks: in_flight(with_pipeline(CUT, p, chunks), rank, n) * GPT3.num_layers // (p * chunks)
+held_by = lambda rank, chunks: (
+    in_flight(show.with_pipeline(CUT, p, chunks), rank, n) * GPT3.num_layers // (p * chunks)
+)
 worked(
-    f"1F1B: forward and backward of one microbatch pass {p} ranks, so {p - 1} of {n + p - 1} slots are idle: {float(idle(1)):.0%}.",
-    f"Rank 0 has {p} microbatches in flight through {GPT3.num_layers // p} layers: {held_by(0, 1)} layers' worth. Rank {p - 1} has one: {held_by(p - 1, 1)}.",
-    f"{m} chunks divide the idle slots by {m}: {float(idle(m)):.0%}. Rank 0 then holds {held_by(0, m)} layers' worth, 1 + {p - 1}/{p * m} times as much, and rank {p - 1} {held_by(p - 1, m)}.",
+    f"1F1B: forward and backward of one microbatch pass {p} ranks, so {p - 1} of {n + p - 1} slots "
+    f"are idle: {float(idle(1)):.0%}.",
+    f"Rank 0 has {p} microbatches in flight through {GPT3.num_layers // p} layers: {held_by(0, 1)} "
+    f"layers' worth. Rank {p - 1} has one: {held_by(p - 1, 1)}.",
+    f"{m} chunks divide the idle slots by {m}: {float(idle(m)):.0%}. Rank 0 then holds "
+    f"{held_by(0, m)} layers' worth, 1 + {p - 1}/{p * m} times as much, and rank {p - 1} "
+    f"{held_by(p - 1, m)}.",
 )
 
 # %% [markdown]

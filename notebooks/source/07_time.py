@@ -4,37 +4,38 @@
 # You can predict bytes exactly. Seconds are another matter. What do the methods cost in time, and why isn't it what the FLOPs say?
 
 # %%
-import torch
-
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
+from actmem_course.figures import (
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, Varies, bar_chart, choice,
+    in_the_paper, slider, speed_facts, steps, worked,
+)
+from actmem_course.figures import ch07_time as show
 from actmem_course.others import paper
-from actmem.config import PAPER_MODELS, Parallel
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
-from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, slider, steps
-from actmem_course.show.folded import Agreement, in_the_paper, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.text import speed_facts
-from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
-from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal, Varies
 
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline, full = paper.TABLE4["baseline, no recompute"], paper.TABLE4["full recompute"]
-agree = Agreement()
+checks = Checks()
 
 question = Prediction(
-    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs forward once more. Forward has a third of a layer's "
+    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs "
+    "forward once more. Forward has a third of a layer's "
     "FLOPs, so this adds 33% of them. By what percentage did it raise the layer's time?",
     100 * (full.combined_ms / baseline.combined_ms - 1),
     "%",
-    f"{full.combined_ms} ms instead of {baseline.combined_ms}. Backward takes {baseline.backward_ms} ms, less than twice forward's {baseline.forward_ms}, so forward is more than a third of the whole.",
+    f"{full.combined_ms} ms instead of {baseline.combined_ms}. Backward takes {baseline.backward_ms} "
+    f"ms, less than twice forward's {baseline.forward_ms}, so forward is more than a third of the "
+    "whole.",
     GuessLine(baseline.combined_ms / 100, baseline.combined_ms),
 )
 ALL = "every way that the paper times"
 Reveal(
     question,
-    Panel(lambda shown: table4_bars(len(paper.TABLE4) if shown == ALL else 1), shown=choice("recomputed", ["nothing", ALL], "nothing")),
+    Panel(
+        lambda shown: show.table4_bars(len(paper.TABLE4) if shown == ALL else 1),
+        shown=choice("recomputed", ["nothing", ALL], "nothing"),
+    ),
     shown=ALL,
 )
 
@@ -59,38 +60,64 @@ Reveal(
 # That is what the model needs. Recomputation does not add to it, so running more FLOPs cannot raise MFU.
 
 # %% jupyter={"source_hidden": true}
+from actmem.config import PAPER_MODELS
+from actmem.formulas.flops import eq7, forward_products
+
 GPT3 = PAPER_MODELS["175B"]
 products = forward_products(GPT3.shape, GPT3.global_batch_size)
 whole = sum(products.values())
-agree.add("an iteration: three times its forward products, and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs")
+checks.add(
+    "an iteration",
+    [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))],
+    "FLOPs",
+    sides=("three times its forward products", "equation 7"),
+)
 linears = sum(flops for name, flops in products.items() if name not in ("QKᵀ", "attention over V")) / whole
-LiveFigure(bar_chart(f"{linears:.0%} of GPT-3's FLOPs are in its linears", {"": {name: 100 * flops / whole for name, flops in products.items()}}, "share of the forward pass", "%"))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        f"{linears:.0%} of GPT-3's FLOPs are in its linears",
+        {"": {name: 100 * flops / whole for name, flops in products.items()}},
+        "share of the forward pass",
+        "%",
+    )
+)
 
 # %% [markdown]
 # Let torch count every product while a model runs forward and backward on the `meta` device. To save time this is the 22B model
 # with 4 layers:
 
 # %%
+import torch
 from torch.utils.flop_counter import FlopCounterMode
-
-from actmem.layers.gpt import GPT
 
 
 def count(shape, recompute):
     """FLOPs of one microbatch through the whole model, forward and backward, counted by torch."""
     with torch.device("meta"):
-        model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
+        model = am.GPT(shape, recompute=recompute, dtype=torch.bfloat16)
     model = model.to("meta")
     tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         model.loss(model(tokens), tokens).backward()
     return counter.get_total_flops()
 
-# %% jupyter={"source_hidden": true}
+
 cut22 = PAPER_MODELS["22B"].shape.with_sizes(num_layers=4)
+checks.add(
+    "nothing recomputed",
+    [(eq7(cut22, cut22.micro_batch_size), count(cut22, "none"))],
+    "FLOPs",
+    sides=("equation 7", "counted by torch"),
+)
+checks.show()
+
+# %% jupyter={"source_hidden": true}
 counted = {mode: count(cut22, mode) for mode in ("none", "paper-selective", "selective", "full")}
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.flops import hardware_flops, text_selective
+
 batch = cut22.micro_batch_size
 needed = eq7(cut22, batch)
 ways = {
@@ -99,15 +126,33 @@ ways = {
     "selective, stopped early": ("selective", hardware_flops(cut22, batch, "selective")),
     "full, stopped early": ("full", hardware_flops(cut22, batch, "full")),
 }
-agree.add("the 22B model, cut to 4 layers: FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs")
+checks.add(
+    "four layers of the 22B model",
+    [(predicted, counted[mode]) for mode, predicted in ways.values()],
+    "FLOPs",
+    sides=("by formula", "counted by torch"),
+)
 whole22 = PAPER_MODELS["22B"].shape
-by_formula = (text_selective(whole22, batch), hardware_flops(whole22, batch, "selective"), hardware_flops(whole22, batch, "full"))
+by_formula = (
+    text_selective(whole22, batch),
+    hardware_flops(whole22, batch, "selective"),
+    hardware_flops(whole22, batch, "full"),
+)
 names = list(ways)[1:]
 more = {
-    "4 layers, counted by torch": {name: float(100 * (counted[ways[name][0]] / needed - 1)) for name in names},
-    f"all {whole22.num_layers} layers, by formula": {name: float(100 * (flops / eq7(whole22, batch) - 1)) for name, flops in zip(names, by_formula)},
+    "4 layers, counted by torch": {
+        name: float(100 * (counted[ways[name][0]] / needed - 1)) for name in names
+    },
+    f"all {whole22.num_layers} layers, by formula": {
+        name: float(100 * (flops / eq7(whole22, batch) - 1)) for name, flops in zip(names, by_formula)
+    },
 }
-LiveFigure(bar_chart("What recomputation adds to the 22B model's FLOPs", more, "FLOPs over equation 7", "%", beside=True))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "What recomputation adds to the 22B model's FLOPs", more, "FLOPs over equation 7", "%", beside=True
+    )
+)
 
 # %% [markdown]
 # (With 4 layers the logits are a large share of the FLOPs.)
@@ -117,17 +162,36 @@ LiveFigure(bar_chart("What recomputation adds to the 22B model's FLOPs", more, "
 # These are the paper's overheads in time, beside the FLOPs that each variant adds:
 
 # %% jupyter={"source_hidden": true}
-again = {"full recompute": "paper-full", "selective": "paper-selective", "selective + sequence parallel": "paper-selective"}
+from actmem.formulas.flops import layer_overhead
+
+again = {
+    "full recompute": "paper-full",
+    "selective": "paper-selective",
+    "selective + sequence parallel": "paper-selective",
+}
 overheads, rounded = {"time added, table 4": {}, "FLOPs added": {}}, []
 for name, row in paper.TABLE4.items():
     if row.overhead_percent is not None:
         rounded.append((row.overhead_percent, round(100 * (row.combined_ms / baseline.combined_ms - 1))))
     if name in again:
-        without = paper.TABLE4["sequence parallel"] if "sequence parallel" in name else baseline  # the same layer, nothing recomputed
+        without = (
+            paper.TABLE4["sequence parallel"] if "sequence parallel" in name else baseline
+        )  # the same layer, nothing recomputed
         overheads["time added, table 4"][name] = 100 * (row.combined_ms / without.combined_ms - 1)
         overheads["FLOPs added"][name] = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again[name]))
-agree.add("overheads in table 4: as printed, and from the printed times, rounded to whole percent as the paper does", rounded, "percent")
-LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
+checks.add(
+    "overheads in table 4, in whole percent", rounded, "percent", sides=("printed", "from the printed times")
+)
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Time does not follow FLOPs",
+        overheads,
+        f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward",
+        "%",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # **Why does full recomputation cost more than a third?** By FLOPs, backward should take twice as long as forward. Table 4's
@@ -149,7 +213,8 @@ from actmem_course.launch import results
 
 with Progress("labs/measure_speed.py, two processes"):
     measured = results("measure_speed.py", "--rounds", 8, processes=2)
-agree.add("layers that were timed: bytes by formula and held", [(line["predicted_bytes"], line["held_bytes"]) for line in measured])
+checks.add("layers that were timed", [(line["predicted_bytes"], line["held_bytes"]) for line in measured])
+display(checks.show())
 Varies(speed_facts(measured))
 
 # %% [markdown]
@@ -164,7 +229,7 @@ Varies(speed_facts(measured))
 # eq. 7 gives a little more than the paper prints: its time has only three digits.)
 
 # %%
-LiveFigure(utilisation_bars())
+LiveFigure(show.utilisation_bars())
 
 # %% [markdown]
 # ## What it buys
@@ -172,7 +237,7 @@ LiveFigure(utilisation_bars())
 # The same times, as days of training. Choose the number of tokens.
 
 # %%
-Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
+Panel(show.days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
 
 # %% [markdown]
 # ## The roofline: why the core is cheap to recompute
@@ -188,7 +253,10 @@ Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
 # %%
 SMALLEST = PAPER_MODELS["22B"].shape
 Panel(
-    lambda s, b, t: [draw(SMALLEST.with_sizes(seq_length=s, micro_batch_size=b), Parallel(t, True)) for draw in (roofline, least_times)],
+    lambda s, b, t: [
+        draw(SMALLEST.with_sizes(seq_length=s, micro_batch_size=b), am.Parallel(t, True))
+        for draw in (show.roofline, show.least_times)
+    ],
     s=steps("s", "tokens", (256, 512, 1024, 2048, 4096, 8192, 16384), 2048),
     b=slider("b", "sequences", 1, 8, 1, 4),
     t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
@@ -202,11 +270,14 @@ Panel(
 # Now compare prices: the least time to recompute, for each GiB freed.
 
 # %% jupyter={"source_hidden": true}
-shape, cut = SMALLEST, Parallel(8, True)
+from actmem.formulas.activations import CORE_ATTENTION_TERMS
+from actmem.formulas.flops import forward_operations, least_seconds
+
+shape, cut = SMALLEST, am.Parallel(8, True)
 operations = {o.name: o for o in forward_operations(shape, cut)}
 core = [operations[name] for name in ("QKᵀ", "softmax", "softmax dropout")]
 rest = [o for name, o in operations.items() if o not in core and name not in ("4h→h", "MLP dropout and sum")]
-rows = layer_rows(shape, cut)
+rows = am.layer_rows(shape, cut)
 without_product = [operations[name] for name in ("layer norm 1", "layer norm 2", "GeLU")]
 their_outputs = ("QKV projection input", "h→4h input", "4h→h input")
 freed = {
@@ -218,8 +289,18 @@ prices = {"least time, by the roofline": {}, "by FLOPs alone": {}}
 for name, (group, size) in freed.items():
     bar = f"{name}: frees {size / 2**20:,.0f} MiB"
     prices["least time, by the roofline"][bar] = 1000 * float(least_seconds(group, *A100)) / (size / 2**30)
-    prices["by FLOPs alone"][bar] = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND / (size / 2**30)
-LiveFigure(bar_chart("A GiB of the attention core takes little time to recompute, and so does one of norms and GeLU", prices, "time for each GiB that is freed, 22B layer, t = 8", "ms", beside=True))
+    prices["by FLOPs alone"][bar] = (
+        1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND / (size / 2**30)
+    )
+LiveFigure(
+    bar_chart(
+        "A GiB of the attention core takes little time to recompute, and so does one of norms and GeLU",
+        prices,
+        "time for each GiB that is freed, 22B layer, t = 8",
+        "ms",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # By FLOPs the core looks almost free. By the roofline it takes nine times as long, and is still ten times cheaper per byte than
@@ -233,22 +314,35 @@ group = [*core, operations["attention over V"]]
 by_flops = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
 by_roofline = 1000 * float(least_seconds(group, *A100))
 forward = {
-    f"forward, {name}": (1000 * float(least_seconds(forward_operations(shape, parallel), *A100)), paper.TABLE4[key].forward_ms)
-    for name, key, parallel in (("TP", "baseline, no recompute", Parallel(8)), ("TP + SP", "sequence parallel", Parallel(8, True)))
+    f"forward, {name}": (
+        1000 * float(least_seconds(forward_operations(shape, parallel), *A100)),
+        paper.TABLE4[key].forward_ms,
+    )
+    for name, key, parallel in (
+        ("TP", "baseline, no recompute", am.Parallel(8)),
+        ("TP + SP", "sequence parallel", am.Parallel(8, True)),
+    )
 }
 times = {"the core, run again": (by_roofline, added), **forward}
-LiveFigure(bar_chart(
-    f"The roofline explains {by_roofline:.2f} of the core's {added:.1f} ms, FLOPs {by_flops:.2f}",
-    {"in table 4": {name: printed for name, (_, printed) in times.items()}, "at least, by the roofline": {name: least for name, (least, _) in times.items()}},
-    "one 22B layer", "ms", beside=True,
-))
+LiveFigure(
+    bar_chart(
+        f"The roofline explains {by_roofline:.2f} of the core's {added:.1f} ms, FLOPs {by_flops:.2f}",
+        {
+            "in table 4": {name: printed for name, (_, printed) in times.items()},
+            "at least, by the roofline": {name: least for name, (least, _) in times.items()},
+        },
+        "one 22B layer",
+        "ms",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # The roofline is a lower bound. Real kernels, launches and exchanges take more; the two lower pairs show how much. (A fused
 # kernel, [chapter 5](05_recomputation.ipynb), moves no scores, so its core takes no longer than its products.)
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # You have now met nearly every number of the paper. Most are right. Two differences are worth knowing: equation 8 counts the core
@@ -283,9 +377,12 @@ rate = gpus * A100_FLOPS_PER_SECOND * share
 flops = eq7(gpt3.shape, 1) * tokens / gpt3.shape.seq_length
 more = {mode: hardware_flops(gpt3.shape, 1, mode) / eq7(gpt3.shape, 1) - 1 for mode in ("full", "paper-full")}
 worked(
-    f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
-    f"Equation 7 counts the products of the attention core and the output layer too: {flops:.3g} FLOPs, {flops / rate / 86400:.1f} days.",
-    f"With full recomputation the same GPUs run {more['full']:.1%} more FLOPs if the second run stops early, {more['paper-full']:.1%} if it goes to its end. At the same HFU the days grow as much.",
+    f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a "
+    f"second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
+    f"Equation 7 counts the products of the attention core and the output layer too: {flops:.3g} "
+    f"FLOPs, {flops / rate / 86400:.1f} days.",
+    f"With full recomputation the same GPUs run {more['full']:.1%} more FLOPs if the second run stops "
+    f"early, {more['paper-full']:.1%} if it goes to its end. At the same HFU the days grow as much.",
 )
 
 # %% [markdown]

@@ -4,30 +4,24 @@
 # You switch on selective recomputation, and the memory hardly falls. Why? And what does today's layer have to keep?
 
 # %%
-import torch
-from torch import nn
-
-from actmem.config import PAPER_MODELS, Parallel, model_shape
-from actmem.formulas.activations import layer_bytes
-from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llama_rows
-from actmem_more.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
+# Setup: imports, and the numbers of the question
+import actmem as am
 from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures import (
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
+)
+from actmem_course.figures import ch08_after_the_paper as show
+from actmem_more.llama_shape import LlamaShape, llama_shape
+from actmem_more.llama_terms import llama_rows
 
 LLAMA = llama_shape("llama3-8b")
-agree = Agreement()
+checks = Checks()
 
 all_kept = total(llama_rows(LLAMA))
 share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / all_kept
 question = Prediction(
-    f"A layer of Llama 3 8B, 8,192 tokens. A flash kernel never stores the scores, so selective recomputation of the core frees {100 - share_left('selective'):.1f}%. "
+    "A layer of Llama 3 8B, 8,192 tokens. A flash kernel never stores the scores, so selective "
+    f"recomputation of the core frees {100 - share_left('selective'):.1f}%. "
     "What percentage of the layer's bytes goes if you recompute everything that needs no matrix product?",
     100 - share_left("elementwise"),
     "%",
@@ -38,7 +32,10 @@ ALL = "each way"
 Reveal(
     question,
     Panel(
-        lambda s, k, f, shown: kept_today(LlamaShape(s, 1, 4096, 32, k, f), modes=("none", "selective", "elementwise", "full") if shown == ALL else ("none",)),
+        lambda s, k, f, shown: show.kept_today(
+            LlamaShape(s, 1, 4096, 32, k, f),
+            modes=("none", "selective", "elementwise", "full") if shown == ALL else ("none",),
+        ),
         s=steps("s", "tokens", (1024, 2048, 4096, 8192, 16384, 32768), 8192),
         k=steps("k", "key and value heads", (1, 2, 4, 8, 16, 32), 8),
         f=steps("f", "width of the MLP", (8192, 11008, 14336, 16384), 14336),
@@ -73,7 +70,7 @@ Reveal(
 # reads it:
 
 # %% jupyter={"source_hidden": true}
-LiveFigure(llama_bars(LLAMA))
+LiveFigure(show.llama_bars(LLAMA))
 
 # %% [markdown]
 # ## Measured
@@ -82,24 +79,29 @@ LiveFigure(llama_bars(LLAMA))
 
 # %%
 from actmem_more.llama_measured import measure_llama_layer
+from actmem_more.llama_shape import TINY_LLAMA
 
-agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_llama_layer(TINY_LLAMA))
+checks.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_llama_layer(TINY_LLAMA))
+checks.show()
 
 # %% [markdown]
 # Then do it at a real model's size, on an emulated rank with tensor and sequence parallelism. With $t \le k$ everything is
 # divided by $t$. With $t > k$, K and V are divided by $k$ only:
 
 # %%
-from actmem.ledger import emulated_rank
-from actmem.parallel.groups import tensor_parallel
-
 shape = llama_shape("llama3-70b")
 for t in (2, 8, 16):
-    with emulated_rank(t):
-        measured = measure_llama_layer(shape, tensor_parallel(sequence_parallel=True))
-    predicted = llama_rows(shape, Parallel(t, True))
-    agree.add_rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
-    agree.add(f"K is divided by t or by its heads, t = {t}", [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))], "ranks")
+    with am.emulated_rank(t):
+        measured = measure_llama_layer(shape, am.tensor_parallel(sequence_parallel=True))
+    predicted = llama_rows(shape, am.Parallel(t, True))
+    checks.add_rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
+    checks.add(
+        f"K is divided, t = {t}",
+        [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))],
+        "ranks",
+        sides=("min(t, k)", "in the rows"),
+    )
+checks.show()
 
 # %% [markdown]
 # ## More ranks than key heads
@@ -122,7 +124,9 @@ for t in (2, 8, 16):
 # keeps what each operator reads. Here are both forms in 16 bits, with the norm in float32:
 
 # %% jupyter={"source_hidden": true}
-from actmem.ledger import record
+import torch
+from torch import nn
+
 from actmem_more.llama_parts import rms_norm, swiglu
 
 
@@ -158,7 +162,7 @@ s, b, h = 64, 2, 128
 def kept(module, inputs):
     """Bytes for each element of one input."""
     tensors = [torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True) for _ in range(inputs)]
-    with record(module) as ledger:
+    with am.record(module) as ledger:
         y = module(*tensors)  # it holds the graph, which holds the tensors
         held = ledger
     del y
@@ -170,8 +174,19 @@ gates = kept(PlainGate(), 2), kept(FusedGate(), 2)
 more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size / LLAMA.hidden_size
 tokens = LLAMA.seq_length * LLAMA.micro_batch_size
 whole = total(llama_rows(LLAMA)) / (tokens * LLAMA.hidden_size)
-each = {"in plain operators": {"RMSNorm": norms[0], "SwiGLU": gates[0]}, "in one function": {"RMSNorm": norms[1], "SwiGLU": gates[1]}}
-LiveFigure(bar_chart(f"In Llama 3 8B plain operators keep {more:.0f} sbh on top of the layer's {whole:.0f}", each, "measured, for each element of an input", "bytes", beside=True))
+each = {
+    "in plain operators": {"RMSNorm": norms[0], "SwiGLU": gates[0]},
+    "in one function": {"RMSNorm": norms[1], "SwiGLU": gates[1]},
+}
+LiveFigure(
+    bar_chart(
+        f"In Llama 3 8B plain operators keep {more:.0f} sbh on top of the layer's {whole:.0f}",
+        each,
+        "measured, for each element of an input",
+        "bytes",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
@@ -181,7 +196,7 @@ LiveFigure(bar_chart(f"In Llama 3 8B plain operators keep {more:.0f} sbh on top 
 # labs/measure_peers.py --today` counts them to the byte.)
 
 # %% jupyter={"source_hidden": true}
-LiveFigure(others_bars(LLAMA))
+LiveFigure(show.others_bars(LLAMA))
 
 # %% [markdown]
 # Eager attention also keeps the scores: hundreds of $sbh$. So does `sdpa` with dropout on a CPU.
@@ -194,12 +209,22 @@ LiveFigure(others_bars(LLAMA))
 # kernel does half.)
 
 # %% jupyter={"source_hidden": true}
+from actmem_more.llama_terms import llama_products, llama_recomputed_flops
+
 forward = sum(llama_products(LLAMA).values())
 trade = {"bytes freed": {}, "FLOPs added": {}}
 for mode in ("selective", "elementwise", "full"):
     trade["bytes freed"][mode] = float(100 - share_left(mode))
     trade["FLOPs added"][mode] = float(100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward))
-LiveFigure(bar_chart("Elementwise frees a third of a Llama layer without rerunning a product", trade, "of the layer's bytes, and of its FLOPs", "%", beside=True))
+LiveFigure(
+    bar_chart(
+        "Elementwise frees a third of a Llama layer without rerunning a product",
+        trade,
+        "of the layer's bytes, and of its FLOPs",
+        "%",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # The dropped tensor is always the input of a linear. So one function is enough: a linear that keeps what its input is
@@ -213,10 +238,23 @@ LiveFigure(bar_chart("Elementwise frees a third of a Llama layer without rerunni
 # dropout masks, which are drawn again from a seed. That leaves $20sbh/t$, and no further product reruns.
 
 # %% jupyter={"source_hidden": true}
+from actmem.config import PAPER_MODELS, model_shape
+from actmem.formulas.activations import layer_bytes
+
 gpt3 = model_shape("175B")
 for name, model in PAPER_MODELS.items():
     sbh = model.shape.seq_length * model.shape.micro_batch_size * model.shape.hidden_size
-    agree.add(f"{name}, elementwise: 20 sbh/t", [(20 * sbh // model.parallel.tensor_parallel_size, layer_bytes(model.shape, model.parallel, "elementwise"))])
+    checks.add(
+        f"{name}, elementwise",
+        [
+            (
+                20 * sbh // model.parallel.tensor_parallel_size,
+                layer_bytes(model.shape, model.parallel, "elementwise"),
+            )
+        ],
+        sides=("20sbh/t", "sum of the tensors"),
+    )
+checks.show()
 
 # %% [markdown]
 # ## The frontier: recompute, offload or compress
@@ -234,7 +272,7 @@ for name, model in PAPER_MODELS.items():
 
 # %%
 Panel(
-    lambda s, gigabytes: frontier_figure(gpt3.with_sizes(seq_length=s), gigabytes),
+    lambda s, gigabytes: show.frontier_figure(gpt3.with_sizes(seq_length=s), gigabytes),
     s=steps("s", "tokens", (1024, 2048, 4096, 8192), 2048),
     gigabytes=steps("link to the host", "GB/s", (6, 12, 25, 50, 100, 450), 25),
 )
@@ -244,7 +282,6 @@ Panel(
 # `src/actmem_more/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
 
 # %%
-from actmem.layers.transformer import TransformerLayer
 from actmem.ledger import layer_rows_of
 
 small = model_shape("tiny")
@@ -252,11 +289,11 @@ small = model_shape("tiny")
 
 def step(recompute):
     """Gradients of one layer, and the bytes that it kept on the device and on the host."""
-    layer = TransformerLayer(small, recompute=recompute, seed=1)
+    layer = am.TransformerLayer(small, recompute=recompute, seed=1)
     x = torch.randn(128, 2, 256, generator=torch.Generator().manual_seed(2)).requires_grad_()
     rows = layer_rows_of(layer, x.detach().clone().requires_grad_())
     host = total(row for row in rows if row.term.endswith(", on the host"))
-    layer = TransformerLayer(small, recompute=recompute, seed=1)
+    layer = am.TransformerLayer(small, recompute=recompute, seed=1)
     layer(x).square().sum().backward()
     return total(rows) - host, host, [x.grad, *(p.grad for p in layer.parameters())]
 
@@ -266,7 +303,11 @@ whole, _, wanted = step("none")
 places = {"on the device": {}, "on the host": {}}
 ways = {
     "elementwise": "elementwise",
-    "GeLU input offloaded, its output and core again": {"GeLU input": "offload", "4h→h input": "recompute", **core},
+    "GeLU input offloaded, its output and core again": {
+        "GeLU input": "offload",
+        "4h→h input": "recompute",
+        **core,
+    },
     "GeLU input compressed": {"GeLU input": "compress"},
 }
 for label, recompute in ways.items():
@@ -274,10 +315,17 @@ for label, recompute in ways.items():
     furthest = max(((x - y).norm() / y.norm()).item() for x, y in zip(gradients, wanted))
     bar = f"{label}; gradients {'equal' if furthest == 0 else f'up to {furthest:.1%} off'}"
     places["on the device"][bar], places["on the host"][bar] = 100 * size / whole, 100 * host / whole
-LiveFigure(bar_chart(f"Dropped and offloaded: equal bit for bit; compressed: {furthest:.1%} off", places, "of what the layer keeps", "%"))
+LiveFigure(
+    bar_chart(
+        f"Dropped and offloaded: equal bit for bit; compressed: {furthest:.1%} off",
+        places,
+        "of what the layer keeps",
+        "%",
+    )
+)
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out
@@ -291,8 +339,10 @@ fewer = total(llama_rows(LLAMA, recompute="elementwise"))
 scores = 2 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch_size
 worked(
     f"A layer keeps {size_text(all_kept)}; {layers} of them {size_text(layers * all_kept)}.",
-    f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, {size_text(layers * fewer)} in all, and no product runs again.",
-    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.1f} times all the rest, {size_text(layers * scores)} in all. That is why long sequences are trained with fused kernels.",
+    f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, "
+    f"{size_text(layers * fewer)} in all, and no product runs again.",
+    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.1f} times all the rest, "
+    f"{size_text(layers * scores)} in all. That is why long sequences are trained with fused kernels.",
 )
 
 # %% [markdown]

@@ -5,57 +5,39 @@
 # waste, and what fills memory at the worst moment of a step?
 
 # %%
-import json
-from contextlib import redirect_stdout
-from io import StringIO
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-import actmem
-from actmem_tools.__main__ import main
-from actmem.config import ModelShape
-from actmem_more.llama_terms import llama_rows
-from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape
-from actmem_tools.diagnosis import findings
-from actmem.ledger.ledger_tables import readable_size
-from actmem.ledger.parts import layer_input, run_between_others
-from actmem_tools.record_command import as_dict
-from actmem.recipes import RECOMPUTE_MODES
+# Setup: imports, and the numbers of the question
+import actmem as am
 from actmem.rows import total
-from actmem_more.llama_parts import rms_norm, swiglu
-from actmem.layers.transformer import TransformerLayer
-from actmem.parallel.groups import TensorParallel
-from actmem_tools.tape.evaluate import formula_text, moments
-from actmem_tools.tape.record import recorded_run
-from actmem_tools.tape.solver import solve, solve_rows
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, slider
-from actmem_course.show.folded import Agreement, Fold, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.today import llama_bars
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, slider, worked,
+)
+from actmem_course.figures import ch08_after_the_paper as show
+from actmem_more.llama_shape import LLAMA_MODELS
+from actmem_more.llama_terms import llama_rows
 
 qwen = LLAMA_MODELS["qwen3-32b"]
-agree = Agreement()
+checks = Checks()
 
-times = lambda mode: total(llama_rows(qwen, recompute=mode)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size)
+times = lambda mode: (
+    total(llama_rows(qwen, recompute=mode)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size)
+)
 question = Prediction(
-    "A layer of Qwen3 32B has heads that are together 1.6 times as wide as the layer, and an MLP five times as wide. If all that needs no product is "
-    f"recomputed, it keeps {times('elementwise'):.1f} times its input, as the figure shows. With nothing recomputed, how many times its input does it keep?",
+    "A layer of Qwen3 32B has heads that are together 1.6 times as wide as the layer, and an MLP "
+    "five times as wide. If all that needs no product is "
+    f"recomputed, it keeps {times('elementwise'):.1f} times its input, as the figure shows. With "
+    "nothing recomputed, how many times its input does it keep?",
     answer=times("none"),
     unit="times",
-    because="It also keeps the outputs of both norms, Q and K after their own norms, and the down product's input (as wide as the MLP).",
+    because=(
+        "It also keeps the outputs of both norms, Q and K after their own norms, and the down product's "
+        "input (as wide as the MLP)."
+    ),
     line=GuessLine(),
 )
 Reveal(
     question,
     Panel(
-        lambda s, recompute: llama_bars(qwen.with_sizes(seq_length=s), recompute),
+        lambda s, recompute: show.llama_bars(qwen.with_sizes(seq_length=s), recompute),
         s=slider("s", "tokens", 1024, 32768, 1024, start=qwen.seq_length),
         recompute=choice("recomputed", ["full", "elementwise", "none"], "elementwise"),
     ),
@@ -78,6 +60,11 @@ Reveal(
 # copies them, and stores the scores.
 
 # %%
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
 class Norm(nn.Module):
     def __init__(self, h):
         super().__init__()
@@ -106,7 +93,11 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, self.repeat(k), self.repeat(v), is_causal=True)
 
     def forward(self, x):
-        q, k, v = self.heads(self.q(x), self.a), self.heads(self.keys(x), self.k), self.heads(self.values(x), self.k)
+        q, k, v = (
+            self.heads(self.q(x), self.a),
+            self.heads(self.keys(x), self.k),
+            self.heads(self.values(x), self.k),
+        )
         return self.out(self.attend(q, k, v).transpose(1, 2).reshape(x.shape))
 
 
@@ -122,8 +113,17 @@ class MLP(nn.Module):
     def forward(self, x):
         return self.down(self.product(self.gate(x), self.up(x)))
 
+
+norm, x = Norm(128).to(torch.bfloat16), torch.randn(2, 64, 128, dtype=torch.bfloat16, requires_grad=True)
+with am.record(norm) as ledger:
+    y = norm(x)
+print(
+    f"the norm alone saves {ledger.total_bytes / x.numel():.1f} bytes for each element of its input, which has 2"
+)
+
 # %% [markdown]
 # Norm, attention, norm, MLP make a layer; `layer()` makes one with its input, `layer(norm=…)` one with another part.
+
 
 # %% jupyter={"source_hidden": true}
 class Layer(nn.Module):
@@ -153,8 +153,10 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # It lists each tensor that autograd stores, with the module and the operation that saved it.
 
 # %%
+from actmem_more.llama_shape import LlamaShape
+
 model, x = layer()
-with actmem.record(model) as ledger:
+with am.record(model) as ledger:
     y = model(x)
 
 least = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
@@ -167,9 +169,13 @@ ledger
 # The fit is exact because every count is exact. If a row has no such formula, the solver says which.
 
 # %%
+from actmem_tools.tape.evaluate import formula_text
+from actmem_tools.tape.solver import solve_rows
+
+
 def count(sizes):
     model, x = layer(**sizes)
-    with actmem.record(model) as seen:
+    with am.record(model) as seen:
         y = model(x)
     assert y.requires_grad
     return seen.rows()
@@ -187,10 +193,16 @@ print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 # The ledger recognises a few kinds of waste by their operations, shapes and dtypes.
 
 # %%
+from actmem_tools.diagnosis import findings
+
 known = findings(ledger.tensors)
 Fold(
-    f"{len(known)} kinds of waste, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} of the layer: {', '.join(finding.waste for finding in known)}",
-    "\n".join(f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n{finding.text}" for finding in known),
+    f"{len(known)} kinds of waste, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} "
+    f"of the layer: {', '.join(finding.waste for finding in known)}",
+    "\n".join(
+        f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n{finding.text}"
+        for finding in known
+    ),
     prose=True,
 )
 
@@ -208,6 +220,9 @@ Fold(
 # normalised `x`, which each norm kept in 16 bits for its weight's gradient.
 
 # %%
+from actmem_more.llama_parts import rms_norm, swiglu
+
+
 class LeanNorm(Norm):
     def forward(self, x):
         return rms_norm(x, self.weight, eps=1e-6)
@@ -222,23 +237,32 @@ class LeanMLP(MLP):
     def product(self, gate, up):
         return swiglu(gate, up)
 
-# %% jupyter={"source_hidden": true}
+
 lean = {"norm": LeanNorm, "attention": LeanAttention, "mlp": LeanMLP}
 lean_model, _ = layer(**lean)
-with actmem.record(lean_model) as lean_ledger:
+with am.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
+checks.add("the lean layer, by chapter 8's formula", [(least, lean_ledger.total_bytes)])
+checks.show()
 
-agree.add("the lean layer, by chapter 8's formula", [(least, lean_ledger.total_bytes)])
+# %% jupyter={"source_hidden": true}
 beyond = ledger.total_bytes - lean_ledger.total_bytes - sum(finding.bytes for finding in known)
-agree.add("4sbh bytes saved beyond the list", [(4 * s * b * h, beyond)])
+checks.add("4sbh bytes saved beyond the list", [(4 * s * b * h, beyond)])
 left = [finding.waste for finding in findings(lean_ledger.tensors)]
-LiveFigure(bar_chart(
-    f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the ledger knows no further waste" if not left else f"left: {left}",
-    {"kept": {"as it came": ledger.total_bytes, "with three changes": lean_ledger.total_bytes}}, "kept by the layer",
-))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the ledger knows no further waste"
+        if not left
+        else f"left: {left}",
+        {"kept": {"as it came": ledger.total_bytes, "with three changes": lean_ledger.total_bytes}},
+        "kept by the layer",
+    )
+)
 
 # %% [markdown]
 # Compare the gradients before you trust a smaller number. In float64 the two layers agree to rounding.
+
 
 # %% jupyter={"source_hidden": true}
 def gradients(**parts):
@@ -253,9 +277,13 @@ class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in zip(
-    gradients(**lean), gradients(norm=WideNorm)))
-agree.add("gradients of the two layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)], "")
+worst = max(
+    ((p - q).abs().max() / q.abs().max()).item() for p, q in zip(gradients(**lean), gradients(norm=WideNorm))
+)
+checks.add(
+    "gradients of the two layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)], ""
+)
+checks.show()
 
 # %% [markdown]
 # ## The diff
@@ -265,6 +293,15 @@ agree.add("gradients of the two layers in float64: relative difference below 1e-
 # came, went and stayed:
 
 # %% jupyter={"source_hidden": true}
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+import json
+
+from actmem_tools.__main__ import main
+from actmem_tools.record_command import as_dict
+
 with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
     files = [str(Path(folder) / name) for name in ("before.json", "after.json")]
     for file, seen in zip(files, (ledger, lean_ledger)):
@@ -281,12 +318,20 @@ Fold("; ".join(line.partition(", still")[0].partition(": still")[0] for line in 
 # the byte.
 
 # %%
+from actmem.ledger.ledger_tables import readable_size
+
 optimizer = torch.optim.AdamW(model.parameters())
-actmem.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
+am.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
 optimizer.zero_grad()
-bill = actmem.step(model, x, optimizer=optimizer)
+bill = am.step(model, x, optimizer=optimizer)
 assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
-LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}", {"alive": bill.by_kind()}, "at the peak of one step"))
+LiveFigure(
+    bar_chart(
+        f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}",
+        {"alive": bill.by_kind()},
+        "at the peak of one step",
+    )
+)
 
 # %% [markdown]
 # Can you predict the peak, too? Run a layer at tiny sizes again. A *tape* lists what each operation of forward and backward
@@ -295,32 +340,56 @@ LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phas
 # **Guess first:** which modes lower the peak of one layer?
 
 # %% jupyter={"source_hidden": true}
-paper = ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
+from actmem.ledger.parts import layer_input, run_between_others
+from actmem.parallel.groups import TensorParallel
+from actmem.recipes import RECOMPUTE_MODES
+from actmem_tools.tape.evaluate import moments
+from actmem_tools.tape.record import recorded_run
+from actmem_tools.tape.solver import solve
+
+paper = am.ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
 
 
 def events(sizes, mode):
-    shape = ModelShape(sizes["s"], sizes["b"], sizes["a"] * sizes["d"], sizes["a"])
-    one = TransformerLayer(shape, recompute=mode, dtype=torch.bfloat16)
+    shape = am.ModelShape(sizes["s"], sizes["b"], sizes["a"] * sizes["d"], sizes["a"])
+    one = am.TransformerLayer(shape, recompute=mode, dtype=torch.bfloat16)
     x = layer_input(shape, TensorParallel(), "cpu", torch.bfloat16)
     return recorded_run(one, lambda _: run_between_others(one, x), [x])
 
 
 PRODUCTS = {"MmBackward0": "a linear", "BmmBackward0": "the core"}
 peaks = {}
-there = 2 * sum(p.numel() for p in TransformerLayer(paper).parameters()) + 2 * paper.seq_length * paper.micro_batch_size * paper.hidden_size  # weights, input
-at = {"s": paper.seq_length, "b": paper.micro_batch_size, "a": paper.num_attention_heads, "d": paper.head_size}
+there = (
+    2 * sum(p.numel() for p in am.TransformerLayer(paper).parameters())
+    + 2 * paper.seq_length * paper.micro_batch_size * paper.hidden_size
+)  # weights, input
+at = {
+    "s": paper.seq_length,
+    "b": paper.micro_batch_size,
+    "a": paper.num_attention_heads,
+    "d": paper.head_size,
+}
 for mode in RECOMPUTE_MODES:
     # Dropout on a CPU draws four numbers at once: s in fours, or sizes are rounded up.
     tape = solve(lambda sizes: events(sizes, mode), list(at), {"s": (4, ())}, may_be_one=())
-    alive = [(live, event.where, event.op) for event, live, _ in moments(tape.events(at)) if hasattr(event, "op")]
+    alive = [
+        (live, event.where, event.op) for event, live, _ in moments(tape.events(at)) if hasattr(event, "op")
+    ]
     peak, node, op = max(alive, key=lambda moment: moment[0])
-    one = TransformerLayer(paper, recompute=mode, dtype=torch.bfloat16)
+    one = am.TransformerLayer(paper, recompute=mode, dtype=torch.bfloat16)
     one_x = layer_input(paper, TensorParallel(), "cpu", torch.bfloat16)
-    with actmem.watch_step(one, None, one_x) as one_bill:
+    with am.watch_step(one, None, one_x) as one_bill:
         run_between_others(one, one_x)
-    agree.add(f"peak with {mode}, by a tape solved at tiny sizes", [(there + peak, one_bill.peak_bytes)])
+    checks.add(f"peak with {mode}, by a tape solved at tiny sizes", [(there + peak, one_bill.peak_bytes)])
     peaks[f"{mode}: backward of {PRODUCTS[node]}"] = one_bill.peak_bytes
-LiveFigure(bar_chart("Peak of the paper's layer, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Peak of the paper's layer, by what is recomputed",
+        {"peak": peaks},
+        "measured; after the colon, where",
+    )
+)
 
 # %% [markdown]
 # (`selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end.) Full recomputation
@@ -336,15 +405,21 @@ parts = {"activations": {}, "the rest": {}}
 for length in (64, 256, 1024):
     long_model, long_x = layer(s=length)
     long_optimizer = torch.optim.AdamW(long_model.parameters())
-    actmem.step(long_model, long_x, optimizer=long_optimizer)  # its states are there from the second step on
+    am.step(long_model, long_x, optimizer=long_optimizer)  # its states are there from the second step on
     long_optimizer.zero_grad()
-    long_bill = actmem.step(long_model, long_x, optimizer=long_optimizer)
+    long_bill = am.step(long_model, long_x, optimizer=long_optimizer)
     bar = f"s = {length:,}: in {long_bill.peak_phase}"
     parts["activations"][bar] = long_bill.by_kind().get("activation", 0)
     parts["the rest"][bar] = long_bill.peak_bytes - parts["activations"][bar]
 share = {bar: size / (size + parts["the rest"][bar]) for bar, size in parts["activations"].items()}
 half = min(share, key=lambda bar: abs(share[bar] - 1 / 2))
-LiveFigure(bar_chart(f"At {half.partition(':')[0]} activations are {share[half]:.0%} of the peak", parts, "peak of one step"))
+LiveFigure(
+    bar_chart(
+        f"At {half.partition(':')[0]} activations are {share[half]:.0%} of the peak",
+        parts,
+        "peak of one step",
+    )
+)
 
 # %% [markdown]
 # ## Yours
@@ -356,12 +431,15 @@ LiveFigure(bar_chart(f"At {half.partition(':')[0]} activations are {share[half]:
 your_model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
 your_inputs = (torch.randn(2, 16, 64),)
 
-with actmem.record(your_model) as yours:
+with am.record(your_model) as yours:
     output = your_model(*your_inputs)
-print(f"{yours.total_bytes:,} B;", ", ".join(f"{finding.waste}: {finding.bytes:,} B" for finding in findings(yours.tensors)))
+print(
+    f"{yours.total_bytes:,} B;",
+    ", ".join(f"{finding.waste}: {finding.bytes:,} B" for finding in findings(yours.tensors)),
+)
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out
@@ -375,8 +453,12 @@ sb, layers = llama.seq_length * llama.micro_batch_size, llama.num_layers
 once = 2 * sb * llama.hidden_size
 written, least = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
 worked(
-    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. Chapter 8's layer keeps {least / once:.0f} times.",
-    f"{layers} layers: {readable_size(layers * written)} instead of {readable_size(layers * least)}. {readable_size(layers * (written - least))} go to tensors that could be recomputed without a product, or need no copy.",
+    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = "
+    f"{readable_size(written)}, {written / once:.0f} times its input. Chapter 8's layer keeps "
+    f"{least / once:.0f} times.",
+    f"{layers} layers: {readable_size(layers * written)} instead of {readable_size(layers * least)}. "
+    f"{readable_size(layers * (written - least))} go to tensors that could be recomputed without a "
+    "product, or need no copy.",
 )
 
 # %% [markdown]

@@ -4,31 +4,22 @@
 # You have a model and a number of GPUs. Which layout do you choose, and how do you know that it fits?
 
 # %%
-from textwrap import fill
-
+# Setup: imports, and the numbers of the question
 from actmem.formulas.states import ADAM
-from actmem.config import TINY
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text,
+    text_table, worked,
+)
+from actmem_course.figures import ch10_plan_a_model as show
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
-from actmem_tools.plan.planned_models import PlannedGPT, planned_model_of
-from actmem_tools.plan.search import bill_of, find_plans
-from actmem_tools.plan.plan_report import plan_text, refusal_text
-from actmem_tools.verify import verify_plan
-from actmem_course.others.nanotron import nanotron_runs
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.measured import runs_figure
-from actmem_course.show.style import size_text
-from actmem_course.show.today import first_aid, plan_wall, stored_plan
-from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
-agree = Agreement()
+checks = Checks()
 cluster = Cluster(64, 80 * GIBIBYTE)
 found = find_plans(model, cluster, 512)
-parts, _, _ = stored_plan("llama3-70b", 80, 16)
+parts, _, _ = show.stored_plan("llama3-70b", 80, 16)
 states = sum(parts[part] for part in ("weights", "gradients", "optimizer states"))
 question = Prediction(
     "Llama 3 70B, sequences of 8,192 tokens, 512 of them in a step. The bars are the fastest plans on 64 and on 256 GPUs of 80 GiB. Now you have 16. "
@@ -43,7 +34,7 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda fewest: plan_wall("llama3-70b", 80, [gpus for gpus in (16, 64, 256) if gpus >= fewest]),
+        lambda fewest: show.plan_wall("llama3-70b", 80, [gpus for gpus in (16, 64, 256) if gpus >= fewest]),
         fewest=choice("GPUs, from", (64, 16), 64),
     ),
     fewest=16,
@@ -76,6 +67,8 @@ Reveal(
 # - *hidden* are seconds of exchanges that must run while the GPU computes.
 
 # %%
+from actmem_tools.plan.plan_report import plan_text
+
 LiveFigure(bar_chart(
     f"{found.fitting:,} of {found.counted:,} layouts fit; the fastest six",
     {"a step": {f"{plan_text(plan)}: {plan.bytes / GIBIBYTE:.1f} GiB, {plan.seconds.hidden:.1f} s hidden": plan.seconds.total for plan in found.plans[:6]}},
@@ -93,7 +86,7 @@ LiveFigure(bar_chart(
 
 # %%
 Panel(
-    plan_wall,
+    show.plan_wall,
     name=choice("model", ("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), "llama3-70b"),
     memory=choice("GiB per GPU", (40, 80, 141), 80),
 )
@@ -105,7 +98,7 @@ Panel(
 # at that point. It also says how much longer a step takes than at the start. Stop at the first bar that ends before the line:
 
 # %%
-LiveFigure(first_aid("llama3-70b", 80))
+LiveFigure(show.first_aid("llama3-70b", 80))
 
 # %% [markdown]
 # So for this plan you ask, in this order:
@@ -129,6 +122,8 @@ LiveFigure(first_aid("llama3-70b", 80))
 # Take the plan of the six that hides least: it is 2% slower than the first. Its fullest rank, when it holds most:
 
 # %%
+from actmem_tools.plan.search import bill_of
+
 chosen = min(found.plans[:6], key=lambda plan: plan.seconds.hidden)
 bill = bill_of(model, chosen)
 lines = sorted(((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True)
@@ -151,19 +146,26 @@ LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_byte
 # ones.
 
 # %%
+from actmem.config import TINY
+from actmem_tools.plan.planned_models import PlannedGPT
+from actmem_tools.verify import verify_plan
+
 tiny = PlannedGPT("tiny", TINY)
 fitting = find_plans(tiny, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
 for pipeline in (1, 2, 4):
     plan = next(plan for plan in fitting if plan.layout.pipeline_parallel_size == pipeline and plan.layout.tensor_parallel_size > 1)
     checked = verify_plan(tiny, plan)
-    agree.add(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in checked.matches])
+    checks.add(plan_text(plan), [(term.predicted or 0, term.measured or 0) for term in checked.matches])
+checks.show()
 
 # %% [markdown]
 # And what did real GPUs hold? Public runs of a 1.1B Llama under nanotron logged their peak. The bill of each follows from what
 # nanotron's code keeps, line by line. No constant is fitted to the logs, but we had seen them when we wrote the formula.
 
 # %%
-LiveFigure(runs_figure(nanotron_runs()))
+from actmem_course.others.nanotron import nanotron_runs
+
+LiveFigure(show.runs_figure(nanotron_runs()))
 
 # %% [markdown]
 # ## What if
@@ -171,6 +173,10 @@ LiveFigure(runs_figure(nanotron_runs()))
 # What happens with half the GPUs, or with sequences twice as long? And why was the nearest layout refused?
 
 # %%
+from textwrap import fill
+
+from actmem_tools.plan.plan_report import refusal_text
+
 for gpus, length in ((32, model.seq_length), (64, 2 * model.seq_length)):
     best = find_plans(model.with_sizes(seq_length=length), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans[0]
     print(fill(f"{gpus} GPUs, {length:,} tokens: {best.seconds.total:.2f} s a step by {plan_text(best)}", 96))
@@ -182,7 +188,7 @@ for refused in found.nearest[:1]:
 # fit, the judge says at which line of the bill, and by how much: `python my/labs/lab8_plan.py --only 8.3`.
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out

@@ -5,42 +5,37 @@
 # must the two ends of the model keep?
 
 # %%
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-from actmem_more.loss_peak import LOSSES, loss_peak_rows
-from actmem_more.llama_shape import llama_shape
-from actmem.ledger import record, watch_step
-from actmem_more.chunked_loss import LinearCrossEntropy
-from actmem.parallel.groups import TensorParallel
-from actmem.parallel.vocab import VocabParallelCrossEntropy
+# Setup: imports, and the numbers of the question
+import actmem as am
 from actmem.rows import total
-from actmem.torch_private import fake_tensors
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.ends import loss_bars, stage_work
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.text import kept_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures import (
+    Checks, GuessLine, Panel, Prediction, Reveal, choice, kept_text, size_text, steps, worked,
+)
+from actmem_course.figures import ch11_the_ends as show
+from actmem_more.llama_shape import llama_shape
+from actmem_more.loss_peak import loss_peak_rows
 
-agree = Agreement()
+checks = Checks()
 LLAMA = llama_shape("llama3-8b")
 tokens, h, v = 131072, LLAMA.hidden_size, LLAMA.vocab_size
 
 question = Prediction(
-    f"The figure has a vocabulary of 32,000; Llama 3 8B has {v:,}. It reads {tokens:,} tokens on one GPU. All {LLAMA.num_layers} layers are recomputed, so each keeps its input alone: "
-    f"{size_text(2 * tokens * h * LLAMA.num_layers)} together. How much does F.cross_entropy of the 16-bit logits take at its peak?",
+    f"The figure has a vocabulary of 32,000; Llama 3 8B has {v:,}. It reads {tokens:,} tokens on one "
+    f"GPU. All {LLAMA.num_layers} layers are recomputed, so each keeps its input alone: "
+    f"{size_text(2 * tokens * h * LLAMA.num_layers)} together. How much does F.cross_entropy of the "
+    "16-bit logits take at its peak?",
     answer=total(loss_peak_rows("16 bits", tokens, h, v)) / 2**30,
     unit="GiB",
-    because=f"Each token has {v:,} logits where a layer keeps {h:,} numbers, and at the peak three tensors of the logits' size are alive.",
+    because=(
+        f"Each token has {v:,} logits where a layer keeps {h:,} numbers, and at the peak three tensors of "
+        "the logits' size are alive."
+    ),
     line=GuessLine(2**30),
 )
 Reveal(
     question,
     Panel(
-        lambda s, v, t, layers: loss_bars(LLAMA.with_sizes(seq_length=s, vocab_size=v), t, layers),
+        lambda s, v, t, layers: show.loss_bars(LLAMA.with_sizes(seq_length=s, vocab_size=v), t, layers),
         s=steps("s", "tokens", [2**k for k in range(12, 21)], tokens),
         v=steps("v", "size of the vocabulary", (32000, 128256, 152064, 262144), 32000),
         t=steps("t", "ranks", (1, 2, 4, 8), 1),
@@ -93,29 +88,47 @@ Reveal(
 # trade: one more product, $2sbhv$ FLOPs, frees $v$ numbers per token. What stays is the output layer's input, $2sbh$:
 
 # %%
+import torch
+from torch import nn
+
+from actmem.parallel.groups import TensorParallel
+from actmem_more.chunked_loss import LinearCrossEntropy
+
 torch.manual_seed(0)
 linear = nn.Linear(64, 1000, bias=False, dtype=torch.bfloat16)
 x = torch.randn(48, 2, 64, dtype=torch.bfloat16, requires_grad=True)
 ids = torch.randint(0, 1000, (48, 2))
-with record(linear) as ledger:
+with am.record(linear) as ledger:
     losses = LinearCrossEntropy(TensorParallel(), chunk=16)(x, linear.weight, ids)
 print(kept_text(ledger.saved))
 
 # %% jupyter={"source_hidden": true}
+import torch.nn.functional as F
+
+
 def loss_and_gradients(compute):
     """In float64, where only rounding is left between two ways to compute one thing."""
     leaves = [tensor.detach().double().requires_grad_() for tensor in (x, linear.weight)]
     losses = compute(*leaves)
-    return losses.detach(), *torch.autograd.grad(losses, leaves, torch.arange(96.0, dtype=torch.float64).view(48, 2))
+    return losses.detach(), *torch.autograd.grad(
+        losses, leaves, torch.arange(96.0, dtype=torch.float64).view(48, 2)
+    )
 
 
 ways = (
     lambda x, weight: LinearCrossEntropy(TensorParallel(), chunk=16)(x, weight, ids),
-    lambda x, weight: F.cross_entropy(F.linear(x, weight).flatten(0, 1), ids.flatten(), reduction="none").view(48, 2),
+    lambda x, weight: F.cross_entropy(
+        F.linear(x, weight).flatten(0, 1), ids.flatten(), reduction="none"
+    ).view(48, 2),
 )
 pairs = zip(*map(loss_and_gradients, ways))
 apart = [int((one - other).abs().gt(1e-9 * other.abs().max()).sum()) for one, other in pairs]
-agree.add("losses, gradients of x and of the weight in chunks, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
+checks.add(
+    "losses and gradients in chunks",
+    [(0, count) for count in apart],
+    "numbers that differ by more than rounding",
+)
+checks.show()
 
 # %% [markdown]
 # What is alive at the peak?
@@ -127,12 +140,20 @@ agree.add("losses, gradients of x and of the weight in chunks, numbers that diff
 # A step on fake tensors counts the four ways at the model's size.
 
 # %% jupyter={"source_hidden": true}
+from actmem.parallel.vocab import VocabParallelCrossEntropy
+from actmem.torch_private import fake_tensors
+from actmem_more.loss_peak import LOSSES
+
+
 def peak(loss, s=8192, chunk=1024, returned=False):
     """Bytes alive at the peak of the loss, beside the weight; returned: whoever calls the model holds its logits."""
     with fake_tensors():
         linear = nn.Linear(h, v, bias=False, dtype=torch.bfloat16)
-        x, ids = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True), torch.zeros(s, 1, dtype=torch.long)
-        with watch_step(linear, batch=(x, ids)) as bill:
+        x, ids = (
+            torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True),
+            torch.zeros(s, 1, dtype=torch.long),
+        )
+        with am.watch_step(linear, batch=(x, ids)) as bill:
             if loss == "in chunks":
                 value = LinearCrossEntropy(TensorParallel(), chunk)(x, linear.weight, ids).mean()
             elif loss == "in place":
@@ -146,10 +167,17 @@ def peak(loss, s=8192, chunk=1024, returned=False):
 
 
 for loss in LOSSES:
-    agree.add(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
+    checks.add(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
 for u in (256, 4096):
-    agree.add(f"peak in chunks of {u:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=u)), peak("in chunks", chunk=u))])
-agree.add("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
+    checks.add(
+        f"peak in chunks of {u:,}",
+        [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=u)), peak("in chunks", chunk=u))],
+    )
+checks.add(
+    "peak with 16-bit logits that the model returns, beyond the same without",
+    [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))],
+)
+checks.show()
 
 # %% [markdown]
 # Chunking changes results only by rounding: the weight's gradient is a sum over all tokens, now chunk by chunk. Liger goes
@@ -172,7 +200,7 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 
 # %%
 Panel(
-    lambda v, p, where: stage_work(LLAMA.with_sizes(vocab_size=v), p, where == "all stages"),
+    lambda v, p, where: show.stage_work(LLAMA.with_sizes(vocab_size=v), p, where == "all stages"),
     v=steps("v", "size of the vocabulary", (32000, 128256, 152064, 262144), LLAMA.vocab_size),
     p=steps("p", "pipeline stages", (2, 4, 8, 16), 8),
     where=choice("the vocabulary is on", ["the last stage", "all stages"], "the last stage"),
@@ -194,6 +222,7 @@ Panel(
 # entropy $H = -\sum_j P_j \log P_j$. Written with torch's operators in float32, it keeps two tensors of $v$ numbers per token,
 # $8v$ bytes:
 
+
 # %%
 class LogProbs(nn.Module):
     def forward(self, logits, tokens):
@@ -202,21 +231,29 @@ class LogProbs(nn.Module):
 
 
 module, logits = LogProbs(), torch.randn(48, 2, 1000, dtype=torch.bfloat16, requires_grad=True)
-with record(module) as ledger:
+with am.record(module) as ledger:
     found = module(logits, ids)
+wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
+checks.add("tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
+checks.show()
 
 # %% jupyter={"source_hidden": true}
-wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
-agree.add("log-probabilities and entropy, the tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
 
 z = torch.randn(5, 1000, dtype=torch.float64, requires_grad=True)
 given = torch.tensor([[0], [999], [3], [3], [500]])
 log_p = z.log_softmax(-1)
 p, entropy = log_p.exp(), -(log_p.exp() * log_p).sum(-1, keepdim=True)
 formulas = torch.zeros_like(z).scatter_(-1, given, 1) - p, -p * (log_p + entropy)
-by_autograd = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in (log_p.gather(-1, given), entropy)]
+by_autograd = [
+    torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in (log_p.gather(-1, given), entropy)
+]
 apart = [int((one - other).abs().gt(1e-12).sum()) for one, other in zip(formulas, by_autograd)]
-agree.add("gradients of log-probabilities and entropies, numbers that differ from the formulas", [(0, count) for count in apart], "numbers")
+checks.add(
+    "gradients of log-probabilities and entropies",
+    [(0, count) for count in apart],
+    "numbers that differ from the formulas",
+)
+checks.show()
 
 # %% [markdown]
 # But what do the gradients read? Only the logits, and a number or two per token:
@@ -242,13 +279,16 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 
 # %% jupyter={"source_hidden": true}
 lookup = nn.Embedding(1000, 64, dtype=torch.bfloat16)
-with record(lookup) as ledger:
+with am.record(lookup) as ledger:
     rows = lookup(ids)
 rows.backward(torch.ones_like(rows))
 dense = lookup.weight.grad
-agree.add("what a lookup keeps: the ids", [(8 * ids.numel(), ledger.total_bytes)])
-agree.add("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.element_size())])
-agree.add("rows of it that are not zero: the ids that came", [(len(ids.unique()), int(dense.any(-1).sum()))], "rows")
+checks.add("what a lookup keeps: the ids", [(8 * ids.numel(), ledger.total_bytes)])
+checks.add("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.element_size())])
+checks.add(
+    "rows of it that are not zero: the ids that came", [(len(ids.unique()), int(dense.any(-1).sum()))], "rows"
+)
+checks.show()
 
 # %% [markdown]
 # ## Work it out
@@ -263,12 +303,17 @@ kept = 2 * s * width * layers
 found = {loss: total(loss_peak_rows(loss, s, width, words)) for loss in LOSSES}
 lines = [f"the {layers} layers keep 2sbh each: {size_text(kept)}"]
 for loss, size in found.items():
-    lines.append(f"{loss}: {size_text(size)}, with the layers {size_text(size + kept)}" + (", fits" if size + kept < 30 * 2**30 else ""))
-lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2uv + 2vh for a chunk")
+    lines.append(
+        f"{loss}: {size_text(size)}, with the layers {size_text(size + kept)}"
+        + (", fits" if size + kept < 30 * 2**30 else "")
+    )
+lines.append(
+    "in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2uv + 2vh for a chunk"
+)
 worked(*lines)
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Check yourself

@@ -5,51 +5,36 @@
 # do all those frozen layers keep?
 
 # %%
-import warnings
-from functools import partial
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.autograd import Function
-from torch.utils.checkpoint import checkpoint
-
-from actmem_more.llama_terms import llama_rows
-from actmem.formulas.states import ADAM
-from actmem_more.llama import attend
-from actmem_more.llama_parts import rms_norm, swiglu
-from actmem_more.llama_shape import LlamaShape, llama_shape
-from actmem.ledger import count_collectives, emulated_rank, record
-from actmem.parallel.conjugates import g
-from actmem.parallel.groups import tensor_parallel
-from actmem.parallel.linear import column_parallel
+# Setup: imports, and the numbers of the question
 from actmem.rows import total
-from actmem_course.show.adapters import ADAPTERS, ALL_LINEARS, IN_16_BITS, PLACES, UNDER_AUTOCAST
-from actmem_course.show.adapters import adapter_bars, adapter_parameters, adapter_rows, linear_sizes, lora_rows
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_course.figures import (
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
+)
+from actmem_course.figures import ch12_adapters as show
+from actmem_course.predicted.adapters import ADAPTERS, IN_16_BITS, PLACES, lora_rows
+from actmem_more.llama_shape import llama_shape
+from actmem_more.llama_terms import llama_rows
 
-agree = Agreement()
+checks = Checks()
 LLAMA = llama_shape("llama3-8b")
 full = total(llama_rows(LLAMA))
 
 question = Prediction(
-    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears of each layer of Llama 3 8B. What percentage "
+    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears of each layer "
+    "of Llama 3 8B. What percentage "
     "of full training's activation bytes do the layers keep then?",
     answer=100 * total(lora_rows(LLAMA)) / full,
     unit="%",
-    because="The gradient of an adapter's A reads the input of its linear, so every input is kept again. XA is kept too, but it is narrow.",
+    because=(
+        "The gradient of an adapter's A reads the input of its linear, so every input is kept again. XA "
+        "is kept too, but it is narrow."
+    ),
     line=GuessLine(LLAMA.num_layers * full / 100),
 )
 Reveal(
     question,
     Panel(
-        lambda where, r, adapters, dropout: adapter_bars(LLAMA, where, r, adapters, dropout == "yes"),
+        lambda where, r, adapters, dropout: show.adapter_bars(LLAMA, where, r, adapters, dropout == "yes"),
         where=choice("adapters on", list(PLACES), "q and v"),
         r=steps("r", "adapter rank", (4, 8, 16, 32, 64, 128, 256), 16),
         adapters=choice("adapters compute in", list(ADAPTERS), IN_16_BITS),
@@ -77,28 +62,36 @@ Reveal(
 # keeps **nothing**:
 
 # %%
+import torch
+from torch import nn
+
+import actmem as am
+
 torch.manual_seed(0)
 s, b, h, o = 24, 2, 64, 96
 x = torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True)
 trains = nn.Linear(h, o, bias=False, dtype=torch.bfloat16)
 frozen = nn.Linear(h, o, bias=False, dtype=torch.bfloat16).requires_grad_(False)
 frozen.load_state_dict(trains.state_dict())
-with record(frozen) as ledger:
+with am.record(frozen) as ledger:
     y = frozen(x)
-agree.add("a frozen linear", [(0, ledger.total_bytes)])
+checks.add("a frozen linear", [(0, ledger.total_bytes)])
+checks.show()
+
 
 # %% jupyter={"source_hidden": true}
 def counted(module, x):
     """Bytes that a module keeps."""
-    with record(module) as ledger:
+    with am.record(module) as ledger:
         y = module(x)
     del y
     return ledger.total_bytes
 
 
-agree.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(trains, x))])
+checks.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(trains, x))])
 (ours,), (torchs,) = (torch.autograd.grad(linear(x).sum(), x) for linear in (frozen, trains))
-agree.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))])
+checks.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))])
+checks.show()
 
 # %% [markdown]
 # QLoRA stores frozen weights in 4 bits, others in 8, and widens them for each product. Plain operators then keep *the widened
@@ -113,6 +106,10 @@ agree.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))
 # of what is alive can:
 
 # %%
+import torch.nn.functional as F
+from torch.autograd import Function
+
+
 class KeepsX(Function):
     @staticmethod
     def forward(ctx, x, codes, scale):
@@ -129,13 +126,18 @@ class Careless(nn.Module):
         return KeepsX.apply(2 * x, codes, scale)
 
 
-codes, scale = torch.randint(-127, 128, (o, h), dtype=torch.int8), torch.full((o, 1), 2**-10, dtype=torch.bfloat16)
+codes, scale = (
+    torch.randint(-127, 128, (o, h), dtype=torch.int8),
+    torch.full((o, 1), 2**-10, dtype=torch.bfloat16),
+)
+checks.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
+checks.show()
 
 # %% jupyter={"source_hidden": true}
-with record(nn.ParameterList()) as ledger:
+with am.record(nn.ParameterList()) as ledger:
     y = F.linear(x, codes * scale)
-agree.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledger.total_bytes)])
-agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
+checks.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledger.total_bytes)])
+checks.show()
 
 # %% [markdown]
 # `Linear8bitLt` of version 0.50.2 still does it: on a CPU the ledger counted $2sbh$ for it, and nothing for `Linear4bit`.
@@ -151,6 +153,7 @@ agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 # **Now write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
 #
 # Here is one as peft 0.21 computes it. By default peft makes $A$ and $B$ float32, so `x.to(...)` is a copy:
+
 
 # %%
 class Adapted(nn.Module):
@@ -168,8 +171,13 @@ class Adapted(nn.Module):
         return (y + 2.0 * self.b(self.a(self.dropout(x.to(self.a.weight.dtype))))).to(y.dtype)
 
 
-# %% jupyter={"source_hidden": true}
 r = 8
+checks.add("in 16 bits: 2sbh + 2sbr", [(2 * s * b * (h + r), counted(Adapted(h, o, r), x))])
+checks.show()
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.predicted.adapters import UNDER_AUTOCAST, adapter_rows
+
 FORMS = [(adapters, dropout) for adapters in ADAPTERS for dropout in (False, True)]
 
 
@@ -180,7 +188,13 @@ def in_each_form(predict, make, x):
             yield total(predict(*form, 2 if form[0] == IN_16_BITS else 4)), counted(make(form), x)
 
 
-agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s * b, (h, o), r, *form), lambda form: Adapted(h, o, r, *form), x))
+checks.add(
+    "an adapter, in six forms",
+    in_each_form(
+        lambda *form: adapter_rows(s * b, (h, o), r, *form), lambda form: Adapted(h, o, r, *form), x
+    ),
+)
+checks.show()
 
 # %% [markdown]
 # Three things make an adapter keep more:
@@ -208,6 +222,11 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # linears bring the last third back.
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.predicted.adapters import linear_sizes
+from actmem_more.llama import attend
+from actmem_more.llama_parts import rms_norm, swiglu
+from actmem_more.llama_shape import LlamaShape
+
 TINY = LlamaShape(24, 1, 64, 4, 2, 160)
 
 
@@ -225,20 +244,27 @@ class Layer(nn.Module):
 
     def forward(self, x):
         y = rms_norm(x, self.norms[0])
-        x = x + self.linears["o"](attend(*(self.linears[name](y).unflatten(-1, (-1, TINY.d)).permute(1, 2, 0, 3) for name in "qkv")))
+        x = x + self.linears["o"](
+            attend(*(self.linears[name](y).unflatten(-1, (-1, TINY.d)).permute(1, 2, 0, 3) for name in "qkv"))
+        )
         y = rms_norm(x, self.norms[1])
         return x + self.linears["down"](swiglu(self.linears["gate"](y), self.linears["up"](y)))
 
 
 def layer_input(needs_gradient=True):
-    return torch.randn(TINY.seq_length, 1, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=needs_gradient)
+    return torch.randn(
+        TINY.seq_length, 1, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=needs_gradient
+    )
 
 
-agree.add("a layer whose weights all train", [(total(llama_rows(TINY)), counted(Layer(), layer_input()))])
-agree.add("a frozen layer", [(total(lora_rows(TINY, ())), counted(Layer(()), layer_input()))])
+checks.add("a layer whose weights all train", [(total(llama_rows(TINY)), counted(Layer(), layer_input()))])
+checks.add("a frozen layer", [(total(lora_rows(TINY, ())), counted(Layer(()), layer_input()))])
 for where, places in PLACES.items():
-    pairs = in_each_form(lambda *form: lora_rows(TINY, places, r, *form), lambda form: Layer(places, form), layer_input())
-    agree.add(f"a frozen layer with adapters on {where}, in six forms", pairs)
+    pairs = in_each_form(
+        lambda *form: lora_rows(TINY, places, r, *form), lambda form: Layer(places, form), layer_input()
+    )
+    checks.add(f"a frozen layer with adapters on {where}, in six forms", pairs)
+checks.show()
 
 # %% [markdown]
 # ## Where gradients begin
@@ -252,9 +278,19 @@ for where, places in PLACES.items():
 # [open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). Try two cures:
 
 # %%
+from functools import partial
+import warnings
+
+from torch.utils.checkpoint import checkpoint
+
+from actmem_course.predicted.adapters import ALL_LINEARS
+
+
 def adapter_gradients(run, needs_gradient=False):
     """Of a layer with adapters, behind a frozen embedding; needs_gradient: what enable_input_require_grads() does."""
-    warnings.simplefilter("ignore")  # torch's: "None of the inputs have requires_grad=True. Gradients will be None"
+    warnings.simplefilter(
+        "ignore"
+    )  # torch's: "None of the inputs have requires_grad=True. Gradients will be None"
     torch.manual_seed(1)
     layer, x = Layer(ALL_LINEARS), layer_input(needs_gradient)
     y = run(layer, x)
@@ -268,16 +304,31 @@ ways = {
     "not reentrant": adapter_gradients(partial(checkpoint, use_reentrant=False)),
     "reentrant, with input gradients": adapter_gradients(partial(checkpoint, use_reentrant=True), True),
 }
+print(
+    "gradients: "
+    + ", ".join(
+        f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()
+    )
+)
 
 # %% jupyter={"source_hidden": true}
 first, later = (counted(Layer(ALL_LINEARS), layer_input(needs)) for needs in (False, True))
 tokens = TINY.seq_length
-agree.add("frozen layers below the first adapter", [(0, counted(nn.Sequential(Layer(()), Layer(())), layer_input(False)))])
-agree.add("what the first layer keeps less: 2sbh + 4sb", [(2 * tokens * TINY.hidden_size + 4 * tokens, later - first)])
+checks.add(
+    "frozen layers below the first adapter",
+    [(0, counted(nn.Sequential(Layer(()), Layer(())), layer_input(False)))],
+)
+checks.add(
+    "what the first layer keeps less: 2sbh + 4sb",
+    [(2 * tokens * TINY.hidden_size + 4 * tokens, later - first)],
+)
 wanted, (lost, *cured) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
-agree.add("adapters' weights without a gradient, reentrant", [(len(wanted), lost.count(None))], "weights")
-agree.add("gradients with either cure and without checkpointing, bit-identical", [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)])
-print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
+checks.add("adapters' weights without a gradient, reentrant", [(len(wanted), lost.count(None))], "weights")
+checks.add(
+    "gradients with either cure and without checkpointing, bit-identical",
+    [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)],
+)
+checks.show()
 
 # %% [markdown]
 # Prefer `use_reentrant=False`, the default of transformers 5 (Megatron's own is reentrant). The other cure,
@@ -293,6 +344,11 @@ print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)
 # other gather is of $XA$, which is narrow ($2sbr$, kept whole for $dB$):
 
 # %%
+from actmem.parallel.conjugates import g
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import column_parallel
+
+
 def beside(form, x, tp, weight, a, b):
     """A frozen column-parallel weight and an adapter.  x: [s/t, b, h]; weight: [o/t, h]; a: [r, h]; b: [o/t, r]."""
     if form == "gather once, keep it":
@@ -305,7 +361,17 @@ def beside(form, x, tp, weight, a, b):
     return y + F.linear(low, b)
 
 
+forms = ("gather once, keep it", "keep the shard, gather again", "gather XA")
+tensors = [torch.randn(*sizes, dtype=torch.float64) for sizes in ((s, b, h), (o, h), (r, h), (o, r))]
+first, *others = (beside(form, tensors[0], TensorParallel(), *tensors[1:]) for form in forms)
+checks.add(
+    "one rank: the three forms compute the same", [(True, torch.allclose(first, y)) for y in others], ""
+)
+checks.show()
+
 # %% jupyter={"source_hidden": true}
+from actmem.ledger import count_collectives
+
 SHAPE, ranks, rank = llama_shape("llama3-70b"), 8, 16
 width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // ranks
 whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * rank
@@ -316,16 +382,28 @@ predicted = {  # kept, exchanged
 }
 sizes = {"exchanged": {}, "kept": {}}  # in MiB
 for form, expected in predicted.items():
-    with emulated_rank(ranks), count_collectives() as seen:
-        weights = nn.ParameterList(nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), rank in size) for size in ((rows, width), (rank, width), (rows, rank)))
+    with am.emulated_rank(ranks), count_collectives() as seen:
+        weights = nn.ParameterList(
+            nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), rank in size)
+            for size in ((rows, width), (rank, width), (rows, rank))
+        )
         x = torch.zeros(SHAPE.seq_length // ranks, 1, width, dtype=torch.bfloat16, requires_grad=True)
-        with record(weights) as ledger:
-            y = beside(form, x, tensor_parallel(sequence_parallel=True), *weights)
+        with am.record(weights) as ledger:
+            y = beside(form, x, am.tensor_parallel(sequence_parallel=True), *weights)
         y.sum().backward()
     sent = sum(one.payload_bytes for one in seen.collectives)
     sizes["exchanged"][form], sizes["kept"][form] = sent / 2**20, ledger.total_bytes / 2**20
-    agree.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (ledger.total_bytes, sent)))
-LiveFigure(bar_chart("Gather XA: it keeps the shard, and gathers X once", sizes, "QKV of Llama 3 70B with one adapter, one GPU of eight", "MiB", beside=True))
+    checks.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (ledger.total_bytes, sent)))
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "Gather XA: it keeps the shard, and gathers X once",
+        sizes,
+        "QKV of Llama 3 70B with one adapter, one GPU of eight",
+        "MiB",
+        beside=True,
+    )
+)
 
 # %% [markdown]
 # In all three forms each GPU has only a part of $A$'s gradient: sum them after backward, as for the norms (exercise 3.6).
@@ -337,6 +415,9 @@ LiveFigure(bar_chart("Gather XA: it keeps the shard, and gathers X once", sizes,
 # left *is* activations, so recomputing them matters more now, not less. This is Llama 3 8B, without the loss:
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.states import ADAM
+from actmem_course.predicted.adapters import adapter_parameters
+
 layers, states = LLAMA.num_layers, sum(state.bytes_per_parameter for state in ADAM["float32 gradients"]) - 2
 linears = layers * (LLAMA.attention_weights + LLAMA.mlp_weights)
 others = 2 * LLAMA.vocab_size * LLAMA.hidden_size + (2 * layers + 1) * LLAMA.hidden_size
@@ -350,8 +431,18 @@ bars = {
     "QLoRA, layers recomputed": (four_bits, states * adapters, inputs + lora),
 }
 parts = zip(("weights", "gradients and states", "activations"), zip(*bars.values()))
-title = f"QLoRA: {size_text(sum(bars['QLoRA']))}, of which {100 * layers * lora / sum(bars['QLoRA']):.0f}% are activations"
-LiveFigure(bar_chart(title, {part: dict(zip(bars, sizes)) for part, sizes in parts}, "Llama 3 8B on one GPU, 8,192 tokens"))
+title = (
+    f"QLoRA: {size_text(sum(bars['QLoRA']))}, of which {100 * layers * lora / sum(bars['QLoRA']):.0f}% "
+    "are activations"
+)
+LiveFigure(
+    bar_chart(
+        title,
+        {part: dict(zip(bars, sizes)) for part, sizes in parts},
+        "Llama 3 8B on one GPU, 8,192 tokens",
+        fills=[show.FILLS[part] for part in ("weights", "gradients", "activations")],
+    )
+)
 
 # %% [markdown]
 # ## Work it out
@@ -364,13 +455,16 @@ LiveFigure(bar_chart(title, {part: dict(zip(bars, sizes)) for part, sizes in par
 loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)
 held, kept, recomputed = four_bits + states * adapters, 4 * layers * lora, 4 * (inputs + lora)
 worked(
-    f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of the figure: too much. The rank is in {size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} of it only.",
+    f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of "
+    "the figure: too much. The rank is in "
+    f"{size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} of it only.",
     f"Recomputed layers keep their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
-    f"The loss takes {size_text(loss)}, once the layers have run: {size_text(held + 4 * inputs + loss)} at its peak. It fits.",
+    f"The loss takes {size_text(loss)}, once the layers have run: "
+    f"{size_text(held + 4 * inputs + loss)} at its peak. It fits.",
 )
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Check yourself
@@ -393,7 +487,7 @@ agree
 # - **"Frozen layers are free."** Below the first adapter they are. Above it a gradient passes through norms, attention and SwiGLU.
 #
 # **Sources.** Hu et al., *LoRA*, 2106.09685 · Dettmers et al., *QLoRA*, 2305.14314 · 2205.05198 section 4.2.2 · peft 0.21.2 and
-# bitsandbytes 0.50.2, counted on a CPU by `record` (`pytest tests/show/test_adapters.py`, where peft is installed).
+# bitsandbytes 0.50.2, counted on a CPU by `record` (`pytest tests/figures/test_adapters.py`, where peft is installed).
 #
 # ## Now fit your model
 #

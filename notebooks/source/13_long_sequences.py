@@ -4,50 +4,34 @@
 # All activations grow with the tokens. What must go, and in which order, so that a sequence of a million tokens fits?
 
 # %%
-from itertools import product
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem_course.figures import (
+    Checks, GuessLine, Panel, Prediction, Reveal, choice, play, size_text, steps, worked,
+)
+from actmem_course.figures import ch13_long_sequences as show
+from actmem_course.predicted.long_sequences import long_steps
+from actmem_more.llama_shape import llama_shape
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.autograd import Function
-
-from actmem.config import Parallel
-from actmem.formulas.communication import counts
-from actmem_more.llama_terms import context_exchanges, llama_rows
-from actmem_more.context import layer_groups
-from actmem_more.llama import LlamaLayer, attend
-from actmem_more.llama_parts import GatedMLP, rms_norm, swiglu
-from actmem_more.llama_shape import LlamaShape, llama_layer_terms, llama_shape
-from actmem.ledger import count_collectives, emulated_rank, layer_rows_of, record, watch_step
-from actmem.parallel.groups import TensorParallel
-from actmem.recompute import checkpoint
-from actmem.rows import total
-from actmem_more.store import HostMemory
-from actmem.torch_private import fake_tensors
-from actmem_course.show.controls import choice, play, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.long_sequences import BATCH_ORDERS, EVENTS_PLAYED, SEGMENTS, memory_map, reserved_lines
-from actmem_course.show.long_sequences import TILE, eight_bit_bars, eight_bit_rows
-from actmem_course.show.long_sequences import long_bars, long_steps, mlp_peak_bytes
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.widgets import Panel, Prediction, Reveal
-
-agree = Agreement()
+checks = Checks()
 LLAMA = llama_shape("llama3-8b")
 
 question = Prediction(
-    "The figure shows one sequence of 65,536 tokens through Llama 3 8B, beside the weights. Each bar adds a step to those above "
+    "The figure shows one sequence of 65,536 tokens through Llama 3 8B, beside the weights. Each bar "
+    "adds a step to those above "
     "it. At 1,048,576 tokens, how much does one GPU hold with the first four?",
     answer=long_steps(LLAMA.with_sizes(seq_length=2**20))[3].bytes / 2**30,
     unit="GiB",
-    because="Of the 32 layers' inputs, three tensors of that size stay on the GPU. The rest is one layer at work: nothing grows with the number of layers.",
+    because=(
+        "Of the 32 layers' inputs, three tensors of that size stay on the GPU. The rest is one layer at "
+        "work: nothing grows with the number of layers."
+    ),
     line=GuessLine(2**30),
 )
 Reveal(
     question,
     Panel(
-        lambda s, c: long_bars(LLAMA.with_sizes(seq_length=s), c),
+        lambda s, c: show.long_bars(LLAMA.with_sizes(seq_length=s), c),
         s=steps("s", "tokens", [2**k for k in range(13, 21)], 65536),
         c=steps("c", "GPUs in the last bar", (2, 4, 8), 8),
     ),
@@ -88,16 +72,31 @@ Reveal(
 # its layer has run, and come back while backward works on the layer after it. Write this with chapter 8's actions, one a term:
 
 # %%
+from actmem_more.llama_shape import llama_layer_terms
+
 terms = llama_layer_terms(LLAMA)
 on_the_host = {term: "recompute" for term in (*(recipe.term for recipe in terms.recipes), *terms.statistics)}
 on_the_host[terms.input] = "offload"
 
 # %% jupyter={"source_hidden": true}
+import torch
+from torch import nn
+
+from actmem.ledger import layer_rows_of
+from actmem.rows import total
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.store import HostMemory
+
+
 class Stack(nn.Module):
     def __init__(self, shape, layers, recompute, host=None):
         super().__init__()
         host = host or HostMemory(ahead=1)  # one input may be on its way
-        self.layers = nn.ModuleList(LlamaLayer(shape, recompute=recompute, host=host, seed=i, dtype=torch.bfloat16) for i in range(layers))
+        self.layers = nn.ModuleList(
+            LlamaLayer(shape, recompute=recompute, host=host, seed=i, dtype=torch.bfloat16)
+            for i in range(layers)
+        )
 
     def forward(self, x):
         for layer in self.layers:
@@ -109,7 +108,9 @@ TINY = LlamaShape(24, 1, 64, 4, 2, 160)
 
 
 def tiny_input():
-    return torch.randn(24, 1, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    return torch.randn(
+        24, 1, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(3)
+    ).requires_grad_()
 
 
 def gradients(model):
@@ -123,16 +124,25 @@ for layers in (3, 6):
     stayed = layer_rows_of(Stack(TINY, layers, "full"), tiny_input())
     left = layer_rows_of(Stack(TINY, layers, on_the_host), tiny_input())
     host = total(row for row in left if row.term.endswith(", on the host"))
-    agree.add(f"{layers} recomputed layers: on the device", [(layers * one_input, total(stayed))])
-    agree.add(f"{layers} with inputs on the host: on the device, on the host", [(0, total(left) - host), (layers * one_input, host)])
+    checks.add(f"{layers} recomputed layers: on the device", [(layers * one_input, total(stayed))])
+    checks.add(
+        f"{layers} with inputs on the host: on the device, on the host",
+        [(0, total(left) - host), (layers * one_input, host)],
+    )
 
 memory, coming = HostMemory(ahead=1), []
 stack = Stack(TINY, 6, on_the_host, memory)
 for layer in stack.layers:
     layer.register_full_backward_pre_hook(lambda *_: coming.append(len(memory.arriving)))
 found = gradients(stack)
-agree.add("inputs on their way back when a layer's backward begins", [(1, count) for count in coming[1:]], "inputs")
-agree.add("gradients with inputs on the host, bit-identical", [(True, torch.equal(*pair)) for pair in zip(found, gradients(Stack(TINY, 6, "full")))])
+checks.add(
+    "inputs on their way back when a layer's backward begins", [(1, count) for count in coming[1:]], "inputs"
+)
+checks.add(
+    "gradients with inputs on the host, bit-identical",
+    [(True, torch.equal(*pair)) for pair in zip(found, gradients(Stack(TINY, 6, "full")))],
+)
+checks.show()
 
 # %% [markdown]
 # The device holds three tensors of $2sbh$: the input in use, the next one on its way, and the last layer's output, later its
@@ -153,18 +163,35 @@ agree.add("gradients with inputs on the host, bit-identical", [(True, torch.equa
 # Chapter 5's checkpoint function does it:
 
 # %%
-def in_tiles(mlp, x, tile):
-    return torch.cat([checkpoint(mlp, rows) for rows in x.split(tile)])
+from actmem.parallel.groups import TensorParallel
+from actmem_more.llama_parts import GatedMLP
 
+
+def in_tiles(mlp, x, tile):
+    return torch.cat([am.checkpoint(mlp, rows) for rows in x.split(tile)])
+
+
+mlp = GatedMLP(64, 160, TensorParallel(), seed=1, dtype=torch.bfloat16)
+x = torch.randn(48, 1, 64, dtype=torch.bfloat16, requires_grad=True)
+for way, run in {"whole": mlp, "in tiles of 8 tokens": lambda x: in_tiles(mlp, x, 8)}.items():
+    with am.record(mlp) as ledger:
+        y = run(x)
+    print(f"{way}: {ledger.total_bytes:,} bytes saved for backward")
 
 # %% jupyter={"source_hidden": true}
+from itertools import product
+
+from actmem.torch_private import fake_tensors
+from actmem_course.predicted.long_sequences import TILE, mlp_peak_bytes
+
+
 def gated(h, f, dtype=torch.bfloat16):
     return GatedMLP(h, f, TensorParallel(), seed=1, dtype=dtype)
 
 
 def kept(module, run, *inputs):
     """Bytes that ``run`` of this module keeps."""
-    with record(module) as ledger:
+    with am.record(module) as ledger:
         y = run(*inputs)
     del y
     return ledger.total_bytes
@@ -176,25 +203,38 @@ def peak(tokens, tile=None):
         mlp = gated(LLAMA.hidden_size, LLAMA.ffn_hidden_size)
         x = torch.zeros(tokens, 1, LLAMA.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         upstream = torch.zeros_like(x)
-        with watch_step(mlp, batch=(x, upstream)) as bill:
+        with am.watch_step(mlp, batch=(x, upstream)) as bill:
             (in_tiles(mlp, x, tile) if tile else mlp(x)).backward(upstream)
     return bill.peak_bytes - 6 * LLAMA.hidden_size * LLAMA.ffn_hidden_size
 
 
 s, b, h, f, tile = 48, 1, 64, 160, 8
 mlp, x = gated(h, f), torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True)
-agree.add("an MLP keeps 2sbh + 6sbf", [(2 * s * b * h + 6 * s * b * f, kept(mlp, mlp, x))])
-agree.add("in tiles 2sbh, whatever the tile", [(2 * s * b * h, kept(mlp, lambda x: in_tiles(mlp, x, size), x)) for size in (1, 7, 8, s)])
+checks.add("an MLP keeps 2sbh + 6sbf", [(2 * s * b * h + 6 * s * b * f, kept(mlp, mlp, x))])
+checks.add(
+    "in tiles 2sbh, whatever the tile",
+    [(2 * s * b * h, kept(mlp, lambda x: in_tiles(mlp, x, size), x)) for size in (1, 7, 8, s)],
+)
 for tokens, (size, gradients_there) in product((65536, 131072), ((None, 1), (TILE, 3))):
-    wanted = mlp_peak_bytes(tokens, LLAMA.hidden_size, LLAMA.ffn_hidden_size, size) + 2 * gradients_there * LLAMA.hidden_size * LLAMA.ffn_hidden_size
-    agree.add(f"{tokens:,} tokens at the peak, {'in tiles' if size else 'whole'}, and {gradients_there} of 3 weights' gradients", [(wanted, peak(tokens, size))])
+    wanted = (
+        mlp_peak_bytes(tokens, LLAMA.hidden_size, LLAMA.ffn_hidden_size, size)
+        + 2 * gradients_there * LLAMA.hidden_size * LLAMA.ffn_hidden_size
+    )
+    checks.add(
+        f"{tokens:,} tokens at the peak, {'in tiles' if size else 'whole'}, and {gradients_there} of "
+        "3 weights' gradients",
+        [(wanted, peak(tokens, size))],
+    )
 
 wide = gated(h, f, torch.float64)
 x = torch.randn(s, b, h, dtype=torch.float64, requires_grad=True)
 leaves = [x, *wide.parameters()]
-found = [torch.autograd.grad(run(x).square().sum(), leaves) for run in (wide, lambda x: in_tiles(wide, x, tile))]
+found = [
+    torch.autograd.grad(run(x).square().sum(), leaves) for run in (wide, lambda x: in_tiles(wide, x, tile))
+]
 apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, other in zip(*found)]
-agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
+checks.add("gradients in tiles", [(0, count) for count in apart], "numbers that differ by more than rounding")
+checks.show()
 
 # %% [markdown]
 # An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes
@@ -213,18 +253,28 @@ agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, 
 # sends K and V around instead of gathering them: it keeps and sends the same bytes, but no rank ever has K and V whole.
 
 # %% jupyter={"source_hidden": true}
-million, eight = LLAMA.with_sizes(seq_length=2**20), Parallel(context_parallel_size=8)
+from actmem.formulas.communication import counts
+from actmem.ledger import count_collectives
+from actmem_more.context import layer_groups
+from actmem_more.llama_terms import context_exchanges, llama_rows
+
+million, eight = LLAMA.with_sizes(seq_length=2**20), am.Parallel(context_parallel_size=8)
 for kind in ("gather", "ulysses"):
-    with emulated_rank(8), count_collectives() as seen:
+    with am.emulated_rank(8), count_collectives() as seen:
         tensor, context = layer_groups(8, kind)
         layer = LlamaLayer(million, tensor, context=context, dtype=torch.bfloat16)
         x = torch.zeros(2**20 // 8, 1, LLAMA.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         rows = layer_rows_of(layer, x)
         seen.collectives.clear()
         layer(x).sum().backward()
-    agree.add_rows(f"1,048,576 tokens, one of 8 ranks, {kind}", llama_rows(million, eight, context_kind=kind), rows)
+    checks.add_rows(
+        f"1,048,576 tokens, one of 8 ranks, {kind}", llama_rows(million, eight, context_kind=kind), rows
+    )
     expected = counts(context_exchanges(million, eight, kind))
-    agree.add(f"exchanges of a layer, {kind}", [(sum(expected.values()), len(seen.collectives))], "exchanges")
+    checks.add(
+        f"exchanges of a layer, {kind}", [(sum(expected.values()), len(seen.collectives))], "exchanges"
+    )
+checks.show()
 
 # %% [markdown]
 # ## Do eight bits save memory?
@@ -247,6 +297,14 @@ for kind in ("gather", "ulysses"):
 #   the projection's input, so there the 8 bits come on top.
 
 # %% jupyter={"source_hidden": true}
+import torch.nn.functional as F
+from torch.autograd import Function
+
+from actmem_course.predicted.long_sequences import eight_bit_rows
+from actmem_more.llama import attend
+from actmem_more.llama_parts import rms_norm, swiglu
+
+
 def narrow(x):
     scale = x.abs().amax().float() / 448  # the largest number of this dtype
     return (x / scale).to(torch.float8_e4m3fn), scale
@@ -277,38 +335,68 @@ class Layer8(nn.Module):
     def __init__(self, orientations):
         super().__init__()
         h, f, self.orientations = TINY.hidden_size, TINY.ffn_hidden_size, orientations
-        sizes = {"qkv": (TINY.query_size + 2 * TINY.key_value_size, h), "o": (h, TINY.query_size), "gate_up": (2 * f, h), "down": (h, f)}
+        sizes = {
+            "qkv": (TINY.query_size + 2 * TINY.key_value_size, h),
+            "o": (h, TINY.query_size),
+            "gate_up": (2 * f, h),
+            "down": (h, f),
+        }
         self.norms = nn.Parameter(torch.ones(2, h, dtype=torch.bfloat16))
-        self.weights = nn.ParameterDict({name: nn.Parameter(0.1 * torch.randn(size, dtype=torch.bfloat16)) for name, size in sizes.items()})
+        self.weights = nn.ParameterDict(
+            {
+                name: nn.Parameter(0.1 * torch.randn(size, dtype=torch.bfloat16))
+                for name, size in sizes.items()
+            }
+        )
 
     def linear(self, name, x):
         return Linear8.apply(x, self.weights[name], self.orientations)
 
     def forward(self, x):
-        q, k, v = self.linear("qkv", rms_norm(x, self.norms[0])).split([TINY.query_size, TINY.key_value_size, TINY.key_value_size], -1)
-        x = x + self.linear("o", attend(*(part.unflatten(-1, (-1, TINY.d)).permute(1, 2, 0, 3) for part in (q, k, v))))
-        return x + self.linear("down", swiglu(*self.linear("gate_up", rms_norm(x, self.norms[1])).chunk(2, -1)))
+        q, k, v = self.linear("qkv", rms_norm(x, self.norms[0])).split(
+            [TINY.query_size, TINY.key_value_size, TINY.key_value_size], -1
+        )
+        x = x + self.linear(
+            "o", attend(*(part.unflatten(-1, (-1, TINY.d)).permute(1, 2, 0, 3) for part in (q, k, v)))
+        )
+        return x + self.linear(
+            "down", swiglu(*self.linear("gate_up", rms_norm(x, self.norms[1])).chunk(2, -1))
+        )
 
 
 torch.manual_seed(0)
 for orientations in (1, 2):
     layer = Layer8(orientations)
-    agree.add(f"a layer with linears in 8 bits, inputs in {('one orientation', 'both')[orientations - 1]}", [(total(eight_bit_rows(TINY, orientations)), kept(layer, layer, tiny_input()))])
+    checks.add(
+        f"a layer with linears in 8 bits, inputs in {('one orientation', 'both')[orientations - 1]}",
+        [(total(eight_bit_rows(TINY, orientations)), kept(layer, layer, tiny_input()))],
+    )
 
 x, weight = (torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((96, 64), (32, 64)))
 rounded = [widened(*narrow(tensor.detach())).requires_grad_() for tensor in (x, weight)]
 upstream = torch.randn(96, 32, dtype=torch.bfloat16)
 in_8, reference, in_16 = (
     torch.autograd.grad(run(*leaves), leaves, upstream)
-    for run, leaves in ((lambda x, w: Linear8.apply(x, w, 1), (x, weight)), (F.linear, rounded), (F.linear, (x, weight)))
+    for run, leaves in (
+        (lambda x, w: Linear8.apply(x, w, 1), (x, weight)),
+        (F.linear, rounded),
+        (F.linear, (x, weight)),
+    )
 )
-agree.add("gradients in 8 bits, and of a 16-bit linear of the rounded tensors, bit-identical", [(True, torch.equal(*pair)) for pair in zip(in_8, reference)])
+checks.add(
+    "gradients in 8 bits, and of a 16-bit linear of the rounded tensors, bit-identical",
+    [(True, torch.equal(*pair)) for pair in zip(in_8, reference)],
+)
 off = max(((one - other).norm() / other.norm()).item() for one, other in zip(in_8, in_16))
-print(f"gradients in 8 bits are up to {100 * off:.1f}% off those in 16; the same as those of the rounded tensors, bit for bit")
+print(
+    f"gradients in 8 bits are up to {100 * off:.1f}% off those in 16; the same as those of the "
+    "rounded tensors, bit for bit"
+)
+checks.show()
 
 # %% jupyter={"source_hidden": true}
 Panel(
-    lambda s: eight_bit_bars(LLAMA.with_sizes(seq_length=s)),
+    lambda s: show.eight_bit_bars(LLAMA.with_sizes(seq_length=s)),
     s=steps("s", "tokens of a microbatch", [2**k for k in range(12, 18)], 8192),
 )
 
@@ -333,9 +421,9 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 Panel(
-    lambda moment, segments: memory_map(moment, segments),
-    moment=play("n", "events", EVENTS_PLAYED, 18),
-    segments=choice("segments", list(SEGMENTS), SEGMENTS[0]),
+    lambda moment, segments: show.memory_map(moment, segments),
+    moment=play("n", "events", show.EVENTS_PLAYED, 18),
+    segments=choice("segments", list(show.SEGMENTS), show.SEGMENTS[0]),
 )
 
 # %% [markdown]
@@ -347,7 +435,7 @@ Panel(
 # back all that is free, for a stall:
 
 # %% jupyter={"source_hidden": true}
-Panel(reserved_lines, order=choice("batches", list(BATCH_ORDERS), "shortest first"))
+Panel(show.reserved_lines, order=choice("batches", list(show.BATCH_ORDERS), "shortest first"))
 
 # %% [markdown]
 # So run the longest batch first, or pad, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` before
@@ -368,18 +456,24 @@ Panel(reserved_lines, order=choice("batches", list(BATCH_ORDERS), "shortest firs
 from actmem_more.llama_terms import llama_products
 
 quarter = LLAMA.with_sizes(seq_length=2**18)
-left = 80 * 2**30 - 2 * (32 * (LLAMA.attention_weights + LLAMA.mlp_weights) + 2 * LLAMA.vocab_size * LLAMA.hidden_size)
+left = 80 * 2**30 - 2 * (
+    32 * (LLAMA.attention_weights + LLAMA.mlp_weights) + 2 * LLAMA.vocab_size * LLAMA.hidden_size
+)
 needed = next(step for step in long_steps(quarter) if step.bytes <= left)
 copied, flops = 2 * 2**18 * LLAMA.hidden_size, sum(llama_products(quarter).values())
 ranks = next(c for c in (2, 4, 8) if long_steps(million, c)[-1].bytes <= left)
 worked(
-    f"The weights leave {size_text(left)}. After each step the peak is {', '.join(size_text(step.bytes) for step in long_steps(quarter)[:4])}: it fits with “{needed.name}”.",
-    f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward {1000 * flops / 4e14:,.0f} ms: hidden. The host holds {size_text(32 * copied)}.",
-    f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. {ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
+    f"The weights leave {size_text(left)}. After each step the peak is "
+    f"{', '.join(size_text(step.bytes) for step in long_steps(quarter)[:4])}: it fits with "
+    f"“{needed.name}”.",
+    f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward "
+    f"{1000 * flops / 4e14:,.0f} ms: hidden. The host holds {size_text(32 * copied)}.",
+    f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. "
+    f"{ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
 )
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Check yourself

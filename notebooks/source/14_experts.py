@@ -5,51 +5,48 @@
 # sequence over GPUs. What does each of these keep?
 
 # %%
-import torch
-from torch import nn
-from torch.autograd import Function
-
-from actmem.config import Parallel
-from actmem.formulas.communication import wire_bytes
-from actmem_more.llama_terms import context_exchanges, expert_mlp_rows, forced_routed_tokens, llama_exchanges
-from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llama_rows
-from actmem_more.context import layer_groups
+# Setup: imports, and the numbers of the question
+import actmem as am
+from actmem_course.figures import (
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
+)
+from actmem_course.figures import ch14_experts as show
 from actmem_more.llama_shape import llama_shape
-from actmem.ledger import emulated_rank, record
-from actmem_more.llama_measured import measure_llama_layer
-from actmem.parallel.groups import tensor_parallel
-from actmem.recipes import Recompute
-from actmem.rows import total
-from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, worked
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.marks import GuessLine
-from actmem_course.show.style import size_text
-from actmem_course.show.today import llama_bars, routed_bars
-from actmem_course.show.widgets import Panel, Prediction, Reveal
+from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
-agree = Agreement()
+checks = Checks()
 EXPERTS = llama_shape("qwen3-30b-a3b")
 even, one_sided = (
-    {row.term: row.bytes for row in llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), routing, 0))}
+    {
+        row.term: row.bytes
+        for row in llama_rows(
+            EXPERTS,
+            am.Parallel(8, True),
+            routed_tokens=forced_routed_tokens(EXPERTS, am.Parallel(8, True), routing, 0),
+        )
+    }
     for routing in ("even", "one-sided")
 )
 of_experts = sum(even[term] for term in ("dispatched weights", "gate", "up", "down input"))
 question = Prediction(
-    f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every token goes to {EXPERTS.experts_per_token} of them. "
-    f"The figure shows one rank's bytes when routing is balanced ({size_text(of_experts)} of its {size_text(sum(even.values()))} are the experts'). "
+    f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every "
+    f"token goes to {EXPERTS.experts_per_token} of them. "
+    f"The figure shows one rank's bytes when routing is balanced ({size_text(of_experts)} of its "
+    f"{size_text(sum(even.values()))} are the experts'). "
     "Now every token goes to the same experts, all on one rank. How much does this rank keep?",
     sum(one_sided.values()) / 2**20,
     "MiB",
-    "It gets 8 times as many pairs of a token and an expert, and keeps 8 times as much for them. What it keeps for its own tokens, such as all of attention, doesn't grow.",
+    "It gets 8 times as many pairs of a token and an expert, and keeps 8 times as much for them. "
+    "What it keeps for its own tokens, such as all of attention, doesn't grow.",
     GuessLine(2**20),
 )
 BOTH = "even, and one-sided"
 Reveal(
     question,
     Panel(
-        lambda t, router: routed_bars(EXPERTS, t, ("even", "one-sided") if router == BOTH else ("even",)),
+        lambda t, router: show.routed_bars(
+            EXPERTS, t, ("even", "one-sided") if router == BOTH else ("even",)
+        ),
         t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
         router=choice("router", ["even", BOTH], "even"),
     ),
@@ -84,6 +81,8 @@ Reveal(
 # Qwen3 also normalises the query and key of each head before it rotates them. So the layer keeps Q and K once more.
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.figures.ch08_after_the_paper import llama_bars
+
 LiveFigure(llama_bars(EXPERTS))
 
 # %% [markdown]
@@ -94,11 +93,20 @@ LiveFigure(llama_bars(EXPERTS))
 # term:
 
 # %%
+from actmem_more.llama_measured import measure_llama_layer
+
 for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
-    parallel = Parallel(t, True)
-    predicted = llama_rows(EXPERTS, parallel, routed_tokens=forced_routed_tokens(EXPERTS, parallel, routing, 0))
-    with emulated_rank(t):
-        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_llama_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
+    parallel = am.Parallel(t, True)
+    predicted = llama_rows(
+        EXPERTS, parallel, routed_tokens=forced_routed_tokens(EXPERTS, parallel, routing, 0)
+    )
+    with am.emulated_rank(t):
+        checks.add_rows(
+            f"Qwen3 30B-A3B, t = {t}, {routing}",
+            predicted,
+            measure_llama_layer(EXPERTS, am.tensor_parallel(sequence_parallel=True), routing=routing),
+        )
+checks.show()
 
 # %% [markdown]
 # ## Latent attention
@@ -109,6 +117,10 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
 # `recompute={"K", "V"}` keeps the latent and recomputes keys and values from it, with one product.
 
 # %% jupyter={"source_hidden": true}
+from actmem.recipes import Recompute
+from actmem.rows import total
+from actmem_more.llama_terms import llama_products, llama_recomputed_flops
+
 LATENT = llama_shape("deepseek-v3")
 rows = {row.term: row.bytes for row in llama_rows(LATENT)}
 products = llama_products(LATENT)
@@ -117,13 +129,24 @@ latent = {"recompute nothing": sum(rows.values())}
 for terms in ({"K", "V"}, {"Q", "K", "V"}):
     again = Recompute.of(terms)
     flops = llama_recomputed_flops(LATENT, again)
-    latent[f"recompute {', '.join(sorted(terms))}: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
-with emulated_rank(8):
-    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_llama_layer(LATENT, tensor_parallel(sequence_parallel=True)))
-LiveFigure(bar_chart(
-    f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
-    {"kept": latent}, "kept by one layer of DeepSeek-V3",
-))
+    latent[f"recompute {', '.join(sorted(terms))}: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = (
+        total(llama_rows(LATENT, recompute=again))
+    )
+with am.emulated_rank(8):
+    checks.add_rows(
+        "DeepSeek-V3, one of 8 ranks",
+        llama_rows(LATENT, am.Parallel(8, True)),
+        measure_llama_layer(LATENT, am.tensor_parallel(sequence_parallel=True)),
+    )
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: "
+        f"{(rows['K'] + rows['V']) // tokens:,} of keys and values",
+        {"kept": latent},
+        "kept by one layer of DeepSeek-V3",
+    )
+)
 
 # %% [markdown]
 # ## A state instead of keys
@@ -143,6 +166,10 @@ LiveFigure(bar_chart(
 # $$dK = \mathrm{tril}(dO\,V^\top)^\top Q + V D^\top, \qquad dV = \mathrm{tril}(QK^\top)^\top dO + KD, \qquad D \leftarrow D + Q^\top dO$$
 
 # %%
+import torch
+from torch.autograd import Function
+
+
 class Chunked(Function):
     @staticmethod
     def forward(ctx, q, k, v, u):  # [a, s, d] each
@@ -169,7 +196,19 @@ class Chunked(Function):
         return *(torch.cat(parts, 1) for parts in zip(*reversed(found))), None
 
 
+q, k, v = (torch.randn(4, 48, 16, dtype=torch.float64) for _ in "qkv")
+quadratic = (q @ k.mT).tril() @ v
+checks.add(
+    "chunks of 8 give the quadratic form's output",
+    [(True, torch.allclose(Chunked.apply(q, k, v, 8), quadratic))],
+    "",
+)
+checks.show()
+
 # %% jupyter={"source_hidden": true}
+from torch import nn
+
+
 def by_token(q, k, v):
     state, out = q.new_zeros(len(q), q.shape[2], q.shape[2]), []
     for i in range(q.shape[1]):
@@ -181,7 +220,7 @@ def by_token(q, k, v):
 def kept_by(way):
     mixing = nn.Module()
     mixing.forward = way
-    with record(mixing) as ledger:
+    with am.record(mixing) as ledger:
         y = mixing(*heads)
     del y
     return ledger.total_bytes
@@ -189,14 +228,26 @@ def kept_by(way):
 
 a, s, d = 4, 48, 16
 heads = [torch.randn(a, s, d, requires_grad=True) for _ in "qkv"]
-agree.add("a state a token: 12sh + 4shd", [(12 * s * a * d + 4 * s * a * d * d, kept_by(by_token))])
+checks.add("a state a token: 12sh + 4shd", [(12 * s * a * d + 4 * s * a * d * d, kept_by(by_token))])
 for u in (8, 16):
-    agree.add(f"a state in {u} tokens: 12sh + 4shd/u", [(12 * s * a * d + 4 * s * a * d * d // u, kept_by(lambda *x: Chunked.apply(*x, u)))])
+    checks.add(
+        f"a state in {u} tokens: 12sh + 4shd/u",
+        [(12 * s * a * d + 4 * s * a * d * d // u, kept_by(lambda *x: Chunked.apply(*x, u)))],
+    )
 heads = [torch.randn(a, s, d, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
 ways = (lambda q, k, v: (q @ k.mT).tril() @ v, by_token, lambda *x: Chunked.apply(*x, 8))
 quadratic, *others = [torch.autograd.grad(way(*heads).square().sum(), heads) for way in ways]
-apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in others for one, two in zip(found, quadratic)]
-agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
+apart = [
+    int((one - two).abs().gt(1e-12 * two.abs().max()).sum())
+    for found in others
+    for one, two in zip(found, quadratic)
+]
+checks.add(
+    "gradients of a loop and of chunks",
+    [(0, count) for count in apart],
+    "numbers that differ from the quadratic form's",
+)
+checks.show()
 
 # %% [markdown]
 # In 16 bits with states in float32 a chunked layer keeps $6sbh + 4sbhd/u$, and its output, $2sbh$, for the projection. With $u = d$
@@ -221,20 +272,44 @@ agree.add("gradients of a loop and of chunks, numbers that differ from the quadr
 # parallelism sends the vectors of $s/2$ tokens:
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.communication import wire_bytes
+from actmem_more.context import layer_groups
+from actmem_more.llama_terms import context_exchanges, llama_exchanges
+
 shape = llama_shape("llama3-70b")
 ways = {}
-for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
-    parallel, way = Parallel(t, True, context_parallel_size=c), kind or "gather"
+for t, c, kind in (
+    (8, 1, ""),
+    (4, 2, "gather"),
+    (4, 2, "gather-plain"),
+    (4, 2, "ulysses"),
+    (16, 1, ""),
+    (8, 2, "gather"),
+):
+    parallel, way = am.Parallel(t, True, context_parallel_size=c), kind or "gather"
     among_t, among_c = llama_exchanges(shape, parallel), context_exchanges(shape, parallel, way)
     sent = " + ".join(f"{wire_bytes(exchanges) / 2**20:,.0f}" for exchanges in (among_t, among_c))
-    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(llama_rows(shape, parallel, context_kind=way))
-with emulated_rank(16):
+    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(
+        llama_rows(shape, parallel, context_kind=way)
+    )
+with am.emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    agree.add_rows("Llama 3 70B, t = 8, c = 2", llama_rows(shape, Parallel(8, True, context_parallel_size=2)), measure_llama_layer(shape, tensor, context=context))
-LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, and sends less than half", {"kept": ways}, "kept by one rank of a layer"))
+    checks.add_rows(
+        "Llama 3 70B, t = 8, c = 2",
+        llama_rows(shape, am.Parallel(8, True, context_parallel_size=2)),
+        measure_llama_layer(shape, tensor, context=context),
+    )
+display(checks.show())
+LiveFigure(
+    bar_chart(
+        "16 ranks: c = 2 keeps a little less than t = 16, and sends less than half",
+        {"kept": ways},
+        "kept by one rank of a layer",
+    )
+)
 
 # %% jupyter={"source_hidden": true}
-agree
+checks
 
 # %% [markdown]
 # ## Work it out
@@ -243,12 +318,20 @@ agree
 # each. How much do the experts of a layer keep on a rank if routing is balanced, and how much at worst? Use $6f$ bytes per pair.
 
 # %% jupyter={"source_hidden": true}
+from actmem_more.llama_terms import expert_mlp_rows
+
 MIXTRAL = llama_shape("mixtral-8x7b")
 tokens, f, taken = MIXTRAL.seq_length, MIXTRAL.ffn_hidden_size, MIXTRAL.experts_per_token
-even, worst = (total(expert_mlp_rows(MIXTRAL, Parallel(8, True), routed_tokens=n)) for n in (tokens * taken // 8, tokens))
+even, worst = (
+    total(expert_mlp_rows(MIXTRAL, am.Parallel(8, True), routed_tokens=n))
+    for n in (tokens * taken // 8, tokens)
+)
 worked(
-    f"There are {tokens:,} · {taken} pairs. Even: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes each: {size_text(6 * f * tokens * taken // 8)}. With the router and the routing indices it is {size_text(even)}.",
-    f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} pairs, {size_text(6 * f * tokens)}; with the rest {size_text(worst)}.",
+    f"There are {tokens:,} · {taken} pairs. Even: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes "
+    f"each: {size_text(6 * f * tokens * taken // 8)}. With the router and the routing indices it is "
+    f"{size_text(even)}.",
+    f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} pairs, "
+    f"{size_text(6 * f * tokens)}; with the rest {size_text(worst)}.",
     f"With two or more experts on a rank the worst case doubles: {taken * tokens:,} pairs.",
 )
 

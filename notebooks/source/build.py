@@ -26,7 +26,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME
+from actmem_course.figures.in_page import SHOWN
+from actmem_course.figures.live import PICTURE_MIME, PICTURES, WIDGET_MIME
 from notebooks.source.kernels import AsyncPrivateKernelManager
 from notebooks.source.pictures import PICTURES as FOLDER
 from notebooks.source.pictures import WIDTH, Painter, chromium, front_drawing, front_picture
@@ -34,8 +35,6 @@ from notebooks.source.pictures import WIDTH, Painter, chromium, front_drawing, f
 SOURCES = Path(__file__).resolve().parent
 NOTEBOOKS = SOURCES.parent
 CELL_TIMEOUT_SECONDS = 600
-#: What displays a widget.  Their cells are folded: a reader came for the figure, and a guess's cell has its answer.
-SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
 #: A cell whose code teaches nothing says so itself: ``# %% jupyter={"source_hidden": true}``.
 FOLDED = {"jupyter": {"source_hidden": True}}
 PYTHON = {

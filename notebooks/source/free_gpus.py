@@ -23,11 +23,9 @@ if importlib.util.find_spec("actmem_course") is None:
 # %%
 import torch
 
+from actmem_course.figures import Varies, size_text, speed_facts
 from actmem_course.lab_tools.machine import device_name, usual_dtype
 from actmem_course.launch import results
-from actmem_course.show.style import size_text
-from actmem_course.show.text import speed_facts
-from actmem_course.show.widgets import Varies
 
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 device = "cuda" if gpus else "cpu"

@@ -108,8 +108,10 @@ def test_fake_position_ids_are_those_of_one_sequence_a_row():
     def llama():
         from transformers import AutoModelForCausalLM, LlamaConfig
 
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-        config = LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=64, use_cache=False)
+        config = LlamaConfig(
+            hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1,
+            vocab_size=64, use_cache=False,
+        )  # fmt: skip
         ids = torch.randint(64, (2, 8))
         return AutoModelForCausalLM.from_config(config), {
             "input_ids": ids,

@@ -5,7 +5,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-
 from playwright.sync_api import expect, sync_playwright
 
 from notebooks.source.pictures import CHROMIUM_FLAGS, chromium

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import nbformat
 
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 

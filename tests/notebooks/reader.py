@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import expect
 
-from actmem_course.show.controls import BUTTONS
+from actmem_course.figures.controls import BUTTONS
 from tests.notebooks.lab import PATIENCE_SECONDS, OpenNotebook
 
 #: Sizes of a window that the course has to be readable in.
@@ -35,7 +35,9 @@ class Reader:
         self.asked, self.failed = [], []
         self.context.on("request", lambda request: self.asked.append(request.url))
         self.context.on("requestfailed", lambda request: self.failed.append(f"{request.url}: {request.failure}"))
-        self.context.on("response", lambda response: self.failed.append(response.url) if response.status >= 400 else None)
+        self.context.on(
+            "response", lambda response: self.failed.append(response.url) if response.status >= 400 else None
+        )
 
     def open(self, path, width=WIDTHS[0]):
         """A new page at a path of the site, with a list of what it complains about."""

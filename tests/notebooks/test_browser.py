@@ -10,29 +10,28 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 
-from actmem_course.show.in_page import run_cell
-from actmem_course.show.live import WIDGET_MIME
+from actmem_course.figures.in_page import run_cell
+from actmem_course.figures.live import WIDGET_MIME
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
-from tests.notebooks.lab import Lab
-from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS
+from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS, Lab
 from tests.notebooks.reader import use
 from tests.tiers import sampled
 
 #: The first panel of a chapter, with sliders for s, b, h and a, which comes with a guess; in a notebook of its own,
 #: whose kernel starts without torch.
 CHAPTER, BARS = "02_counting_bytes.ipynb", "bars.ipynb"
-WIDGETS = "from actmem_course.show.widgets import Panel, Prediction, Reveal"
+WIDGETS = "from actmem_course.figures import Panel, Prediction, Reveal"
 #: A plotly.js that holds the page for five seconds as it starts, as on a slow machine; figures are made meanwhile.
 SLOW_PLOTLY = """
-from actmem_course.show import live
+from actmem_course.figures import live
 live._MODULE = "const end = performance.now() + 5000; while (performance.now() < end);" + live._MODULE
 """
 SLOW_FIGURES = """
-from actmem_course.show.controls import steps
-from actmem_course.show.marks import Drawing
-from actmem_course.show.widgets import Panel
+from actmem_course.figures.controls import steps
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures import Panel
 for number in range(12):
     display(Panel(lambda n: Drawing([], {"height": 100}, f"{n}."), n=steps("n", "number", (1, 2), 1)))
 """
@@ -73,8 +72,14 @@ def check_the_next_day(lab, browser, name, at_least):
     with lab.notebook(browser, name) as notebook:
         cells = notebook.page.evaluate(OUTPUTS)
         assert not any(WIDGET_MIME in output.get("data", {}) for cell in cells for output in cell["outputs"])
-        assert WIDGET_MIME in (lab.folder / "notebooks" / name).read_text(encoding="utf-8")  # for a page that is loaded again
-        pictured = [number for number, cell in enumerate(cells) if any("image/png" in o.get("data", {}) for o in cell["outputs"])]
+        assert WIDGET_MIME in (lab.folder / "notebooks" / name).read_text(
+            encoding="utf-8"
+        )  # for a page that is loaded again
+        pictured = [
+            number
+            for number, cell in enumerate(cells)
+            if any("image/png" in o.get("data", {}) for o in cell["outputs"])
+        ]
         assert len(pictured) >= at_least
         for number in pictured:
             notebook.go_to(number).locator(".jp-RenderedImage img").first.wait_for()
@@ -110,7 +115,10 @@ def test_a_panel_fits_its_page_and_keeps_what_it_showed(lab, browser, shots):
         page.set_viewport_size({"width": 1280, "height": 1000})
         page.wait_for_function(f"([place, narrow]) => ({DRAWN_WIDTH})(place) > narrow + 100", arg=[node, narrow])
         for theme, light in (("Light", True), ("Dark", False)):
-            page.evaluate("(theme) => { window.jupyterapp.commands.execute('apputils:change-theme', { theme }); }", f"JupyterLab {theme}")
+            page.evaluate(
+                "(theme) => { window.jupyterapp.commands.execute('apputils:change-theme', { theme }); }",
+                f"JupyterLab {theme}",
+            )
             page.wait_for_selector(f"body[data-jp-theme-light='{str(light).lower()}']", state="attached")
             for part in (".actmem-card", ".actmem-guess"):
                 place.locator(part).scroll_into_view_if_needed()

@@ -15,9 +15,20 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from actmem_course.show.live import PICTURES
+from actmem_course.figures.live import PICTURES
 from notebooks.source import build as builder
-from notebooks.source.build import NOTEBOOKS, SOURCES, build, execute, read, sources, target, tidy, without_pictures, write
+from notebooks.source.build import (
+    NOTEBOOKS,
+    SOURCES,
+    build,
+    execute,
+    read,
+    sources,
+    target,
+    tidy,
+    without_pictures,
+    write,
+)
 
 #: The one with processes of its own and a picture of what they measured.
 REBUILT = "06_pipeline"
@@ -39,7 +50,7 @@ def test_rebuilt_it_is_the_same():
     assert without_pictures(fresh) == without_pictures(stored), f"run: python -m notebooks.source.build {REBUILT[:2]}"
 
 
-SOURCE = '''# %% [markdown]
+SOURCE = """# %% [markdown]
 # # Title
 
 # %%
@@ -50,15 +61,14 @@ print(1 + 1)
 
 # %%
 from actmem.config import ModelShape
-from actmem_course.show.memory_wall import crossover_lines
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.widgets import Varies
+from actmem_course.figures.ch01_memory_wall import crossover_lines
+from actmem_course.figures import LiveFigure, Varies
 
 LiveFigure(crossover_lines(ModelShape(64, 1, 64, 4)))
 
 # %%
 Varies({"Python": "3.x"})
-'''
+"""
 
 
 @pytest.fixture
@@ -108,7 +118,10 @@ def test_a_build_keeps_what_is_the_same_every_time_and_paints_only_what_changed(
 
 
 def test_a_cell_that_teaches_nothing_says_so(source):
-    mark, cells = '# %% jupyter={"source_hidden": true}\n', ("def f():\n    pass\n", "\n\nprint(1)\n\n\n", "class A:\n    pass\n\n\n")
+    mark, cells = (
+        '# %% jupyter={"source_hidden": true}\n',
+        ("def f():\n    pass\n", "\n\nprint(1)\n\n\n", "class A:\n    pass\n\n\n"),
+    )
     source.write_text("".join(f"{mark}{cell}\n# %%\n{cell}\n" for cell in cells), encoding="utf-8")
     assert [cell.metadata == builder.FOLDED for cell in read(source).cells] == [True, False] * len(cells)
 
@@ -120,7 +133,9 @@ def test_a_build_leaves_no_mark_on_this_process(source):
 
 def test_comparing_leaves_out_nothing_but_pictures(source):
     notebook = read(source)
-    notebook.cells[1].outputs = [nbformat.v4.new_output("display_data", {"text/plain": "2", "image/png": "x"}, metadata={"fingerprint": "a"})]
+    notebook.cells[1].outputs = [
+        nbformat.v4.new_output("display_data", {"text/plain": "2", "image/png": "x"}, metadata={"fingerprint": "a"})
+    ]
     for change in ({"text/plain": "3"}, {"text/html": "2"}):
         other = nbformat.from_dict(notebook)
         other.cells[1].outputs[0].data.update(change)
@@ -137,7 +152,9 @@ def test_a_cell_that_fails_stops_the_build(source):
 
 
 def test_a_name_that_no_source_has_is_refused():
-    done = subprocess.run([sys.executable, "-m", "notebooks.source.build", "99"], cwd=NOTEBOOKS.parent, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "notebooks.source.build", "99"], cwd=NOTEBOOKS.parent, capture_output=True, text=True
+    )
     assert done.returncode == 2 and "begins with 99" in done.stderr.splitlines()[-1]
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures
+from tests.drawings import assert_valid
 from tests.notebooks.kinds import IN_JUPYTERLAB, NAMES, kinds, stored
 
 
@@ -21,6 +22,8 @@ def shown_matches(panel, message):
         assert message.startswith("✗ ") and "Still drawn: " in message
         return
     drawn = panel.drawn(panel.values)
+    for drawing in drawn:
+        assert_valid(drawing)
     assert [drawing.spec() for drawing in panel.drawings] == [drawing.spec() for drawing in drawn]
 
 

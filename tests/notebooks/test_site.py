@@ -26,8 +26,8 @@ import plotly
 import pytest
 from playwright.sync_api import expect
 
-from actmem_course.show.in_page import Question, run_cell
-from actmem_course.show.memory_wall import front_door
+from actmem_course.figures.ch01_memory_wall import front_door
+from actmem_course.figures.in_page import Question, run_cell
 from notebooks.site import cache, live
 from notebooks.site.book import chapters, labs
 from notebooks.site.build import build
@@ -177,7 +177,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 sys.path[:] = [path for path in sys.path if "src" not in path]
 sys.path.insert(0, sys.argv[1])
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 for cells in json.load(sys.stdin):
     for cell, code in cells.items():
         run_cell(code).stored()
@@ -194,7 +194,7 @@ def test_every_panel_and_every_guess_of_a_chapter_is_live(name):
     ]
     for cell in code:
         if cell.id in found:
-            (output,) = cell.outputs
+            (output,) = (output for output in cell.outputs if "fingerprint" in output.get("metadata", {}))
             shown = run_cell(found[cell.id])
             state = shown.state()
             pictured = "-".join(drawing.fingerprint() for drawing in shown.moves.drawings)
@@ -412,14 +412,23 @@ REPLIES = [
     (12.5, "GiB", "12,5", "You said 12.5 GiB. It is 12.5 GiB: you have it."),
     (12500, "GiB", "12,500.0GiB", "You said 12,500 GiB. It is 12,500 GiB: you have it."),
     (70.15, "%", "35%", "You said 35%. It is 70.2%: your guess is about half of it."),
-    *((4321, "", text, "✗") for text in ("abc", "", "  ", "nan", "inf", "1e999", "1 2", "٣x", "1,2,3", "3 MiB", "1,23.4")),
+    *(
+        (4321, "", text, "✗")
+        for text in ("abc", "", "  ", "nan", "inf", "1e999", "1 2", "٣x", "1,2,3", "3 MiB", "1,23.4")
+    ),
 ]
 
 
 def test_a_guess_gets_the_answer_and_how_far_it_was_and_a_wrong_one_gives_nothing_away(reader):
     page = reader.open(FIGURES).page
-    cases = [(text, unit, {"number": number, "reply": Question("", number, unit).reply()}) for number, unit, text, _ in REPLIES]
-    said = page.evaluate("async (cases) => { const { judged } = await import('/live/figures.js'); return cases.map((one) => judged(...one).reply); }", cases)
+    cases = [
+        (text, unit, {"number": number, "reply": Question("", number, unit).reply()})
+        for number, unit, text, _ in REPLIES
+    ]
+    said = page.evaluate(
+        "async (cases) => { const { judged } = await import('/live/figures.js'); return cases.map((one) => judged(...one).reply); }",
+        cases,
+    )
     for reply, (*_, wanted) in zip(said, REPLIES, strict=True):
         assert reply == wanted or wanted == "✗" and reply.startswith("✗") and "4,321" not in reply
 
@@ -430,7 +439,9 @@ def test_a_guess_stands_where_it_is_on_a_logarithmic_axis_and_at_its_end_beyond(
     layout = answer["drawings"][0]["layout"]
     low, high = (10**end for end in layout["yaxis"]["range"])
     drawn = "async (guesses) => { const { guessLine } = await import('/live/figures.js'); return guesses.map(([guess, line, layout]) => guessLine(guess, line, layout).y0); }"
-    found = reader.open(FIGURES).page.evaluate(drawn, [[guess, answer["line"], layout] for guess in (0, 256, 1536, 10**6)])
+    found = reader.open(FIGURES).page.evaluate(
+        drawn, [[guess, answer["line"], layout] for guess in (0, 256, 1536, 10**6)]
+    )
     assert found == pytest.approx([low, 0.25, 1.5, high]) and layout["yaxis"]["type"] == "log"
 
 
@@ -481,7 +492,10 @@ def test_axe_finds_nothing_on_the_page_of_any_lab(scheme, reader, site):
 
 def test_a_page_opened_as_a_file_says_why_its_figures_stand_still(browser, site):
     page = browser.new_page()
-    for name, figures_there in (("index", 1), ("notebooks/05_recomputation", len(pictures(stored("05_recomputation.ipynb"))))):
+    for name, figures_there in (
+        ("index", 1),
+        ("notebooks/05_recomputation", len(pictures(stored("05_recomputation.ipynb")))),
+    ):
         page.goto((site / f"{name}.html").as_uri())
         expect(page.locator(".actmem-shown + .actmem-message")).to_have_count(figures_there)
         assert page.locator(".actmem-shown + .actmem-message").first.is_visible()
@@ -498,7 +512,9 @@ def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):
     first = int(slider.input_value())
     player.get_by_role("button", name="Play").focus()
     page.keyboard.press("Enter")
-    page.wait_for_function("([slider, first]) => Number(slider.value) >= first + 2", arg=[slider.element_handle(), first])
+    page.wait_for_function(
+        "([slider, first]) => Number(slider.value) >= first + 2", arg=[slider.element_handle(), first]
+    )
     page.keyboard.press("Enter")
     expect(player.get_by_role("button", name="Play")).to_be_visible()
     page.emulate_media(reduced_motion="reduce")
@@ -506,7 +522,9 @@ def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):
     before = int(slider.input_value())
     player.get_by_role("button", name="one step on").click()
     assert int(slider.input_value()) == before + 1
-    expect(page.locator(".actmem-shown:has(.actmem-player) .actmem-plot")).to_have_attribute("aria-label", re.compile(f"moment {before + 1} of"))
+    expect(page.locator(".actmem-shown:has(.actmem-player) .actmem-plot")).to_have_attribute(
+        "aria-label", re.compile(f"moment {before + 1} of")
+    )
     assert opened.complaints == []
 
 

@@ -32,7 +32,7 @@ def test_a_page_has_all_that_its_modules_import():
         ("actmem.record", True),  # loaded when it is asked for
         ("actmem_course.others.paper", False),
         ("actmem.formulas.activations.eq1", False),
-        ("actmem_course.show.widgets.Panel", False),
+        ("actmem_course.figures.Panel", False),
         ("actmem.ledger.record", True),
         ("actmem.layers.transformer", True),
         ("actmem_course.launch.results", True),  # starts processes
@@ -49,6 +49,7 @@ def test_modules_that_need_a_machine(module, needed):
         (["import math\nx = math.pi", "print(x)"], [[0, 0], [0]]),
         (["import torch\nx = torch.ones(2)", "y = x", "y = 1", "print(y)"], [[1, 1], [1], [0], [0]]),
         (["from actmem.ledger import record", "f = lambda: record", "f()"], [[1], [1], [1]]),
+        (["import actmem as am", "am.layer_rows", "f = lambda: am.record", "f()"], [[0], [0], [1], [1]]),
         (["from actmem.ledger import record as r\nfrom actmem.rows import total", "r", "total"], [[1, 0], [1], [0]]),
         (["import torch", "lines = []", "lines.append(torch.ones(1))", "print(lines)"], [[1], [0], [1], [1]]),
         (["import torch", "d = {}", "d['x'] = torch.ones(1)", "d"], [[1], [0], [1], [1]]),
@@ -111,7 +112,9 @@ def test_no_npm_is_one_line(empty, monkeypatch):
 
 def test_an_npm_that_fails_is_one_line_and_leaves_nothing(empty):
     npm(empty, "echo 'npm error network ENOTFOUND' >&2; exit 1")
-    with pytest.raises(cache.SiteError, match=r"^npm could not get some@1.0 \(no network\?\): npm error network ENOTFOUND$"):
+    with pytest.raises(
+        cache.SiteError, match=r"^npm could not get some@1.0 \(no network\?\): npm error network ENOTFOUND$"
+    ):
         cache.npm_package("some@1.0")
     npm(empty, GOOD)
     assert cache.npm_package("some@1.0").exists()

@@ -6,14 +6,18 @@ import re
 import nbformat
 import pytest
 
-from actmem_course.show.in_page import run_cell
+from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures as figures_of
-from notebooks.source.build import NOTEBOOKS, outputs, sources, target
+from notebooks.source.build import FOLDED, NOTEBOOKS, outputs, sources, target
 
 PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 FREE_GPUS = NOTEBOOKS / "free_gpus.ipynb"  # the notebook that is no chapter
 of_chapters = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+#: Enough for a page that opens at once on a code-hosting site; nearly all of it is pictures.
+LARGEST_BYTES = 600_000
 MAP = "00_start_here.ipynb"
+#: What the line of a comparison begins with (figures/checks.py).
+MARKS = ("✓", "✗", "– not counted")
 
 
 @pytest.fixture(params=[*PATHS, FREE_GPUS], ids=lambda path: path.stem)
@@ -35,7 +39,9 @@ def test_cells_were_run_in_order_from_a_new_kernel(notebook):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code and [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     for cell in code:
-        assert all(output.get("execution_count", cell.execution_count) == cell.execution_count for output in cell.outputs)
+        assert all(
+            output.get("execution_count", cell.execution_count) == cell.execution_count for output in cell.outputs
+        )
 
 
 def test_nothing_went_wrong(notebook):
@@ -47,7 +53,17 @@ def test_nothing_went_wrong(notebook):
 def test_it_is_valid_and_has_no_widget_state_no_times_and_no_machine(path, notebook):
     nbformat.validate(notebook)
     text = path.read_text(encoding="utf-8")
-    for word in ("widget-state", "widget-view", "iopub", "model_id", f"{NOTEBOOKS.parent}/", "/home/", "/tmp/", "/root/", " object at 0x"):
+    for word in (
+        "widget-state",
+        "widget-view",
+        "iopub",
+        "model_id",
+        f"{NOTEBOOKS.parent}/",
+        "/home/",
+        "/tmp/",
+        "/root/",
+        " object at 0x",
+    ):
         assert word not in text, word
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
 
@@ -60,7 +76,13 @@ def test_every_figure_has_its_picture_and_its_words_and_one_without_controls_its
                 assert len(output.data["text/plain"]) > 40
                 assert ("drawing" in output.metadata) == ("LiveFigure(" in cell.source)
                 if "drawing" in output.metadata:
-                    assert hashlib.sha256(output.metadata.drawing.encode()).hexdigest()[:16] == output.metadata.fingerprint
+                    assert (
+                        hashlib.sha256(output.metadata.drawing.encode()).hexdigest()[:16] == output.metadata.fingerprint
+                    )
+
+
+def test_no_notebook_is_large(path):
+    assert path.stat().st_size <= LARGEST_BYTES
 
 
 @of_chapters
@@ -77,11 +99,18 @@ def test_a_chapter_opens_before_its_answer(notebook):
 
 
 @of_chapters
-def test_a_chapter_says_once_what_agrees(path, notebook):
-    """All comparisons of a chapter agree, in one line; only the GPUs' logs of the last chapters are apart, and drawn."""
+def test_all_comparisons_of_a_chapter_agree_and_its_end_sums_them_up(path, notebook):
     texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs(notebook)]
-    said = [text for text in texts if text.startswith("predicted = measured: ")]
-    assert len(said) == (path.name != MAP), said
-    for text in said:
-        equal, together = re.findall(r"\d+", text)
+    said = [line for text in texts for line in text.splitlines() if line.startswith(MARKS)]
+    assert said and all(line.startswith("✓") for line in said), said
+    if path.name != MAP:
+        _, _, last = said[-1].partition("✓ 0 apart predicted = counted: ")
+        equal, together = last.split(" of ")
         assert equal == together
+
+
+@of_chapters
+def test_no_visible_cell_shows_nothing(notebook):
+    """What a cell compares stands under it; a definition ends with what it does."""
+    visible = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.metadata != FOLDED]
+    assert not [cell.source for cell in visible if not cell.outputs]

@@ -10,7 +10,7 @@ from actmem.config import PAPER_MODELS, TINY, ConfigError
 from actmem.formulas.activations import eq1
 from actmem.formulas.flops import layer_overhead
 from actmem_course.others.disagreements import disagreements
-from actmem_course.show.recomputation import batch_factor, break_even, fullest_bytes, throughput
+from actmem_course.predicted.recomputation import batch_factor, break_even, fullest_bytes, throughput
 from tests.shapes import shapes
 
 

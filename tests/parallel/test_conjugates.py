@@ -9,7 +9,7 @@ from actmem.ledger.recorder import record
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.conjugates import f, f_bar, f_bar_or_g_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.show.sequence_parallel import CONJUGATE_OF, FORWARD_EXCHANGE
+from actmem_course.figures.ch04_sequence_parallelism import CONJUGATE_OF, FORWARD_EXCHANGE
 
 
 def random(*shape):

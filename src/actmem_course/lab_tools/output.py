@@ -15,8 +15,8 @@ from actmem_course.console import lab_console
 from actmem_course.files import replacing, write_text
 
 if TYPE_CHECKING:
+    from actmem_course.figures.marks import Drawing
     from actmem_course.ranks import Ranks
-    from actmem_course.show.marks import Drawing
 
 #: The style of a line that does not agree.
 WRONG = "bold red"
@@ -45,7 +45,7 @@ def write_rows(path: Path | None, rank: int, rows: object) -> None:
 
 def write_figure(path: Path, drawing: Drawing) -> None:
     """Put a figure into the file of --html."""
-    from actmem_course.show.measured import write_page  # plotly is loaded only to draw
+    from actmem_course.lab_figures import write_page  # plotly is loaded only to draw
 
     with replacing(path) as beside:
         write_page(drawing, beside)

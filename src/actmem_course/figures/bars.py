@@ -1,0 +1,217 @@
+"""Bars of what a cell has computed or measured: the figure in place of a printed table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from actmem_course.figures.marks import Axis, Drawing, bars, chart, line
+from actmem_course.figures.style import CARD, FILLS, INK, Fill
+from actmem_course.figures.units import axis_end, axis_unit, size_text, three_digits
+
+#: In the order of a chart's parts, of bytes and of other numbers.  The first is what the chart is about.
+_BYTES = [FILLS[what] for what in ("activations", "others", "second number", "third number")]
+_NUMBERS = [FILLS[what] for what in ("number", "second number", "third number", "others", "freed")]
+#: With more bars than this they are drawn closer together.
+_MANY = 6
+#: Names that are longer stand above their bars; pixels of a line of words, and of a bar.
+_LONGEST, _LINE, _BAR = 24, 18, 22
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What the axis counts in: ``step`` bytes, or one of what a caller named."""
+
+    step: float
+    name: str
+    is_bytes: bool
+
+    @classmethod
+    def of(cls, name: str, longest: float) -> _Unit:
+        if name:
+            return cls(1, name, False)
+        return cls(*axis_unit(int(longest)), True)
+
+    def text(self, value: float) -> str:
+        """A value as words at its bar: ``2.67 GiB``, ``12.5%``."""
+        if self.is_bytes and value < self.step / 100:
+            return size_text(int(value))
+        return f"{three_digits(value / self.step)} {self.name}".replace(" %", "%")
+
+    def full(self, value: float) -> str:
+        """A value for who points at its bar: bytes to the last one."""
+        return f"{int(value):,} B" if self.is_bytes else self.text(value)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Where bars and their names stand: one row for each name, in pixels.
+
+    names: each bar's name, in lines.  above: names are too long to stand beside their bars.  bar: thickness of one
+    bar.  group: of all bars of a row.  row: height of a row.
+    """
+
+    names: dict[str, str]
+    above: bool
+    bar: int
+    group: int
+    row: int
+
+    @classmethod
+    def of(cls, names: Sequence[str], num_parts: int, beside: bool) -> _Rows:
+        above = max(map(len, names)) > _LONGEST
+        lines = {name: "<br>".join(wrap(name, 42)) for name in names}
+        bar = 19 if beside and num_parts > 3 else _BAR
+        group = bar * num_parts if beside else bar
+        if above:
+            room = _LINE * max(text.count("<br>") + 1 for text in lines.values()) + 8
+        elif beside:
+            room = 14
+        else:
+            room = 22 if len(names) <= _MANY else 10
+        return cls(lines, above, bar, group, group + room)
+
+    def place(self, traces: Sequence[dict], beside: bool) -> None:
+        """Put each bar at the foot of its row, if its name stands over it."""
+        if not self.above:
+            return
+        for number, trace in enumerate(traces):
+            before = self.bar * number if beside else 0
+            trace |= {"width": self.bar / self.row, "offset": 0.46 - (self.group - before) / self.row}
+
+    def names_above(self, background: dict) -> list[dict]:
+        """Annotations with the names, over their bars."""
+        if not self.above:
+            return []
+        over = {"xref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
+        shift = self.group - 0.46 * self.row
+        return [{**over, **background, "y": text, "yshift": shift, "text": text} for text in self.names.values()]
+
+    def words_beyond(self, ends: Mapping[str, float], words: Mapping[str, str]) -> list[dict]:
+        """Annotations with words after the bars, which end at ``ends`` of the axis."""
+        look = {"showarrow": False, "xanchor": "left", "bgcolor": CARD, "borderpad": 0}
+        if self.above:
+            look["yshift"] = self.group / 2 - 0.46 * self.row
+        return [{"x": ends[name], "y": self.names[name], "text": f" {text}", **look} for name, text in words.items()]
+
+
+def bar_chart(
+    title: str,
+    parts: Mapping[str, Mapping[str, float | None]],
+    axis: str,
+    unit: str = "",
+    beside: bool = False,
+    fills: Sequence[Fill] = (),
+    order: Sequence[str] = (),
+    notes: Mapping[str, str] = {},
+    about: Mapping[str, str] = {},
+    room_for: float = 0,
+    limit: tuple[str, float] | None = None,
+) -> Drawing:
+    """Horizontal bars, a row for each name, made of parts on top of each other or ``beside`` each other.
+
+    Args:
+        title: The finding.
+        parts: For each part its value in each bar.  The place of a bar that has only Nones stays empty.
+        axis: What the values are.
+        unit: Of the values; "" for bytes, which the axis shows in GiB or smaller, and the pointer in full.
+        beside: Bars beside each other, each with its value.
+        fills: Of the parts.
+        order: The bars from the top, if not as they come.
+        notes: Words after a bar, in place of its sum.
+        about: What pointing at a bar says besides.
+        room_for: A value that the axis has room for.
+        limit: Name and value of a line across all bars.
+
+    Raises:
+        ValueError: There are more parts than fills.
+    """
+    fills = fills or (_NUMBERS if unit else _BYTES)
+    if len(parts) > len(fills):
+        raise ValueError(f"fills: {len(parts)} parts need as many, got {len(fills)}")
+    names = list(order or dict.fromkeys(name for values in parts.values() for name in values))
+    sizes = {name: [size for values in parts.values() if (size := values.get(name)) is not None] for name in names}
+    ends = {name: (max if beside else sum)(each) for name, each in sizes.items() if each}
+    longest = max([room_for, *ends.values()])
+    counts, rows = _Unit.of(unit, longest), _Rows.of(names, len(parts), beside)
+    known = [name for name in names if sizes[name] or name in notes]
+    after = {} if beside else {name: notes.get(name) or counts.text(ends[name]) for name in known}
+
+    traces = [
+        _part(part, values, fill, counts, rows, beside, about) for (part, values), fill in zip(parts.items(), fills)
+    ]
+    words = max(map(len, [*after.values(), *(text for trace in traces for text in trace.get("text", ()))]))
+    rows.place(traces, beside)
+    layout: dict = {}
+    if limit:
+        # The line runs past the first and the last bar, where a category axis ends: it has an axis of its own.
+        across = [-0.6, len(names) - 0.4]
+        at = [limit[1] / counts.step] * 2
+        traces.append(line(f"{limit[0]}, {counts.text(limit[1])}", at, across, INK, None, "dash", 2.5, yaxis="y2"))
+        layout = {"yaxis2": {"overlaying": "y", "visible": False, "range": across, "fixedrange": True}}
+    behind = {"bgcolor": CARD, "borderpad": 0} if limit else {}  # the limit's line passes behind the words
+    end_of_bar = {name: ends.get(name, 0) / counts.step for name in names}
+    has_legend = len(parts) > 1 and any(len(values) > 1 for values in parts.values())
+    return chart(
+        title,
+        traces,
+        f"Bars, {axis}: {_told(known, parts, notes, counts)}.",
+        Axis(axis, _room(longest / counts.step), counts.step, in_unit=f" ({counts.name})"),
+        barmode="group" if beside else "stack",
+        height=180 + rows.row * len(names),
+        bargap=0.3,
+        showlegend=bool(limit) or has_legend,
+        legend={"traceorder": "normal"},
+        margin={"r": min(max(24, 8 * words), 150), "l": 16 if rows.above else 60},
+        yaxis={
+            "categoryorder": "array",
+            "categoryarray": [*rows.names.values()],
+            "range": [len(names) - 0.5, -0.5],
+            "automargin": not rows.above,
+            "showticklabels": not rows.above,
+        },
+        annotations=rows.names_above(behind) + rows.words_beyond(end_of_bar, after),
+        **layout,
+    )
+
+
+def _part(
+    part: str,
+    values: Mapping[str, float | None],
+    fill: Fill,
+    counts: _Unit,
+    rows: _Rows,
+    beside: bool,
+    about: Mapping[str, str],
+) -> dict:
+    """One part of all bars, with its value at each bar if bars stand beside each other."""
+    pointed_at = [
+        "<br>".join(filter(None, (counts.full(value or 0), about.get(name)))) for name, value in values.items()
+    ]
+    return bars(
+        part,
+        map(rows.names.get, values),
+        [value if value is None else value / counts.step for value in values.values()],
+        fill,
+        f"%{{y}}, {part}: %{{customdata}}",
+        [counts.text(value) if beside and value is not None else "" for value in values.values()],
+        "outside",
+        customdata=pointed_at,
+    )
+
+
+def _told(names: Sequence[str], parts: Mapping[str, Mapping], notes: Mapping[str, str], counts: _Unit) -> str:
+    """All bars in words, for who can't see them."""
+    told = []
+    for name in names:
+        sizes = {part: of[name] for part, of in parts.items() if of.get(name) is not None}
+        text = f"{name} " + ", ".join(f"{part} {counts.text(size)}".strip() for part, size in sizes.items())
+        told.append(f"{text}: {notes[name]}" if name in notes else text)
+    return "; ".join(told)
+
+
+def _room(longest: float) -> float:
+    """Where the axis ends: a little beyond the longest bar, or its words would leave the card."""
+    end = axis_end(longest)
+    return end if longest <= 0.97 * end else 1.1 * end

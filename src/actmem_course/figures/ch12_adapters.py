@@ -1,0 +1,58 @@
+"""Chapter 12: what a Llama layer keeps if its weights are frozen and low-rank adapters train, beside what it keeps
+if all train.
+"""
+
+from __future__ import annotations
+
+from actmem.rows import Row, total
+from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.style import FILLS, SKY, Fill
+from actmem_course.figures.units import three_digits
+from actmem_course.predicted.adapters import (
+    COPIES,
+    IN_16_BITS,
+    INPUTS,
+    LOW,
+    PLACES,
+    READERS,
+    REST,
+    adapter_parameters,
+    lora_rows,
+)
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import llama_rows
+
+_FILLS = {
+    REST: FILLS["activations"],
+    INPUTS: FILLS["input of a linear"],
+    LOW: Fill(SKY, ""),
+    COPIES: FILLS["dropout mask"],
+}
+
+
+def adapter_bars(
+    shape: LlamaShape, where: str, rank: int, adapters: str = IN_16_BITS, dropout: bool = False
+) -> Drawing:
+    """What all layers keep of one sequence if every weight trains, with adapters, and with no weight that trains;
+    one GPU, 16 bits.
+    """
+    whole = llama_rows(shape)
+    inputs = total(row for row in whole if row.term in READERS and row.term != "attention projection input")
+    each = {
+        "all weights train": [Row(REST, total(whole) - inputs), Row(INPUTS, inputs)],
+        "LoRA": lora_rows(shape, PLACES[where], rank, adapters, dropout),
+        "all weights frozen": lora_rows(shape, ()),
+    }
+    parts = {
+        part: {name: shape.num_layers * total(row for row in rows if row.term == part) for name, rows in each.items()}
+        for part in _FILLS
+    }
+    trained = adapter_parameters(shape, PLACES[where], rank) / (shape.attention_weights + shape.mlp_weights)
+    return bar_chart(
+        f"Adapters on {where} train {three_digits(100 * trained)}% of the layers' weights,<br>"
+        f"and keep {three_digits(100 * total(each['LoRA']) / total(whole))}% of the bytes of full training",
+        parts,
+        f"kept by {shape.num_layers} layers",
+        fills=tuple(_FILLS.values()),
+    )

@@ -1,0 +1,38 @@
+"""Chapter 14: what a layer with experts keeps, by how its router spreads the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actmem.config import Parallel
+from actmem.rows import total
+from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.style import FILLS
+from actmem_course.figures.units import size_text
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import forced_routed_tokens, llama_rows
+
+_ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
+
+
+def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "one-sided")) -> Drawing:
+    """What a layer with experts keeps on the fullest of t ranks, by how its router spreads the tokens; others'
+    places stay empty.
+    """
+    parallel = Parallel(t, t > 1)
+    parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
+    for routing in ("even", "one-sided"):
+        tokens = forced_routed_tokens(shape, parallel, routing, 0)
+        rows, shown = llama_rows(shape, parallel, routed_tokens=tokens), routing in routings
+        name = f"{routing} router: {tokens:,} pairs" if shown else f"{routing} router"
+        experts = total(row for row in rows if row.term in _ROUTED)
+        parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
+    each = f"Even routing: each of {t} ranks keeps" if t > 1 else "One rank keeps"
+    title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"
+    if "one-sided" in routings:
+        title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
+            "One rank takes all tokens, whatever the router does"
+        )  # fmt: skip
+    fills = [FILLS["GeLU input"], FILLS["activations"]]
+    return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks", fills=fills)

@@ -1,0 +1,197 @@
+"""What a notebook says in one line, with the rest in a fold: sizes in full, and a chapter's comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from actmem.rows import Row, by_term
+from actmem_course.figures.style import WARNING
+from actmem_course.others.disagreements import disagreements
+
+#: A line that says that something is wrong, on light and dark pages.
+_WRONG = f"background: #FDE7E9; color: {WARNING}; font-weight: 700; font-size: 1.2em"
+#: Behind the white words of a badge.
+_GOOD, _BAD = "#00664A", WARNING
+
+
+class Fold:
+    """One line; ``details``, text of any length, opens below it.  Stored as text it is the line alone.
+
+    Args:
+        line: What is seen.
+        details: What opens.
+        prose: The details are sentences, which wrap where the page ends; a table does not.
+        is_wrong: The line says that something is wrong: it is red.
+    """
+
+    def __init__(self, line: str, details: str, prose: bool = False, is_wrong: bool = False):
+        self.line, self.details, self._prose, self._is_wrong = line, details, prose, is_wrong
+
+    def __repr__(self) -> str:
+        return self.line
+
+    def _repr_html_(self) -> str:
+        wraps = ' style="white-space: pre-wrap"' if self._prose else ""
+        look = f' style="{_WRONG}"' if self._is_wrong else ""
+        return (
+            f'<details class="actmem-fold"><summary{look}>{escape(self.line)}</summary>'
+            f'<pre tabindex="0"{wraps}>{escape(self.details)}</pre></details>'
+        )
+
+
+def worked(*steps: str) -> Fold:
+    """The answer to a problem that a reader works out first: a line a step, folded."""
+    return Fold("Answer", "\n".join(steps), prose=True)
+
+
+#: A number, the sizes of a tensor, or a statement.
+_Value = Any
+_NOT_COUNTED = "not counted here"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs of a prediction and a count, of one kind.
+
+    Whole numbers, fractions and lists agree if they are equal: there is no tolerance.  Booleans are statements.
+    """
+
+    what: str
+    pairs: Sequence[tuple[_Value, _Value]]
+    unit: str
+    sides: tuple[str, str]
+
+    @property
+    def unequal(self) -> list[tuple[_Value, _Value]]:
+        """The pairs that do not agree."""
+        return [(one, other) for one, other in self.pairs if one != other]
+
+    @property
+    def is_statement(self) -> bool:
+        """Whether it says yes or no, and no number."""
+        return bool(self.pairs) and isinstance(self.pairs[0][0], bool)
+
+    def badge(self) -> str:
+        """The difference in a few words: ``0 apart``."""
+        if not self.pairs:
+            return _NOT_COUNTED
+        numbers = [pair for pair in self.pairs if not isinstance(pair[0], (bool, list))]
+        if not numbers:
+            return f"{len(self.unequal)} of {len(self.pairs)} differ" if self.unequal else ""
+        return f"{_number(sum(abs(one - other) for one, other in numbers))} apart"
+
+    def sentence(self) -> str:
+        """What was predicted and what was counted; of several pairs their sums."""
+        if not self.pairs or self.is_statement:
+            return self.what
+        if isinstance(self.pairs[0][0], list):
+            return f"{self.what}: {len(self.pairs) - len(self.unequal)} of {len(self.pairs)} equal"
+        sums = [f"{side} {_number(sum(values))}" for side, values in zip(self.sides, zip(*self.pairs))]
+        text = f"{self.what}: {' · '.join(sums)} {self.unit}".rstrip()
+        if len(self.pairs) == 1:
+            return text
+        return f"{text} ({len(self.pairs) - len(self.unequal)} of {len(self.pairs)})"
+
+    def details(self) -> str:
+        """The sentence, and the pairs that differ."""
+        apart = [f"  {_number(one)} and {_number(other)} {self.unit}".rstrip() for one, other in self.unequal]
+        return "\n".join([f"{self.sentence()}: {self.badge()}", *apart])
+
+
+class CheckLines:
+    """Comparisons as they stand under a cell: one line each, with a badge that has a tick if nothing is apart."""
+
+    def __init__(self, comparisons: Sequence[Comparison]):
+        self._comparisons = comparisons
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{_mark(not one.unequal, one.badge())} {one.sentence()}" for one in self._comparisons)
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            _badge_html(not one.unequal, one.badge(), one.sentence(), one.details()) for one in self._comparisons
+        )
+
+
+class Checks:
+    """Every comparison of a chapter.  Each is shown under its cell by ``show``; the object itself sums them up."""
+
+    def __init__(self) -> None:
+        self._comparisons: list[Comparison] = []
+        self._num_shown = 0
+
+    def add(
+        self,
+        what: str,
+        pairs: Iterable[tuple],
+        unit: str = "bytes",
+        sides: tuple[str, str] = ("predicted", "counted"),
+    ) -> None:
+        """Compare pairs of a prediction and a count, or of what ``sides`` says."""
+        self._comparisons.append(Comparison(what, list(pairs), unit, sides))
+
+    def add_rows(self, what: str, predicted: Iterable[Row], counted: Iterable[Row]) -> None:
+        """Compare rows term by term.  A term that only one side has is 0 on the other."""
+        left, right = by_term(predicted), by_term(counted)
+        pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
+        self.add(what, [pair for pair in pairs if any(pair)])
+
+    def show(self) -> CheckLines | Fold:
+        """What was compared since the last call, in at most three lines; of more, one line with the rest in a fold."""
+        new = self._comparisons[self._num_shown :]
+        self._num_shown = len(self._comparisons)
+        return CheckLines(new) if len(new) <= 3 else _summed_up(new)
+
+    def summary(self) -> Fold:
+        """How many pairs of numbers are equal; the comparisons, a line each, in the fold."""
+        return _summed_up(self._comparisons)
+
+    def __repr__(self) -> str:
+        return repr(self.summary())
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+
+def _summed_up(comparisons: Sequence[Comparison]) -> Fold:
+    pairs = [pair for one in comparisons for pair in one.pairs if not isinstance(pair[0], bool)]
+    equal = sum(one == other for one, other in pairs)
+    apart = sum(bool(one.unequal) for one in comparisons)
+    badge = f"{apart} of {len(comparisons)} comparisons are apart" if apart else "0 apart"
+    line = f"{_mark(not apart, badge)} predicted = counted: {equal} of {len(pairs)}"
+    return Fold(line, "\n".join(one.details() for one in comparisons), is_wrong=apart > 0)
+
+
+def _mark(is_good: bool, badge: str) -> str:
+    if badge == _NOT_COUNTED:
+        return f"– {badge}"
+    return f"{'✓' if is_good else '✗'} {badge}".rstrip()
+
+
+def _badge_html(is_good: bool, badge: str, sentence: str, details: str = "") -> str:
+    """One line; a wrong one is red, in bold and announced to screen readers."""
+    colour, role = (_GOOD, "note") if is_good else (_BAD, "alert")
+    look = "margin: 0.15em 0" if is_good else f"margin: 0.15em 0; {_WRONG}"
+    more = "" if is_good or not details else f"<pre>{escape(details)}</pre>"
+    return (
+        f'<div class="actmem-check" role="{role}" style="{look}">'
+        f'<span style="background: {colour}; color: #FFFFFF; border-radius: 0.8em; padding: 0.05em 0.6em; '
+        f'margin-right: 0.6em; white-space: nowrap">{escape(_mark(is_good, badge))}</span>'
+        f"{escape(sentence)}{more}</div>"
+    )
+
+
+def _number(value: _Value) -> str:
+    if isinstance(value, list):  # the sizes of a tensor
+        return str(value)
+    return f"{int(value):,}" if value == int(value) else f"{float(value):,}"
+
+
+def in_the_paper() -> Fold:
+    """Where the paper's text, its formulas and our counts differ, a paragraph for each place."""
+    found = disagreements()
+    line = f"Where the paper's text, its formulas and our counts differ: {len(found)} places"
+    return Fold(line, "\n\n".join(map(str, found)), prose=True)

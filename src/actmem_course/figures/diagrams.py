@@ -1,0 +1,98 @@
+"""Diagrams of tensors and ranks: boxes, words between them, hidden axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from actmem_course.figures.marks import Drawing, chart, line, words
+from actmem_course.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
+
+#: One fill for each rank, in diagrams that colour by rank; the box has the rank's number as well.
+RANK_FILLS = (
+    Fill(BLUE, "", "#FFFFFF"), Fill(ORANGE, ""), Fill(GREEN, "", "#FFFFFF"), Fill(PURPLE, ""),
+    Fill(SKY, ""), Fill(VERMILION, "", "#FFFFFF"), Fill(YELLOW, ""), Fill("#555555", "", "#FFFFFF"),
+)  # fmt: skip
+
+
+#: What every rank holds a copy of, what is missing, and a frame around boxes.
+WHOLE, EMPTY = Fill("#BBBBBB", "/"), Fill("#FFFFFF", "")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle.
+
+    Attributes:
+        x, y: Its top left corner, in units of the diagram; y grows downwards.
+        width, height: In the same units.
+        fill: Its colour and pattern.
+        text: Inside.
+        hover: Shown when the pointer is on it.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: Fill
+    text: str = ""
+    hover: str = ""
+
+    def outline(self) -> tuple[list[float], list[float]]:
+        """Its corners, around and back to the first."""
+        right, bottom = self.x + self.width, self.y + self.height
+        return [self.x, right, right, self.x, self.x], [self.y, self.y, bottom, bottom, self.y]
+
+
+def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
+    """Diagrams of tensors and ranks: one outline for each fill, frames (EMPTY) behind the rest, then all words and
+    hover texts.
+    """
+    every = list(all_boxes)
+    by_fill: dict[Fill, list[Box]] = {}
+    for box in every:
+        by_fill.setdefault(box.fill, []).append(box)
+    frames_first = sorted(by_fill.items(), key=lambda pair: pair[0] != EMPTY)
+    inside = words(
+        [box.x + box.width / 2 for box in every], [box.y + box.height / 2 for box in every],
+        # plotly.js takes the node of an empty text away, and the next state of the figure would have no place for
+        # its word.
+        [box.text or "\u00a0" for box in every],
+        position="middle center", textfont={"size": text_size, "color": [box.fill.text for box in every]},
+        # An invisible marker, for the pointer to find.
+        mode="markers+text", marker={"size": 22, "opacity": 0},
+        customdata=[box.hover or box.text for box in every], hovertemplate="%{customdata}<extra></extra>",
+    )  # fmt: skip
+    del inside["cliponaxis"]
+    return [*(_outlines(fill, group) for fill, group in frames_first), inside]
+
+
+def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position: str = "middle center") -> dict:
+    """Words without boxes: (x, y, text) each."""
+    xs, ys, texts = zip(*placed)
+    return words(xs, ys, texts, size, position)
+
+
+def diagram(
+    title: str, traces: list[dict], alt: str, width: float, height: float, pixels: int, left: float = 0, top: float = 0
+) -> Drawing:
+    """A drawing of boxes: hidden axes, y downwards from ``top`` to ``height``; pixels: the figure's height."""
+    hidden = {"visible": False, "fixedrange": True}
+    return chart(
+        title, traces, alt, height=pixels,
+        xaxis={**hidden, "range": [left, width]}, yaxis={**hidden, "range": [height, top]},
+        showlegend=False, margin={"l": 12, "r": 12, "t": 76, "b": 12}, hovermode="closest",
+    )  # fmt: skip
+
+
+def _outlines(fill: Fill, group: list[Box]) -> dict:
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for box in group:
+        around_x, around_y = box.outline()
+        xs += [*around_x, None]
+        ys += [*around_y, None]
+    pattern: dict[str, Any] = {"fillpattern": {**fill.texture(), "bgcolor": fill.colour}} if fill.pattern else {}
+    return line("", xs, ys, INK, width=1, fill="toself", fillcolor=fill.colour, showlegend=False, **pattern)

@@ -1,0 +1,187 @@
+"""What a cell shows, in a notebook or on a page of the site: figures, controls that change them, a question about them.
+
+``figures.js`` draws both.  It gets the state as JSON and asks for the next one when a control moves.  A page asks the
+Python in the page, which has no ipywidgets, no plotly and no numpy.  A notebook asks its kernel (``live``).
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any
+
+from actmem_course.figures.controls import Control, Moves, shown_value
+from actmem_course.figures.marks import Drawing, GuessLine
+from actmem_course.figures.units import three_digits
+
+
+@dataclass
+class Question:
+    """Asks for a number before it is shown.
+
+    Attributes:
+        question: One sentence.
+        answer: The number, in ``unit``.
+        because: Shown with the answer.
+        line: Where a guess stands in the figure.
+    """
+
+    question: str
+    answer: float
+    unit: str = ""
+    because: str = ""
+    line: GuessLine | None = None
+
+    def reply(self) -> str:
+        """The answer and its reason, as "show me" brings them; after a guess the page adds how far off it was."""
+        number = f"{int(self.answer):,}" if self.answer == int(self.answer) else three_digits(self.answer)
+        unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
+        return f"It is {number}{unit}." + (f"\n{self.because}" if self.because else "")
+
+    def __repr__(self) -> str:
+        return f"Your prediction: {self.question} (run this cell, then write a number; the answer comes after it)"
+
+
+@dataclass(repr=False)
+class LiveCell:
+    """What a cell shows.
+
+    Attributes:
+        moves: The figures and their controls.
+        question: About them.
+        shows: The controls that show its answer, with their values.
+    """
+
+    moves: Moves
+    question: Question | None = None
+    shows: Mapping[str, Any] = field(default_factory=dict)
+    #: Moves that a page asked for before a reader did, by control and place: what they lead to, and its message.
+    _ahead: dict[tuple[str, int], tuple[Moves, str]] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def panel(cls, draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> LiveCell:
+        """Controls above the figures that they change; ``draw`` takes their values by name.
+
+        If it raises ConfigError, its message is shown in letters, and the figures stay as they were.
+        """
+        return cls(Moves(draw, controls))
+
+    @classmethod
+    def figure(cls, drawing: Drawing) -> LiveCell:
+        """A figure alone."""
+        return cls(Moves(lambda: drawing, {}))
+
+    @classmethod
+    def reveal(cls, question: Question, panel: LiveCell, **shows: Any) -> LiveCell:
+        """A question and, below it, the panel that raises it; an answer moves the panel to ``shows``."""
+        return cls(panel.moves, question, shows)
+
+    def state(self) -> dict:
+        """Controls with what they offer, the drawings, and the question."""
+        return self._state(self.moves)
+
+    def _state(self, moves: Moves) -> dict:
+        return {
+            "controls": {name: _offered(moves, name) for name in moves.controls},
+            "drawings": [{**drawing.spec(), "alt": drawing.alt} for drawing in moves.drawings],
+            "question": None if self.question is None else {"text": self.question.question, "unit": self.question.unit},
+        }
+
+    def stored(self) -> dict:
+        """How it begins and, for a question, the state that shows its answer: no page waits for Python with these."""
+        if self.question is None:
+            return {"state": self.state()}
+        after = copy.copy(self)
+        after.moves = copy.copy(self.moves)
+        return {"state": self.state(), "answer": after.answer()}
+
+    def answer(self) -> dict:
+        """The state that shows the answer, with what a guess is judged by."""
+        asked = self.question
+        assert asked is not None
+        self._ahead = {}
+        for name, value in self.shows.items():
+            self.moves.move(name, value)
+        said = {**self.state(), "number": asked.answer, "reply": asked.reply()}
+        if asked.line is None:
+            return said
+        axis = self.moves.drawings[asked.line.figure].axis
+        return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
+
+    def next(self, asked: Mapping[str, Any]) -> dict:
+        """The state after a move of a control, or after an answer.
+
+        Args:
+            asked: ``answer``; or a ``control`` and the ``place`` of its new option.  With ``ahead`` the figure stays
+                as it is, and the state is that to which the move would lead.
+
+        Returns:
+            The state; its ``message`` says why a move can't be drawn.
+        """
+        if "answer" in asked:
+            return self.answer()
+        name, place = asked["control"], asked["place"]
+        if (name, place) not in self._ahead:
+            moves = copy.copy(self.moves)
+            self._ahead[name, place] = moves, moves.move(name, moves.options(name)[place])
+        moves, message = self._ahead[name, place]
+        if not asked.get("ahead"):
+            self.moves, self._ahead = moves, {}
+        return {**self._state(moves), "message": message}
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict:
+        """What a notebook displays.  Pages never ask for it, so they need none of the widgets' packages."""
+        return import_module("actmem_course.figures.live").widget_bundle(self)
+
+    def __repr__(self) -> str:
+        lines = [repr(self.question)] if self.question else []
+        at = [f"{control.label} = {self.moves.values[name]}" for name, control in self.moves.controls.items()]
+        lines += [f"Sliders: {', '.join(at)}"] if at else []
+        return "\n".join(lines + [drawing.alt for drawing in self.moves.drawings])
+
+
+def _offered(moves: Moves, name: str) -> dict:
+    control, options = moves.controls[name], moves.options(name)
+    return {
+        "label": control.label,
+        "look": control.look,
+        "options": [shown_value(option) for option in options],
+        "place": options.index(moves.values[name]),
+    }
+
+
+#: What a notebook calls to show something.
+Panel, LiveFigure, Reveal, Prediction = LiveCell.panel, LiveCell.figure, LiveCell.reveal, Question
+#: The names of these calls.  A cell of nothing else is folded, since a reader came for the figure.
+SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
+
+
+def run_cell(code: str) -> LiveCell:
+    """Run a cell whose last line makes a figure, and return that."""
+    *before, last = ast.parse(code).body
+    assert isinstance(last, ast.Expr)
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(before, []), "<cell>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+
+
+class Page:
+    """The figures of a page, by the names of their cells.  Made when they are first asked for."""
+
+    def __init__(self, cells: str):
+        self._cells: dict[str, str] = json.loads(cells)
+        self._shown: dict[str, LiveCell] = {}
+
+    def ask(self, message: str) -> str:
+        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is
+        shown.
+        """
+        asked = json.loads(message)
+        cell = asked["cell"]
+        if cell not in self._shown:
+            self._shown[cell] = run_cell(self._cells[cell])
+        return json.dumps(self._shown[cell].next(asked))

@@ -1,0 +1,188 @@
+"""Figures that move in a notebook: what ``in_page`` shows, drawn by ``figures.js`` in a widget.
+
+plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after each change answers
+with the whole state of the figure.  Here plotly.js is sent once for each kernel, by PlotlyScript.
+The widget's state is the current one, so a reloaded page shows what was there.
+
+anywidget gives a widget two seconds to start; one that needs longer starts, but never receives another
+message.  plotly.js keeps a slow page busy for longer than that.  A model of ipywidgets' own has no such
+limit, so what the kernel changes later travels in one, and the widget's script listens to it: ``Carried``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+
+from actmem_course.figures.in_page import LiveCell
+
+#: Set by the build of the notebooks: figures then also display the data of a picture.
+PICTURES = "ACTMEM_PICTURES"
+PICTURE_MIME = "application/vnd.actmem.drawing+json"
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
+
+#: For a widget's script: ``const state = await carried(model)``, then as with a model of the carried values.
+CARRIED = """
+async function carried(model) {
+  const carrier = await model.widget_manager.get_model(model.get("carrier").slice("IPY_MODEL_".length));
+  return {
+    get: (name) => JSON.parse(carrier.get("value"))[name],
+    on: (change) => carrier.on("change:value", change),
+    off: (change) => carrier.off("change:value", change),
+  };
+}
+"""
+
+
+class Carried(anywidget.AnyWidget):
+    """A widget with values that the kernel changes while it is on screen; anything that JSON can hold."""
+
+    carrier = traitlets.Instance(ipywidgets.HTML).tag(sync=True, **ipywidgets.widget_serialization)
+
+    def __init__(self, carried: dict[str, Any], **traits: object):
+        self.carried = carried
+        super().__init__(carrier=ipywidgets.HTML(json.dumps(carried)), **traits)
+
+    def carry(self, **values: object) -> None:
+        """Change some of the values, in one message."""
+        self.carried = {**self.carried, **values}
+        self.carrier.value = json.dumps(self.carried)
+
+
+# Both scripts meet at one promise on the page, whichever comes first.
+_MEET = """
+function meeting() {
+  const place = (globalThis.__actmemPlotly ??= { figures: 0 });
+  place.plotly ??= new Promise((arrived) => { place.arrived = arrived; });
+  return place;
+}
+"""
+
+# Loads plotly.js on its own time, and once: a page that has it from another kernel does not load it
+# again; a page that was reloaded asks for it.
+_SCRIPT = (
+    _MEET
+    + """
+function initialize({ model }) {
+  const place = meeting();
+  if (place.loading) return;
+  const load = () => {
+    if (place.loading || !model.get("source")) return;
+    place.loading = true;
+    const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
+    import(url)
+      .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
+      .finally(() => URL.revokeObjectURL(url));
+  };
+  model.on("change:source", load);
+  load();
+  if (!place.loading) model.send({});
+}
+export default { initialize };
+"""
+)
+
+# plotly.js is written for <script>, CommonJS and AMD; inside a module it takes CommonJS.
+_MODULE = "const module = {{ exports: {{}} }};\n{}\nexport default module.exports;\n"
+
+_HERE = Path(__file__).parent
+# Questions go to the kernel one at a time: a model sends only the last of several changes.
+_WIDGET = (
+    _MEET
+    + CARRIED
+    + (_HERE / "figures.js").read_text(encoding="utf-8")
+    + """
+async function render({ model, el }) {
+  const place = document.createElement("div");
+  place.className = "actmem-shown";
+  // Keys belong to the figure: JupyterLab looks at them before it (shortcuts) and after it (Enter).
+  place.dataset.lmSuppressShortcuts = "true";
+  place.onkeydown = (event) => event.stopPropagation();
+  el.append(place);
+  const carrier = await carried(model);
+  let number = carrier.get("number"), answered = () => {}, before = Promise.resolve();
+  const listen = () => { if (carrier.get("number") === number) answered(carrier.get("state")); };
+  carrier.on(listen);
+  const ask = (message) => before = before.then(() => new Promise((done) => {
+    answered = done;
+    number += 1;
+    model.set("asked", { ...message, number });
+    model.save_changes();
+  }));
+  const meet = meeting();
+  const figure = new Figure(place, `figure${meet.figures += 1}`, { state: carrier.get("state"), answer:
+  carrier.get("answer") }, ask, meet.plotly); return () => { carrier.off(listen); figure.close(); }; } export default
+  { render };
+"""
+)
+
+
+class PlotlyScript(anywidget.AnyWidget):
+    """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed.
+
+    A page that is loaded again gets the widgets of its kernel in one message, and ipywidgets gives up
+    on an output whose widget is late: so plotly.js is not part of that message, and is sent on request.
+    """
+
+    @classmethod
+    def send(cls) -> PlotlyScript:
+        """The kernel's one PlotlyScript; a new one if it was closed."""
+        if cls._sent is None or cls._sent.comm is None:
+            import plotly
+
+            source = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+            cls._sent = cls(source=_MODULE.format(source))
+        return cls._sent
+
+    _sent: PlotlyScript | None = None
+    _esm = _SCRIPT
+    source = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, source: str):
+        super().__init__(source=source)
+        self.on_msg(lambda widget, content, buffers: self.send_state("source"))
+
+    def get_state(self, key=None, drop_defaults=False) -> dict:
+        state = super().get_state(key, drop_defaults)
+        if key is None and self.comm is not None:
+            state["source"] = ""
+        return state
+
+
+class Widget(Carried):
+    """What a cell shows, on screen."""
+
+    _esm = _WIDGET
+    _css = (_HERE / "figures.css").read_text(encoding="utf-8")
+    asked = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, shown: LiveCell):
+        PlotlyScript.send()
+        super().__init__({**shown.stored(), "number": 0})
+        self.shown = shown
+        self.layout.width = "100%"
+        self.observe(self._answer, "asked")
+
+    def _answer(self, change: Any) -> None:
+        self.carry(state=self.shown.next(change["new"]), number=change["new"]["number"])
+
+
+def widget_bundle(shown: LiveCell) -> dict:
+    """What a notebook displays of a figure; with the data of its picture if a build asks for it."""
+    bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
+    if os.environ.get(PICTURES):
+        drawings = shown.moves.drawings
+        bundle[PICTURE_MIME] = [{**drawing.spec(), "fingerprint": drawing.fingerprint()} for drawing in drawings]
+    return bundle
+
+
+def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:
+    """What a widget displays: itself, and a text for pages that can't run it."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"text/plain": text, WIDGET_MIME: view}

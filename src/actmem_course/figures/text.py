@@ -1,0 +1,127 @@
+"""Tables as plain text for notebooks: numbers in full, columns aligned, the same on every machine.
+
+Text and not HTML, because outputs are compared cell by cell with the stored ones, and text is
+readable without styles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from actmem.rows import Row
+from actmem_course.figures.units import milliseconds
+
+
+def text_table(
+    header: Sequence[str], lines: Iterable[Sequence[object]], right: str = "", last_is_sum: bool = False
+) -> str:
+    """A table of text; integers get thousands separators.
+
+    right: a character for each column, ``r`` to align it to the right, anything else to the left.
+    last_is_sum: rule off the last line.
+    """
+    body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(header, *body)]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(width) if side == "r" else cell.ljust(width)
+            for cell, width, side in zip(cells, widths, right.ljust(len(widths)))
+        ]
+        return "  ".join(aligned).rstrip()
+
+    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
+    parts = [line(header), rule, *map(line, body)]
+    if last_is_sum:
+        parts.insert(-1, rule)
+    return "\n".join(parts)
+
+
+def extras_text(rows: Iterable[Row]) -> str:
+    """Rows that the paper leaves out, each with its reason."""
+    return text_table(
+        ("extra", "bytes", "why the paper leaves it out"),
+        [(row.term, row.bytes, row.extra) for row in rows if row.extra],
+        " r",
+    )
+
+
+def kept_text(saved: Iterable) -> str:
+    """The few tensors that one operation keeps, a line for each."""
+    lines = [
+        f"{t.op} keeps {f'argument {t.argument}' if t.argument else 'what it made'}, {_sizes(t.shape)} "
+        f"{_dtype(t.dtype)}: {t.bytes:,} bytes"
+        for t in saved
+    ]
+    return "\n".join(lines) or "nothing is kept"
+
+
+def saved_text(saved: Iterable) -> str:
+    """What a ledger holds: its ``saved``, a line for each tensor, and the sum."""
+    saved = list(saved)
+    if not saved:
+        return "nothing is kept"
+    lines = [
+        (
+            t.module or "(itself)",
+            t.op,
+            f"argument {t.argument}" if t.argument else "made by it",
+            _sizes(t.shape),
+            _dtype(t.dtype),
+            t.bytes,
+        )
+        for t in saved
+    ]
+    lines.append(("together", "", "", "", "", sum(t.bytes for t in saved)))
+    return text_table(
+        ("module", "operation", "which tensor", "shape", "dtype", "bytes"), lines, "     r", last_is_sum=True
+    )
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _dtype(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def overhead_text(over: Mapping[str, Any] | None) -> str:
+    """``+4.1% ±0.3``; an overhead that could be noise is not printed, only how large the noise is.  A dash for none.
+
+    over: of ``lab_tools.timing.Timings.over``.
+    """
+    if over is None:
+        return "–"
+    if not over["is_real"]:
+        return f"within ±{_percent(over['within'])}%"
+    return f"{100 * over['value']:+.1f}% ±{_percent(over['margin'])}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
+
+
+def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What differs from machine to machine: each variant's times, and one sentence on the overheads.
+
+    The three times are medians of their own, so they do not add up.  An overhead within noise is not named.
+    rows: of labs/measure_speed.py.
+    """
+    facts = {row["name"]: _times_in_words(row) for row in rows}
+    compared = [row["over"] for row in rows if row["over"]]
+    real = sum(over["is_real"] for over in compared)
+    apart = 100 * max((row["noise"] for row in rows), default=0.0)
+    count = f"{real} of {len(compared)} stand" if real else "none stands"
+    facts["overheads"] = f"{count} out from noise (the baseline against itself: up to {apart:.1f}% apart)"
+    return facts
+
+
+def _times_in_words(row: Mapping[str, Any]) -> str:
+    forward, backward, both = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
+    said = f"forward {forward}, backward {backward}, both {both} ms"
+    if not row["over"] or not row["over"]["is_real"]:
+        return said
+    paper = "–" if row["paper_overhead_percent"] is None else f"{row['paper_overhead_percent']:+}%"
+    return f"{said}, overhead {overhead_text(row['over'])} (paper {paper})"

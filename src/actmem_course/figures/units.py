@@ -1,0 +1,52 @@
+"""Numbers as words: bytes in binary units, three digits, and where an axis ends."""
+
+from __future__ import annotations
+
+GIB = 2**30
+
+
+_UNITS = ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def axis_unit(largest_bytes: int) -> tuple[int, str]:
+    """Bytes in one step of an axis and the unit's name: GiB, or a smaller one if GiB would be all zeros."""
+    return next(((unit, name) for unit, name in _UNITS if largest_bytes >= unit / 4), (1, "bytes"))
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1, in three digits: ``2.67 GiB``."""
+    for unit, name in _UNITS:
+        if abs(size_bytes) >= unit:
+            return f"{three_digits(size_bytes / unit)} {name}"
+    return f"{size_bytes} B"
+
+
+def exact_text(size_bytes: int) -> str:
+    """Bytes in full, and what they are in a unit: ``2,147,483,648 B = 2.00 GiB``."""
+    return f"{size_bytes:,} B = {size_text(size_bytes)}"
+
+
+def three_digits(value: float) -> str:
+    """A number to three significant digits, without an exponent: ``2.67``, ``26.7``, ``2,670``."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - _magnitude(value))
+    return f"{value:,.{decimals}f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Milliseconds to three digits, at most two after the point: ``0.12``, ``12.3``, ``1,234``."""
+    value = 1000 * seconds
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def axis_end(largest: float) -> float:
+    """The next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: so the axis doesn't move while a bar grows."""
+    if largest <= 0:
+        return 1.0
+    power = 10.0 ** _magnitude(largest)
+    return next(step * power for step in (1, 1.5, 2, 3, 5, 7, 10) if step * power >= largest)
+
+
+def _magnitude(value: float) -> int:
+    return int(f"{abs(value):e}".partition("e")[2])

@@ -1,0 +1,86 @@
+"""What notebooks show beside text and figures: waits for processes, facts of the machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from html import escape
+from textwrap import fill
+
+from actmem_course.figures.live import CARRIED, Carried, mime_bundle
+
+
+class Progress(Carried):
+    """``with Progress("labs/measure_table2.py, two processes"): …`` shows the line, and how long it has been.
+
+    what: is stored with the notebook; the seconds are not, since they differ.  Screen readers read the line out.
+    """
+
+    _esm = (
+        CARRIED
+        + """
+async function render({ model, el }) {
+  const state = await carried(model);
+  const node = document.createElement("div");
+  node.setAttribute("role", "status");
+  Object.assign(node.style, { minHeight: "1.4em", padding: "2px 4px", fontWeight: "600" });
+  const write = () => { node.textContent = state.get("text"); };
+  el.append(node);
+  write();
+  state.on(write);
+  return () => state.off(write);
+}
+export default { render };
+"""
+    )
+
+    def __init__(self, what: str):
+        super().__init__({"text": ""})
+        self.what = what
+        self._over = threading.Event()
+
+    def __enter__(self) -> Progress:
+        from IPython.display import display
+
+        self._start = time.monotonic()
+        self._say("runs, {seconds} s")
+        display(self)
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._ticker.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._ticker.join()
+        self._say("done in {seconds} s" if error[0] is None else "ended after {seconds} s")
+
+    def _tick(self) -> None:
+        while not self._over.wait(1):
+            self._say("runs, {seconds} s")
+
+    def _say(self, words: str) -> None:
+        self.carry(text=f"{self.what}: {words.format(seconds=round(time.monotonic() - self._start))}")
+
+    def __repr__(self) -> str:
+        return self.what
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict:  # type: ignore[override]  # Jupyter takes both forms
+        return mime_bundle(self, repr(self))
+
+
+class Varies:
+    """Names and values, as a small table.  The text form names the facts only, so that it is the same everywhere."""
+
+    def __init__(self, facts: dict[str, object]):
+        self.facts = facts
+
+    def __repr__(self) -> str:
+        return fill(f"(of your machine, if you run this cell in a notebook: {', '.join(self.facts)})", 96)
+
+    def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
+        lines = "".join(
+            f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td "
+            f"style='text-align:left'>{escape(str(value))}</td></tr>"
+            for name, value in self.facts.items()
+        )
+        return {"text/plain": repr(self), "text/html": f"<table>{lines}</table>"}, {"varies": True}

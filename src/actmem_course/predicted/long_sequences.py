@@ -1,0 +1,136 @@
+"""What one GPU holds of a sequence of up to a million tokens, step after step; and a layer with linears in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actmem.config import Parallel
+from actmem.formulas.communication import wire_bytes
+from actmem.rows import Row, total
+from actmem_course.predicted.adapters import READERS
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import context_exchanges, llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.loss_peak import loss_peak_rows
+
+INPUTS, ATTENTION, MLP, LOSS = "inputs of the layers", "attention of one layer", "MLP of one layer", "loss"
+
+
+#: Tokens of a tile of the MLP and of a chunk of the loss.
+TILE, _CHUNK = 4096, 1024
+
+
+@dataclass(frozen=True)
+class LongStep:
+    """One step, on top of those before it.
+
+    Attributes:
+        name: What it does.
+        asked: Where people asked for it, or who wrote it.
+        parts: Bytes at the peak, beside weights.
+        added_flops: FLOPs that it adds, as a share of the step's.
+        copied_bytes: Copied to the host, and back.
+        sent_bytes: Sent to other GPUs.
+    """
+
+    name: str
+    asked: str
+    parts: Mapping[str, int]
+    added_flops: float = 0
+    copied_bytes: int = 0
+    sent_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+def mlp_peak_bytes(tokens: int, hidden_size: int, ffn_hidden_size: int, tile: int | None = None) -> int:
+    """What an MLP's forward and backward hold at most, beside weights and their gradients, in 16 bits.
+
+    Whole: 6h + 10f bytes a token.  6h are x, y and y's gradient; 10f are gate and up, their gradients, and that of the
+    down projection's input.  In tiles it is either 10h, with x's gradient in tiles and joined, or before that 8h and
+    the last tile's 10f.
+    """
+    h, f = hidden_size, ffn_hidden_size
+    if tile is None:
+        return tokens * (6 * h + 10 * f)
+    return max(10 * tokens * h, 8 * tokens * h + min(tile, tokens) * (10 * f - 2 * h))
+
+
+def _peak(shape: LlamaShape, loss: str, tile: int | None = None, on_host: bool = False) -> dict[str, int]:
+    """Parts at the fuller of two moments: the loss, and the backward pass of a recomputed layer's MLP."""
+    tokens, h = shape.seq_length * shape.micro_batch_size, shape.hidden_size
+    rows = {row.term: row.bytes for row in llama_rows(shape)}
+    x = rows["norm 1 input"]
+    # Two on the device, of which one is on its way, or all; and what comes after the last layer, later its gradient.
+    inputs = x * (2 if on_host else shape.num_layers) + x
+    attention = sum(rows.values()) - x - sum(rows[term] for term in ("gate and up input", "gate", "up", "down input"))
+    # The MLP's output isn't there any more, and its gradient is among the inputs.
+    mlp = mlp_peak_bytes(tokens, h, shape.ffn_hidden_size, tile) - 4 * tokens * h
+    at_the_loss = {INPUTS: inputs, LOSS: total(loss_peak_rows(loss, tokens, h, shape.vocab_size, chunk=_CHUNK))}
+    in_a_layer = {INPUTS: inputs, ATTENTION: attention, MLP: mlp}
+    return max(at_the_loss, in_a_layer, key=lambda parts: sum(parts.values()))
+
+
+def everything_kept(shape: LlamaShape) -> int:
+    """Bytes if each layer keeps all that its backward reads, and the loss is of 16-bit logits."""
+    tokens = shape.seq_length * shape.micro_batch_size
+    last = loss_peak_rows("16 bits", tokens, shape.hidden_size, shape.vocab_size)
+    return shape.num_layers * total(llama_rows(shape)) + 2 * tokens * shape.hidden_size + total(last)
+
+
+def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
+    """Recomputed layers, then one step after the other; the last one on each of c GPUs that share the sequence."""
+    layers, tokens = shape.num_layers, shape.seq_length * shape.micro_batch_size
+    products = llama_products(shape)
+    output = 2 * tokens * shape.hidden_size * shape.vocab_size
+    step = 3 * (layers * sum(products.values()) + output)
+
+    copied = 2 * tokens * shape.hidden_size * layers
+    sent = layers * wire_bytes(context_exchanges(shape, Parallel(context_parallel_size=c), recompute="full"))
+    again = layers * llama_recomputed_flops(shape, "full")
+    of_mlp = layers * (products["gate and up"] + products["down"])
+    shared = shape.with_sizes(seq_length=shape.seq_length // c)
+    return [
+        LongStep("layers recomputed", "Chen et al., 2016", _peak(shape, "16 bits"), again / step),
+        LongStep("loss in chunks", "Liger Kernel, 2024", _peak(shape, "in chunks"), output / step),
+        LongStep(
+            "the layers' inputs on the host",
+            "pytorch#158657",
+            _peak(shape, "in chunks", on_host=True),
+            copied_bytes=copied,
+        ),
+        LongStep("MLP in tiles", "Megatron-LM#3644", _peak(shape, "in chunks", TILE, on_host=True), of_mlp / step),
+        LongStep(f"{c} GPUs a sequence", "TRL#6846", _peak(shared, "in chunks", TILE, on_host=True), sent_bytes=sent),
+    ]
+
+
+WIDE, NARROW, COPIES = "kept in 16 bits", "linears' inputs in 8 bits", "8-bit copies of weights"
+
+
+def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
+    """What one Llama layer keeps if its four linears (QKV, projection, gate and up, down) compute in 8 bits.
+
+    Each keeps its input in 8 bits, in one or two ``orientations``, its weight in two beside the 16-bit one, and a
+    float32 scale of each.  Attention's output stays in 16 bits too: the kernel's backward reads it.
+    """
+    rows, elements = [], 0
+    for row in llama_rows(shape):
+        if row.term in READERS:
+            elements += row.bytes // 2
+        if row.term not in READERS or row.term == "attention projection input":
+            rows.append(Row(WIDE, row.bytes, source=row.term))
+    weights = shape.attention_weights + shape.mlp_weights
+    return [
+        *rows,
+        Row(NARROW, orientations * elements),
+        Row(COPIES, 2 * weights),
+        Row("scales", 4 * 2 * len(READERS)),
+    ]
+
+
+def break_even_tokens(shape: LlamaShape) -> int:
+    """Tokens from which on 8-bit linears save: two copies of each weight against h + f bytes a token."""
+    weights = shape.attention_weights + shape.mlp_weights
+    return -(-2 * weights // (shape.hidden_size + shape.ffn_hidden_size))

@@ -1,0 +1,143 @@
+"""One step tensor by tensor, what a FLOP of recomputation frees, and what a larger microbatch then brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+from actmem.config import ConfigError, ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
+from actmem.formulas.flops import layer_overhead, layer_products
+from actmem.recipes import Recompute
+from actmem.rows import Row, total
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is held after one change.  held: for each layer the rows that are there; again: they were just
+    recomputed.
+    """
+
+    says: str
+    held: tuple[tuple[Row, ...], ...]
+    again: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers together."""
+        return sum(total(rows) for rows in self.held)
+
+
+@cache
+def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment, ...]:
+    """Forward and backward through the shape's layers, one stored tensor at a time, from nothing to nothing.
+
+    Backward takes a layer's tensors in reverse.  Where it needs one that forward dropped, all that the layer
+    has dropped is recomputed first.
+    """
+    whole, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
+    held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
+    found = [Moment("before forward", _frozen(held))]
+    for layer, rows in enumerate(held):
+        for row in whole:
+            if row.term in kept:
+                rows.append(row)
+                found.append(Moment(f"forward, layer {layer}: {row.term} is kept", _frozen(held)))
+    for layer in reversed(range(shape.num_layers)):
+        there = {row.term for row in held[layer]}
+        for row in reversed(whole):
+            if row.term not in there:
+                held[layer] = list(whole[: whole.index(row) + 1])
+                there = {one.term for one in held[layer]}
+                found.append(
+                    Moment(f"backward, layer {layer}: what was dropped is recomputed", _frozen(held), again=True)
+                )
+            held[layer].pop()
+            found.append(Moment(f"backward, layer {layer}: {row.term} is freed", _frozen(held)))
+    return tuple(found)
+
+
+def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
+    return tuple(map(tuple, held))
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Tensors that are recomputed together.  how: from what, by what.  flops: of its matrix products."""
+
+    name: str
+    terms: tuple[str, ...]
+    how: str
+    bytes: int
+    flops: int
+
+
+#: Tensors that are recomputed together, how, and the products that this takes.
+_GROUPS = (
+    ("layer-norm outputs", ("QKV projection input", "h→4h input"), "layer norm of its input", ""),
+    ("Q, K, V", ("Q", "K", "V"), "QKV projection", "QKV projection"),
+    ("attention core", CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
+    ("attention output", ("attention projection input",), "attention over V", "attention over V"),
+    ("middle of the layer", ("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
+    ("GeLU input", ("GeLU input",), "h→4h", "h→4h"),
+    ("GeLU output", ("4h→h input",), "GeLU of its input", ""),
+    ("block dropout masks", ("attention dropout mask", "MLP dropout mask"), "draw again", ""),
+)
+
+
+def rebuilds(shape: ModelShape) -> list[Rebuild]:
+    """All tensors of a layer except its input, from which the rest is computed; 16 bits, one rank.
+
+    In the order of the forward pass.  Bytes add up to equation 1 without the input's 2sbh,
+    FLOPs to the forward pass without the last product, 4h→h, whose output nothing keeps.
+    """
+    products = {"": 0, **layer_products(shape)}
+    sizes = {row.term: row.bytes for row in layer_rows(shape)}
+    return [
+        Rebuild(name, terms, how, sum(sizes[term] for term in terms), products[product])
+        for name, terms, how, product in _GROUPS
+    ]
+
+
+def core_over_gelu(groups: Sequence[Rebuild]) -> Fraction:
+    """Bytes freed per FLOP in the attention core, relative to h→4h."""
+    core, gelu = (next(one for one in groups if one.name == name) for name in ("attention core", "GeLU input"))
+    return Fraction(core.bytes, core.flops) / Fraction(gelu.bytes, gelu.flops)
+
+
+_overhead = cache(layer_overhead)
+
+
+def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
+    """Peak bytes of the layers: what they keep when backward begins, with one layer recomputed."""
+    whole, left = total(layer_rows(shape)), total(layer_rows(shape, recompute=recompute))
+    return shape.num_layers * left + (whole - left)
+
+
+@cache
+def batch_factor(shape: ModelShape, recompute: Recompute | str) -> Fraction:
+    """How many sequences fit in the memory of one without recomputation."""
+    return Fraction(fullest_bytes(shape, "none"), fullest_bytes(shape, recompute))
+
+
+def throughput(shape: ModelShape, recompute: Recompute | str, fixed_share: Fraction) -> Fraction:
+    """Sequences per second, relative to no recomputation in the same memory.
+
+    fixed_share φ: the fixed cost of a step, relative to the cost of the sequences that fit
+    without recomputation.  (1 + φ) / (1 + overhead + φ/factor).
+    """
+    return (1 + fixed_share) / (1 + _overhead(shape, recompute) + fixed_share / batch_factor(shape, recompute))
+
+
+def break_even(shape: ModelShape, recompute: Recompute | str) -> Fraction:
+    """The φ above which the mode is faster: overhead / (1 − 1/factor).
+
+    Raises ConfigError for a single layer: backward recomputes all of it, so nothing is freed.
+    """
+    if batch_factor(shape, recompute) == 1:
+        raise ConfigError(
+            "num_layers", f"recompute = {Recompute.of(recompute).name!r} frees nothing with {shape.num_layers} layer(s)"
+        )
+    return layer_overhead(shape, recompute) / (1 - 1 / batch_factor(shape, recompute))

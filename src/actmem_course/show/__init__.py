@@ -1,1 +1,0 @@
-"""Drawing: tables, figures and widgets, from rows and results.  Needs neither torch nor numpy."""

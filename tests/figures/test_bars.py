@@ -1,0 +1,312 @@
+"""Charts of bars, lines and points: each is the formula's number, and what a slider leaves in place stays."""
+
+import pytest
+
+from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
+from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
+from actmem.rows import total
+from actmem_course.figures import ch08_after_the_paper as today
+from actmem_course.figures import ch10_plan_a_model as planned
+from actmem_course.figures import ch14_experts as experts
+from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
+from actmem_course.figures.ch02_counting_bytes import layer_bars
+from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
+from actmem_course.figures.ch07_time import (
+    days_bars,
+    least_times,
+    roofline,
+    table4_bars,
+    training_days,
+    utilisation_bars,
+)
+from actmem_course.figures.ch11_the_ends import loss_bars, stage_work
+from actmem_course.figures.ch12_adapters import adapter_bars
+from actmem_course.figures.controls import BEFORE, after
+from actmem_course.others import paper
+from actmem_course.predicted.adapters import PLACES, lora_rows
+from actmem_more.actions import PricedLayer, frontier, recompute_choices
+from actmem_more.llama_shape import LLAMA_MODELS
+from actmem_more.llama_terms import llama_products, llama_rows
+from actmem_more.loss_peak import LOSSES, loss_peak_rows
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import bill_of, find_plans
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster
+from tests.tiers import sampled
+
+LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
+GPT3, SMALL = model_shape("175B"), model_shape("22B")
+LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
+MODES = ("none", "selective", "elementwise", "full")
+A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
+
+
+def bars_of(drawing):
+    return [trace for trace in drawing.traces if trace["type"] == "bar" and trace.get("name") != BEFORE]
+
+
+def sums(drawing):
+    """What each bar adds up to, in the smallest unit of the axis."""
+    found = {}
+    for trace in bars_of(drawing):
+        for name, value in zip(trace["y"], trace["x"], strict=True):
+            if value is not None:
+                found[name.replace("<br>", " ")] = found.get(name.replace("<br>", " "), 0) + value * drawing.axis.unit
+    return found
+
+
+def loss_totals(shape, t):
+    return [total(loss_peak_rows(loss, shape.seq_length, shape.hidden_size, shape.vocab_size, t)) for loss in LOSSES]
+
+
+def bill(name, gpus):
+    (best,) = find_plans(planned_model_of(name), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans
+    return sum(max(size, 0) for size in bill_of(planned_model_of(name), best).by_part().values())
+
+
+def inputs(shape):
+    return 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
+
+
+WHOLE = total(layer_rows(GPT3))
+OPERATIONS = forward_operations(SMALL, CUT)
+#: A figure, and what its bars add up to, from the top.
+SUMS = {
+    "a layer of today": (today.kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
+    "its terms": (today.llama_bars(QWEN), [size / inputs(QWEN) for size in (total(llama_rows(QWEN)), *(row.bytes for row in llama_rows(QWEN) if row.bytes))]),
+    "the loss": (loss_bars(LONG, 1, "full"), [32 * total(llama_rows(LONG, Parallel(), "full")), *loss_totals(LONG, 1)]),
+    "the loss on 8 ranks": (loss_bars(LLAMA, 8), [32 * total(llama_rows(LLAMA, CUT)), *loss_totals(LLAMA, 8)]),
+    "adapters": (
+        adapter_bars(LLAMA, "all linears", 16, "float32", True),
+        [32 * total(rows) for rows in (llama_rows(LLAMA), lora_rows(LLAMA, PLACES["all linears"], 16, "float32", True), llama_rows(LLAMA, recompute="elementwise"))],
+    ),
+    "the trade": (
+        recompute_trade(GPT3),
+        [100 * total(layer_rows(GPT3, recompute=mode)) / WHOLE for mode in ("none", "selective", "full")]
+        + [100 * float(1 + layer_overhead(GPT3, mode)) for mode in ("none", "selective", "full")],
+    ),
+    "table 4": (table4_bars(), [row.forward_ms + row.backward_ms for row in paper.TABLE4.values()]),
+    "table 4's first": (table4_bars(1), [paper.TABLE4["baseline, no recompute"].combined_ms]),
+    "least times": (least_times(SMALL, CUT), [1e6 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
+    "plans": (planned.plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
+    **{
+        f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model).values()) for model in PAPER_MODELS.values()])
+        for method in METHODS
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_bars_are_the_formulas_numbers(name):
+    drawing, wanted = SUMS[name]
+    found, order = sums(drawing), [line.replace("<br>", " ") for line in drawing.layout["yaxis"]["categoryarray"]]
+    about = pytest.approx(wanted, rel=1e-9, abs=0.11 * ("table 4" in name))
+    assert [found[bar] for bar in order if bar in found] == about
+    assert max(found.values()) <= drawing.axis.end * drawing.axis.unit
+
+
+@pytest.mark.parametrize(("draw", "wanted"), [
+    (lambda: utilisation_bars(), [[paper.mfu_percent(name, getattr(time, f"{which}seconds")) for name, time in paper.TABLE5.items()] for which in ("full_recompute_", "")]),
+    (lambda: days_bars(300), [list(days) for days in zip(*(training_days(name, 300) for name in PAPER_MODELS))]),
+    (lambda: memory_ladder(512, 4), [
+        [100 * closed_form(row, model.shape.with_sizes(seq_length=512), 4) / closed_form(TABLE2[1], model.shape.with_sizes(seq_length=512), 4) for model in PAPER_MODELS.values()]
+        for row in TABLE2 if row.tensor_parallel
+    ]),
+])  # fmt: skip
+def test_bars_beside_each_other(draw, wanted):
+    assert [trace["x"] for trace in bars_of(draw())] == [pytest.approx(values) for values in wanted]
+
+
+def test_a_chart_of_more_parts_than_fills_is_refused():
+    """zip() left out the parts beyond the fifth, and the words after the bars counted them."""
+    with pytest.raises(ValueError, match="fills: 6 parts need as many, got 5"):
+        bar_chart("Six", {str(part): {"a": 1.0} for part in range(6)}, "parts", "units")
+
+
+def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_models():
+    assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel] and TABLE2[1].name == "tensor"
+    with pytest.raises(ConfigError):
+        memory_ladder(2048, 3)
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_days_are_iterations_times_seconds(name):
+    model = PAPER_MODELS[name]
+    tokens_a_day = model.global_batch_size * model.shape.seq_length * 86_400 / paper.TABLE5[name].seconds
+    assert training_days(name, 100)[1] == pytest.approx(100e9 / tokens_a_day)
+
+
+def test_prices_fall_and_the_cores_is_5_over_2d():
+    prices = list(sums(rebuild_price(GPT3)).values())
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
+
+
+@pytest.mark.parametrize("p", [2, 8])
+def test_stages_work_as_much_with_a_shared_vocabulary(p):
+    last, shared = (list(sums(stage_work(LLAMA, p, each)).values()) for each in (False, True))
+    tokens = 2 * LLAMA.seq_length * LLAMA.hidden_size * LLAMA.vocab_size
+    assert sum(shared) == pytest.approx(sum(last))
+    assert sum(shared) == pytest.approx(32 + tokens / sum(llama_products(LLAMA).values()))
+    assert len(set(shared)) == 1 and set(last[:-1]) == {32 // p} < {last[-1], 32 // p}
+    with pytest.raises(ConfigError, match="num_layers: 32 must be divisible by pipeline_parallel_size = 5"):
+        stage_work(LLAMA, 5)
+
+
+@pytest.mark.parametrize(("name", "memory", "gpus"), sampled(planned.PLANNED, 1))
+def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
+    """After a change of the planner: python -m actmem_course.figures.ch10_plan_a_model"""
+    line = planned.stored_plans()[planned.PLANNED.index((name, memory, gpus))]
+    assert planned.plan_line(name, memory, gpus) == line
+
+
+@pytest.mark.parametrize(("drawing", "said"), [
+    (memory_wall(), "none of the four models fits in 80 GiB"),
+    (memory_wall("tensor+sequence+selective"), "all four models fit"),
+    (loss_bars(LONG, recompute="full"), "16-bit logits take 2.97 times what 32 layers keep,<br>the loss a chunk at a time 0.16"),
+    (planned.plan_wall("175b", 40, (16,)), "fits on none of them"),
+    (planned.first_aid("llama3-70b", 80), "too much"),
+    (planned.first_aid("llama3-8b", 80), "to spare"),
+])  # fmt: skip
+def test_titles_say_the_finding(drawing, said):
+    assert said in drawing.layout["title"]["text"]
+
+
+def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
+    """The order that chapter 10's list gives in words: what saves time first, what costs most of it last."""
+    drawing = planned.first_aid("llama3-70b", 80)
+    start, *steps = [name.replace("<br>", " ").rsplit(": ", 1) for name in sums(drawing)]
+    assert start == ["TP 8, PP 2, DP 4 ZeRO-1, b 2"]
+    held = list(sums(drawing).values())
+    times = [float(cost.removesuffix("% time").replace("−", "-")) for _, cost in steps]
+    assert held == sorted(held, reverse=True) and times[0] < 0 and times == sorted(times)
+    names = [name for name, _ in steps]
+    assert names[:3] == ["sequence parallelism", "elementwise recomputation", "one sequence a microbatch"]
+    dear = names.index("full recomputation")
+    assert {"divide gradients too (ZeRO-2)", "divide weights too (ZeRO-3)"} == set(names[dear + 1 :])
+    assert times[dear] > 4 * times[dear - 1]
+
+
+def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replicas_are_left():
+    """What chapter 10's list says of its plan, after one sequence a microbatch and after half the replicas are stages."""
+    model, roomy = planned_model_of("llama3-70b"), Cluster(64, 8000 * GIBIBYTE)
+    for stages, replicas in ((2, 4), (4, 2)):
+        layout = {
+            "tensor_parallel_size": 8,
+            "sequence_parallel": True,
+            "context_parallel_size": 1,
+            "num_model_chunks": 1,
+        }
+        layout |= {"micro_batch_size": 1, "pipeline_parallel_size": stages, "data_parallel_size": replicas}
+
+        def planned(mode, zero):
+            sizes = {**layout, "zero_stage": zero}
+            (plan,) = find_plans(model.with_modes([mode]), roomy, 512, 1, sizes, False).plans
+            return plan.bytes, plan.seconds.total
+
+        size, seconds = planned("elementwise", 1)
+        divided, again = (
+            (longer - seconds) / (size - less) for less, longer in (planned("elementwise", 2), planned("full", 1))
+        )
+        assert 0 < divided < again
+
+
+# What a slider leaves in place: the axis, and marks where the bars ended before.
+
+
+def at(s):
+    shape = GPT3.with_sizes(seq_length=s)
+    return layer_bars(layer_rows(shape), shape)
+
+
+def marks(drawing):
+    return [trace for trace in drawing.traces if trace["name"] == BEFORE]
+
+
+@pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])
+def test_bytes_stay_bytes_on_every_axis(before, now):
+    drawn = after(at(before), at(now))
+    drawn_bytes = sum(value * drawn.axis.unit for trace in bars_of(drawn) for value in trace["x"] if value)
+    assert drawn_bytes == pytest.approx(eq1(GPT3.with_sizes(seq_length=now)))
+    (mark,) = marks(drawn)
+    assert sum(mark["base"]) * drawn.axis.unit == pytest.approx(eq1(GPT3.with_sizes(seq_length=before)))
+    assert drawn.layout["xaxis"]["range"] == [0, drawn.axis.end]
+
+
+def test_words_beside_bars_go_where_the_bars_end():
+    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
+    found = list(sums(drawn).values())
+    # The others are the bars' names.
+    beside = [note for note in drawn.layout["annotations"] if note.get("xref") != "paper"]
+    assert [note["x"] * drawn.axis.unit for note in beside] == pytest.approx(found)
+
+
+def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
+    first = at(2048)
+    assert after(first, at(1024)).axis == first.axis != at(1024).axis
+    assert after(first, at(8192)).axis == at(8192).axis  # too long
+    assert after(at(8192), at(256)).axis == at(256).axis  # too short
+    assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
+
+
+@pytest.mark.parametrize("routing, ranks", [("one-sided", (8, 16)), ("even", (2, 4))])
+def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
+    """The second pair alone would have two units, GiB and MiB."""
+    before, alone = (experts.routed_bars(QWEN, t, [routing]) for t in ranks)
+    drawn = after(before, alone)
+    assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
+    words = f"kept by one layer on the fullest of {ranks[1]} ranks (GiB)"
+    assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
+
+
+def test_marks_are_as_high_as_their_bars_and_there_are_none_beside_other_bars():
+    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
+    (mark,), bar = marks(drawn), bars_of(drawn)[0]
+    assert (mark["offset"], mark["width"]) == (bar["offset"], bar["width"])
+    assert marks(after(stage_work(LLAMA, 8), stage_work(LLAMA, 16))) == []
+
+
+def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
+    assert marks(after(at(2048), at(2048))) == []
+    drawn = after(days_bars(300), days_bars(200))
+    assert drawn.axis == days_bars(300).axis and marks(drawn) == []
+
+
+LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
+
+
+@pytest.mark.parametrize("shape, cut", [(SMALL, CUT), (LARGE, Parallel()), (TINY, Parallel(2, True))])
+def test_every_operation_is_on_the_roof(shape, cut):
+    roof, *points = roofline(shape, cut).traces
+    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
+    operations = forward_operations(shape, cut)
+    assert list(drawn) != [] and set(drawn) == {o.name for o in operations}
+    for o in operations:
+        x, y = drawn[o.name]
+        assert x == float(o.intensity)
+        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
+        low, high = roofline(shape, cut).layout["xaxis"]["range"]
+        assert 10**low < x < 10**high, "off the axis"
+    assert roof["x"][1] == A100[0] / A100[1]
+
+
+@pytest.mark.parametrize("model", PAPER_MODELS)
+def test_the_frontier_and_the_named_modes(model):
+    shape = PAPER_MODELS[model].shape
+    a, b, h, s = shape.letters()
+    every, line, offload, compress, named = today.frontier_figure(shape).traces
+    layer = PricedLayer.of(shape)
+    assert len(every["x"]) == 32
+    assert len(line["x"]) == len(frontier(recompute_choices(layer), lambda choice: choice.flops))
+    for x, y, mode in zip(named["x"], named["y"], named["text"]):
+        assert x == float(100 * layer_overhead(shape, mode))
+        assert y * s * b * h == pytest.approx(total(layer_rows(shape, recompute=mode)), rel=1e-12)
+    # Elementwise and full lie on the line: nothing keeps less for as few FLOPs.
+    on_line = {(round(x, 9), round(y, 9)) for x, y in zip(line["x"], line["y"])}
+    assert {(round(named["x"][i], 9), round(named["y"][i], 9)) for i in (2, 3)} <= on_line
+    for some, more in ((line, offload), (offload, compress)):  # more ways keep no more in no more time
+        for x, y in zip(some["x"], some["y"]):
+            assert any(other <= x + 1e-9 and kept <= y for other, kept in zip(more["x"], more["y"]))
+    for trace in (line, offload, compress):
+        assert trace["y"] == sorted(trace["y"], reverse=True) and trace["x"] == sorted(trace["x"])

@@ -1,0 +1,153 @@
+"""Controls as data: what they offer can be drawn, and what depends on others follows them."""
+
+import itertools
+import json
+
+import pytest
+
+from actmem.config import ConfigError, ModelShape, Parallel, model_shape
+from actmem_course.figures import ch06_pipeline as schedules
+from actmem_course.figures.ch01_memory_wall import front_door
+from actmem_course.figures.ch04_sequence_parallelism import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
+from actmem_course.figures.controls import Moves, after, fitted, in_letters, slider, steps
+from actmem_course.figures.in_page import Page
+from actmem_course.figures.marks import Drawing
+
+GPT3, CUT = model_shape("175B"), Parallel(8, True)
+
+
+def follower():
+    """Two controls, of which the second offers the divisors of the first."""
+    divisors = steps("d", "divisor", lambda n: [d for d in range(1, n + 1) if n % d == 0], 4)
+    return Moves(lambda n, d: Drawing([], {}, f"{n} / {d}."), {"n": slider("n", "number", 1, 12, 1, 12), "d": divisors})
+
+
+def test_a_control_offers_what_fits_the_ones_before_it_and_goes_back_where_it_was():
+    moves = follower()
+    drawn = []
+    for number in (12, 9, 7, 12):
+        assert moves.move("n", number) == ""
+        drawn.append(moves.drawings[0].alt)
+        assert moves.options("d") == [d for d in range(1, number + 1) if number % d == 0]
+    assert drawn == ["12 / 4.", "9 / 3.", "7 / 1.", "12 / 4."]
+
+
+def test_sizes_that_do_not_fit_are_refused_in_words_and_the_figure_stays():
+    def draw(s, a):
+        return Drawing([], {}, f"{ModelShape(s, 1, 96, a)}")
+
+    moves = Moves(draw, {"s": slider("s", "tokens", 16, 128, 16, 64), "a": slider("a", "heads", 1, 16, 1, 8)})
+    before = moves.drawings
+    assert moves.move("a", 7) == "✗ h: 96 must be divisible by a = 7. Still drawn: s=64 a=8"
+    assert moves.drawings == before
+    assert "Still drawn: s=64 a=8" in moves.move("s", 80) and moves.drawings == before
+    assert moves.move("a", 6) == "" and moves.drawings[0].alt == draw(80, 6).alt
+
+
+def test_other_errors_are_not_swallowed():
+    with pytest.raises(ZeroDivisionError):
+        Moves(lambda s: 1 // (s - 2), {"s": slider("s", "tokens", 1, 4, 1, 2)})
+
+
+def test_one_move_draws_several_figures():
+    both = Moves(lambda s: [Drawing([], {}, f"{s}"), Drawing([], {}, f"{2 * s}")], {"s": slider("s", "", 1, 4, 1, 1)})
+    both.move("s", 3)
+    assert [drawing.alt for drawing in both.drawings] == ["3", "6"]
+
+
+def everything_on_offer(controls):
+    """Every combination of values that a reader can reach."""
+    values = [{}]
+    for name, control in controls.items():
+        values = [{**before, name: option} for before in values for option in control.options(before)]
+    return values
+
+
+def test_every_position_of_the_pipelines_sliders_is_drawn():
+    controls = {
+        "p": steps("p", "", schedules.ranks_that_fit(96, 8), 8),
+        "m": steps("m", "", lambda p: schedules.chunks_that_fit(96, p, 4), 1),
+        "n": steps("n", "", lambda p: schedules.microbatches_that_fit(p, 16), 8),
+    }
+    reached = everything_on_offer(controls)
+    assert len(reached) > 90 and {value["m"] for value in reached} == {1, 2, 3, 4}
+    for value in reached:
+        schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, value["p"], value["m"]), value["n"])
+    refused = 0
+    for p, m, n in itertools.product(range(1, 9), range(1, 5), range(1, 17)):
+        if {"p": p, "m": m, "n": n} not in reached and (m > 1 or 96 % p):
+            refused += 1
+            with pytest.raises(ConfigError):
+                schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n)
+    assert refused > 300
+
+
+@pytest.mark.parametrize("t", RANKS)
+@pytest.mark.parametrize("operator", FORWARD_EXCHANGE)
+def test_the_rings_slider_ends_with_backward(operator, t):
+    last = steps_of_operator(operator, t)[-1]
+    assert "backward" in operator_ring(operator, t, last, 1024).alt
+    with pytest.raises(IndexError):
+        operator_ring(operator, t, last + 1, 1024)
+
+
+def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():
+    cut = schedules.with_pipeline(CUT, 4, 1)
+    least = schedules.least_budget_bytes(GPT3, cut, 9)
+    schedules.moving_window_chart(GPT3, cut, 9, least)
+    with pytest.raises(ConfigError) as error:
+        schedules.moving_window_chart(GPT3, cut, 9, least - 1)
+    said = in_letters(str(error.value))
+    assert said.startswith("budget: rank 0 needs ") and "GiB" in said and "_" not in said and str(least) not in said
+
+
+def test_messages_are_in_the_chapters_letters():
+    with pytest.raises(ConfigError) as error:
+        GPT3.with_sizes(num_attention_heads=104)
+    assert in_letters(str(error.value)) == "h: 12288 must be divisible by a = 104"
+
+
+@pytest.mark.parametrize("wanted, found", [(5, 4), (100, 8), (2, 2)])
+def test_the_nearest_value_on_offer(wanted, found):
+    assert fitted({"t": steps("t", "", (1, 2, 4, 8), 1)}, {"t": wanted}) == {"t": found}
+
+
+# A page's figures without a browser: the code of a cell, its controls and its answers, as JSON.
+
+
+FRONT = "from actmem_course.figures import Panel\nfrom actmem_course.figures.ch01_memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+FOLLOWS = """
+from actmem_course.figures import Panel, slider, steps
+from actmem_course.figures.marks import (Drawing)
+Panel(lambda n, d: Drawing([], {}, f"{n} / {d}."), n=slider("n", "number", 1, 12, 1, 12),
+      d=steps("d", "divisor", lambda n: [d for d in range(1, n + 1) if n % d == 0], 4))
+"""
+
+
+def ask(page, **message):
+    return json.loads(page.ask(json.dumps(message)))
+
+
+def test_a_button_draws_what_the_function_draws():
+    page = Page(json.dumps({"front": FRONT}))
+    moved = ask(page, cell="front", control="recompute", place=2)
+    assert moved["controls"]["model"]["options"] == ["22B", "175B", "530B", "1T"]
+    assert moved["controls"]["recompute"]["place"] == 2 and moved["message"] == ""
+    drawn = after(front_door("175B", "tensor", "none"), front_door("175B", "tensor", "full"))
+    assert moved["drawings"] == json.loads(json.dumps([{**drawn.spec(), "alt": drawn.alt}]))
+
+
+def test_what_a_control_offers_follows_the_others():
+    page = Page(json.dumps({"a": FOLLOWS}))
+    moved = ask(page, cell="a", control="n", place=8)  # the ninth of 1 to 12
+    assert moved["controls"]["d"] == {"label": "d: divisor", "look": "stops", "options": ["1", "3", "9"], "place": 1}
+
+
+def test_what_a_step_would_show_is_answered_ahead_while_the_figure_stays():
+    page = Page(json.dumps({"a": FOLLOWS}))
+    ahead = ask(page, cell="a", control="n", place=8, ahead=True)
+    assert ahead["controls"]["n"]["place"] == 8 and ahead["drawings"][0]["alt"] == "9 / 3."
+    other = ask(page, cell="a", control="d", place=0)
+    assert other["controls"]["n"]["place"] == 11 and other["drawings"][0]["alt"] == "12 / 1."
+    # What was looked at before that move is not what the step leads to now.
+    assert ask(page, cell="a", control="n", place=8)["drawings"][0]["alt"] == "9 / 1."

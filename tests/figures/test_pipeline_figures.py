@@ -1,0 +1,162 @@
+"""Chapter 6's figures: valid plotly, every pass drawn once, and curves that are the formulas'."""
+
+from fractions import Fraction
+from itertools import accumulate
+
+import pytest
+
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
+from actmem.formulas.first_stage import bytes_by_rank, capacity, eq5, first_stage_bytes, in_flight
+from actmem.formulas.schedule import one_forward_one_backward, recomputed_share
+from actmem_course.figures import ch06_pipeline as schedules
+from actmem_course.others.timeline import memory_curve, timeline
+
+GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
+CUT = Parallel(8, True)
+GIB = 2**30
+SIZES = [(1, 1, 1), (2, 1, 3), (4, 1, 8), (8, 1, 24), (4, 3, 8), (8, 3, 8), (2, 4, 2)]
+
+
+def chart(p, m, n):
+    return schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n)
+
+
+def bars(drawing):
+    return [trace for trace in drawing.traces if trace["type"] == "bar"]
+
+
+def curves(drawing):
+    """For each rank the (time, bytes) of its outline; what is drawn is the same, above the rank's foot."""
+    (areas,) = [trace for trace in drawing.traces if trace.get("fill") == "toself"]
+    found: dict[int, list[tuple[int, int]]] = {}
+    feet: dict[int, float] = {}
+    for x, y, (rank, size, _) in zip(areas["x"], areas["y"], areas["customdata"], strict=True):
+        if x is not None:
+            assert y == feet.setdefault(rank, y) + size
+            found.setdefault(rank, []).append((x, size))
+    assert sorted(feet.values(), reverse=True) == [feet[rank] for rank in sorted(feet)]
+    return [found[rank] for rank in sorted(found)]
+
+
+def tops(drawing):
+    return [max(size for _, size in curve) for curve in curves(drawing)]
+
+
+@pytest.mark.parametrize("p, m, n", SIZES)
+def test_every_pass_is_drawn_once_and_none_overlap(p, m, n):
+    drawn = [(y, base, base + x) for t in bars(chart(p, m, n)) for y, base, x in zip(t["y"], t["base"], t["x"])]
+    assert len(drawn) == 2 * p * m * n
+    for rank in range(p):
+        own = sorted((start, end) for y, start, end in drawn if y == rank)
+        assert all(end <= start for (_, end), (start, _) in zip(own, own[1:]))
+
+
+@pytest.mark.parametrize("p, m, n", SIZES)
+def test_the_first_curves_top_is_the_formula(p, m, n):
+    parallel = schedules.with_pipeline(CUT, p, m)
+    drawn = tops(chart(p, m, n))
+    assert drawn[0] == first_stage_bytes(GPT3, parallel, num_microbatches=n)
+    assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
+    (dashed,) = [trace for trace in chart(p, m, n).traces if "eq. 5" in trace["name"]]
+    assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
+
+
+def test_where_the_chapter_begins_more_chunks_hold_more():
+    assert tops(chart(8, 1, 16))[0] == eq5(GPT3, 8)
+    assert eq5(GPT3, 8) < tops(chart(8, 4, 16))[0] < tops(chart(8, 3, 16))[0] < tops(chart(8, 2, 16))[0]
+
+
+@pytest.mark.parametrize(
+    "p, m, n, argument",
+    [
+        (5, 1, 8, "num_layers"),
+        (4, 3, 6, "num_microbatches"),
+        (1, 2, 4, "num_model_chunks"),
+        (8, 4, 24, "num_microbatches"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(p, m, n, argument):
+    with pytest.raises(ConfigError) as error:
+        chart(p, m, n)
+    assert error.value.argument == argument
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_figure_9_is_the_rows_of_every_rank(m):
+    parallel = schedules.with_pipeline(MT.parallel, 35, m)
+    held, freed = schedules.rank_memory(MT.shape, parallel, 280).traces
+    for trace, free in ((held, False), (freed, True)):
+        assert [y * GIB for y in trace["y"]] == bytes_by_rank(MT.shape, parallel, "selective", 280, free_outputs=free)
+    with pytest.raises(ConfigError):
+        schedules.rank_memory(MT.shape, schedules.with_pipeline(MT.parallel, 35, 2), 280)
+
+
+@pytest.mark.parametrize("gib", range(11, 40, 4))
+def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says(gib):
+    parallel = schedules.with_pipeline(CUT, 4, 1)
+    drawing = schedules.moving_window_chart(GPT3, parallel, 9, gib * GIB)
+    assert max(tops(drawing)) <= gib * GIB
+    again = [trace for trace in bars(drawing) if trace["name"] == "backward with recomputation"]
+    for rank in range(4):
+        share = recomputed_share(capacity(GPT3, parallel, gib * GIB, rank, 9), 4 - rank, 9)
+        assert Fraction(sum(trace["y"].count(rank) for trace in again), 9) == share
+
+
+def test_too_little_memory_for_recomputing_all_is_refused():
+    with pytest.raises(ConfigError, match="budget_bytes"):
+        schedules.moving_window_chart(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 5 * GIB)
+
+
+def result(pipeline_rank, held, **more):
+    """What a process measured."""
+    own = {"pipeline_rank": pipeline_rank, "predicted_bytes": max(held), "extra_bytes": 0}
+    return {"samples": [{"kept_bytes": kept} for kept in held], **own, **more}
+
+
+@pytest.mark.parametrize("p, m, n", SIZES)
+def test_what_is_measured_is_drawn_as_the_curve_that_is_predicted(p, m, n):
+    """Each rank's bytes after each action, by the schedule alone, as a measurement gives them."""
+    ranks = schedules.schedule_of(p, m, n)
+    held = [list(accumulate(1000 if action.kind == "F" else -1000 for action in actions)) for actions in ranks]
+    drawing = schedules.measured_schedule(ranks, [result(rank, kept) for rank, kept in enumerate(held)])
+    end = max(span.end for span in timeline(ranks))
+    for rank, curve in enumerate(curves(drawing)):
+        predicted = memory_curve(timeline(ranks), rank, lambda action: 1000)
+        assert curve == [(0, 0), *predicted, (end, 0), (end, 0), (0, 0)]
+    assert "to the byte as predicted" in drawing.layout["title"]["text"]
+
+
+def test_a_measurement_that_differs_is_not_called_as_predicted():
+    drawing = schedules.measured_schedule(one_forward_one_backward(1, 1), [result(0, [1000, 0], predicted_bytes=999)])
+    assert "to the byte not as predicted" in drawing.layout["title"]["text"]
+
+
+def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
+    ranks = one_forward_one_backward(2, 3)
+    held = [[10 + rank + step for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)]
+    results = [result(number // 2, held[number // 2], rank=number) for number in range(4)]
+    drawing = schedules.measured_schedule(ranks, results)
+    assert drawing.layout["yaxis"]["ticktext"] == ["rank 0", "rank 1"]
+    assert len(drawing.layout["yaxis2"]["ticktext"]) == 4
+    assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
+    assert "rank 0 held 15 B, rank 3 16 B" in drawing.alt
+
+
+@pytest.mark.parametrize(("p", "m", "n"), SIZES)
+def test_a_schedule_on_its_way_shows_what_has_happened_and_what_is_held(p, m, n):
+    spans = timeline(schedules.schedule_of(p, m, n))
+    each = eq5(GPT3, 8) // (p * m)
+    for moment in schedules.moments_of(p, m, n)[1:]:
+        drawing = schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n, moment)
+        places = (zip(bar["y"], bar["base"], bar["x"], strict=True) for bar in bars(drawing))
+        drawn = sorted(place for of_bar in places for place in of_bar)
+        assert drawn == sorted((s.rank, s.start, min(s.end, moment) - s.start) for s in spans if s.start < moment)
+        for rank, curve in enumerate(curves(drawing)):
+            done = [s for s in spans if s.rank == rank]
+            begun = sum(s.action.kind == "F" and s.start <= moment for s in done)
+            held = begun - sum(s.action.kind == "B" and s.end <= moment for s in done)
+            assert curve[-3] == (moment, held * each), "before the outline closes"
+            assert f"{held * each:,} bytes" in drawing.alt
+    assert [len(bar["x"]) for bar in bars(drawing)] == [len(bar["x"]) for bar in bars(chart(p, m, n))]
+    first = schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n, 1)
+    assert [bar["name"] for bar in bars(first)] == [bar["name"] for bar in bars(drawing)]

@@ -1,0 +1,84 @@
+"""Chapter 5's figures: valid plotly, and their numbers are the formulas'."""
+
+from fractions import Fraction
+
+import pytest
+
+from actmem.config import TINY, ModelShape, model_shape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
+from actmem.formulas.flops import layer_products
+from actmem.rows import LAYER_TERMS, total
+from actmem_course.figures import ch05_recomputation as recomputation
+from actmem_course.predicted.recomputation import fullest_bytes, throughput
+
+GPT3 = model_shape("175B")
+LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
+
+
+@pytest.mark.parametrize("shape", [GPT3, LONG, TINY])
+def test_groups_are_the_whole_layer_but_its_input(shape):
+    groups = recomputation.rebuilds(shape)
+    _, b, h, s = shape.letters()
+    assert sum(r.bytes for r in groups) == eq1(shape) - 2 * s * b * h
+    assert sum(r.flops for r in groups) == sum(layer_products(shape).values()) - layer_products(shape)["4h→h"]
+    assert sorted(term for r in groups for term in r.terms) == sorted(LAYER_TERMS[1:])
+    assert recomputation.core_over_gelu(groups) == Fraction(5 * shape.num_attention_heads, 2)
+
+
+def test_the_payoffs_lines_and_markers_are_the_step_model():
+    selective, marker, full, full_marker, _ = recomputation.batch_payoff(GPT3, 34).traces
+    for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
+        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in recomputation.SHARES]
+        assert point["y"] == [line["y"][recomputation.SHARES.index(34)]]
+
+
+# One training step as blocks: what is pushed is popped, and its fullest moment is the formula's.
+
+
+STEP = model_shape("175B").with_sizes(num_layers=4)
+MODES = ("none", "selective", "full")
+
+
+@pytest.mark.parametrize("recompute", ("none", "full"))
+@pytest.mark.parametrize("shape", [STEP, TINY], ids=["GPT-3", "tiny"])
+def test_it_is_fullest_where_the_formula_says(shape, recompute):
+    sizes = [moment.bytes for moment in recomputation.training_moments(shape, recompute)]
+    assert max(sizes) == fullest_bytes(shape, recompute)
+    assert sizes[0] == sizes[-1] == 0
+
+
+@pytest.mark.parametrize("shape", [STEP, TINY], ids=["GPT-3", "tiny"])
+def test_the_core_comes_back_when_what_came_after_it_is_freed(shape):
+    """So the peak is below ``fullest_bytes``, which adds the core to layers that are still whole."""
+    sizes = [moment.bytes for moment in recomputation.training_moments(shape, "selective")]
+    left, rows = total(layer_rows(shape, recompute="selective")), layer_rows(shape)
+    last = max(place for place, row in enumerate(rows) if row.term in CORE_ATTENTION_TERMS)
+    assert max(sizes) == max(shape.num_layers * left, (shape.num_layers - 1) * left + total(rows[: last + 1]))
+    assert max(sizes) < fullest_bytes(shape, "selective")
+
+
+@pytest.mark.parametrize("recompute", MODES)
+def test_after_forward_each_layer_holds_its_rows(recompute):
+    moments = recomputation.training_moments(STEP, recompute)
+    after_forward = [moment for moment in moments if moment.says.startswith("forward")][-1]
+    assert all(rows == tuple(layer_rows(STEP, recompute=recompute)) for rows in after_forward.held)
+    assert after_forward.bytes == STEP.num_layers * total(layer_rows(STEP, recompute=recompute))
+
+
+def test_the_core_is_never_pushed_and_comes_back_one_layer_at_a_time():
+    core = set(CORE_ATTENTION_TERMS)
+    moments = recomputation.training_moments(STEP, "selective")
+    with_core = [[core <= {row.term for row in rows} for rows in moment.held] for moment in moments]
+    assert max(map(sum, with_core)) == 1 and sum(moment.again for moment in moments) == STEP.num_layers
+    assert not any(any(one) for one, moment in zip(with_core, moments) if moment.says.startswith("forward"))
+
+
+@pytest.mark.parametrize("recompute", MODES)
+def test_its_blocks_are_the_rows_held(recompute):
+    moments = recomputation.training_moments(STEP, recompute)
+    for number in range(0, len(moments), 7):
+        drawing = recomputation.step_timeline(STEP, number, recompute)
+        blocks = [trace for trace in drawing.traces if trace["type"] == "bar" and trace["x"] != [None]]
+        held = sum(sum(trace["y"]) for trace in blocks)
+        assert held * 2**30 == pytest.approx(moments[number].bytes)
+        assert f"{moments[number].bytes:,} bytes held" in drawing.alt

@@ -1,0 +1,229 @@
+"""Tables and lines of text: every number in full, columns in line, a wrong line in red; what a fold opens."""
+
+import io
+import re
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from paper_steps.sections import PaperEntry
+from paper_steps.tables import bytes_table, disagreements_list, flops_table, percent_table, ranks_table
+from rich.console import Console
+
+from actmem.config import TINY, Parallel
+from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
+from actmem.rows import LAYER_TERMS, Row
+from actmem_course.figures.checks import Checks, Fold, in_the_paper, worked
+from actmem_course.figures.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
+from actmem_course.figures.text import extras_text, kept_text, saved_text, text_table
+from actmem_course.others.disagreements import disagreements
+from tests.shapes import shapes
+
+
+def test_text_table():
+    table = text_table(("name", "n"), [("a", 1), ("bcd", 12345)], " r", last_is_sum=True)
+    assert table == "name       n\n────────────\na          1\n────────────\nbcd   12,345"
+
+
+def test_an_empty_table_is_its_header():
+    assert text_table(("name", "n"), []) == "name  n\n───────"
+
+
+def test_extras_text_gives_reasons():
+    text = extras_text(layer_rows(TINY) + layer_extra_rows(TINY))
+    assert len(text.splitlines()) == 2 + len(layer_extra_rows(TINY))
+    assert all(row.extra in text for row in layer_extra_rows(TINY))
+
+
+def test_saved_text_shows_what_the_ledger_saw():
+    saved = [
+        SimpleNamespace(module="up", op="linear", argument="0", shape=(3, 4), dtype="torch.bfloat16", bytes=24),
+        SimpleNamespace(module="", op="softmax", argument="", shape=(), dtype="torch.float32", bytes=4),
+    ]
+    lines = saved_text(saved).splitlines()
+    assert lines[2].split() == ["up", "linear", "argument", "0", "[3,", "4]", "bfloat16", "24"]
+    assert lines[3].split() == ["(itself)", "softmax", "made", "by", "it", "[]", "float32", "4"]
+    assert lines[-1].split() == ["together", "28"]
+    kept = "linear keeps argument 0, [3, 4] bfloat16: 24 bytes", "softmax keeps what it made, [] float32: 4 bytes"
+    assert kept_text(saved).splitlines() == [*kept]
+
+
+def test_an_empty_ledger_says_so():
+    assert saved_text([]) == kept_text([]) == "nothing is kept"
+
+
+# What is said about each term agrees with the formulas.
+
+
+def test_the_terms_are_the_layers_in_order():
+    assert tuple(TERMS) == LAYER_TERMS
+
+
+def test_every_kind_and_block_is_known():
+    assert {term.kind for term in TERMS.values()} | {"extra"} == set(KINDS)
+    assert {term.block for term in TERMS.values()} | {"extra"} == set(BLOCKS)
+    assert all(term.why for term in TERMS.values())
+
+
+def coefficients(rows, shape):
+    """Sums of the coefficients of sbh and of as²b in the rows' formulas."""
+    sums = {"sbh": 0, "as²b": 0}
+    for row in rows:
+        number, letters = re.fullmatch(r"(\d*)(sbh|as²b)(?:/t)?", formula_of(row, shape)).groups()
+        sums[letters] += int(number or 1)
+    return sums
+
+
+@given(shapes())
+def test_formulas_add_up_to_equation_1(shape):
+    found = coefficients(layer_rows(shape), shape)
+    assert found == {"sbh": 34, "as²b": 5}
+    a, b, h, s = shape.letters()
+    assert found["sbh"] * s * b * h + found["as²b"] * a * s * s * b == eq1(shape)
+
+
+@given(shapes(divisible_by=4), st.booleans())
+def test_what_ranks_share_has_a_t(shape, sequence_parallel):
+    for row in layer_rows(shape, Parallel(4, sequence_parallel)):
+        assert formula_of(row, shape).endswith("/t") == (row.split_by == 4)
+
+
+def test_blocks_add_up_as_in_section_41():
+    blocks = {block: [row for row in layer_rows(TINY) if term_of(row).block == block] for block in BLOCKS[:3]}
+    found = {block: tuple(coefficients(rows, TINY).values()) for block, rows in blocks.items()}
+    assert found == {"layer norms": (4, 0), "attention": (11, 5), "MLP": (19, 0)}
+
+
+def test_extras_have_their_own_reason_and_no_formula():
+    for row in layer_extra_rows(TINY):
+        assert (term_of(row).kind, term_of(row).why, formula_of(row, TINY)) == ("extra", row.extra, "")
+
+
+def test_a_row_that_is_no_multiple_gets_no_formula():
+    row = layer_rows(TINY)[0]
+    assert formula_of(type(row)(row.term, row.bytes + 1), TINY) == ""
+
+
+def test_a_fold_is_stored_as_its_line_and_shows_the_rest_as_it_is_written():
+    fold = Fold("two of three", "a < b\n  c & d")
+    assert repr(fold) == "two of three"
+    assert fold._repr_html_().count("two of three") == 1 and "a &lt; b\n  c &amp; d" in fold._repr_html_()
+
+
+def test_a_worked_answer_wraps_and_is_stored_without_its_numbers():
+    fold = worked("2 · 3 = 6", "so 6")
+    assert repr(fold) == "Answer" and "pre-wrap" in fold._repr_html_() and "2 · 3 = 6\nso 6" in fold._repr_html_()
+    assert "pre-wrap" not in Fold("a", "table")._repr_html_()
+
+
+def test_what_a_cell_compared_stands_under_it_with_the_difference():
+    checks = Checks()
+    checks.add("a layer", [(1_769_472, 1_769_472)])
+    checks.add("ranks", [(4, 4), (Fraction(6, 2), 3)], "FLOPs", sides=("by formula", "by torch"))
+    checks.add("under a thousandth", [(True, True)], "")
+    assert repr(checks.show()).splitlines() == [
+        "✓ 0 apart a layer: predicted 1,769,472 · counted 1,769,472 bytes",
+        "✓ 0 apart ranks: by formula 7 · by torch 7 FLOPs (2 of 2)",
+        "✓ under a thousandth",
+    ]
+    assert repr(checks.show()) == "", "each is shown once"
+    assert repr(checks) == "✓ 0 apart predicted = counted: 3 of 3"
+
+
+def test_a_difference_is_loud_and_differences_do_not_cancel():
+    checks = Checks()
+    checks.add("two layers", [(2000, 2001), (2001, 2000)])
+    lines = checks.show()
+    assert repr(lines) == "✗ 2 apart two layers: predicted 4,001 · counted 4,001 bytes (0 of 2)"
+    assert 'role="alert"' in lines._repr_html_() and "2,000 and 2,001 bytes" in lines._repr_html_()
+    assert repr(checks) == "✗ 1 of 1 comparisons are apart predicted = counted: 0 of 2"
+    assert "#FDE7E9" in checks._repr_html_() and "2,000 and 2,001 bytes" in checks.summary().details
+
+
+def test_rows_are_compared_term_by_term_and_a_false_statement_is_wrong():
+    checks = Checks()
+    checks.add_rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
+    checks.add("within rounding", [(True, True), (True, False)], "")
+    assert repr(checks.show()).splitlines() == [
+        "✗ 7 apart a stage: predicted 4 · counted 11 bytes (1 of 2)",
+        "✗ 1 of 2 differ within rounding",
+    ]
+
+
+def test_more_than_three_comparisons_are_one_line_with_the_rest_in_a_fold():
+    checks = Checks()
+    for size in range(4):
+        checks.add(f"size {size}", [(size, size)])
+    shown = checks.show()
+    assert repr(shown) == "✓ 0 apart predicted = counted: 4 of 4"
+    assert isinstance(shown, Fold) and shown.details.splitlines()[2] == "size 2: predicted 2 · counted 2 bytes: 0 apart"
+
+
+def test_nothing_to_compare_and_sizes_of_tensors_are_said_too():
+    """On a Mac no socket says what it sent, and chapter 4 has nothing to compare."""
+    checks = Checks()
+    checks.add("sockets", [])
+    checks.add("shapes", [([1, 2], [1, 3]), ([4], [4])], "")
+    assert repr(checks.show()).splitlines() == ["– not counted here sockets", "✗ 1 of 2 differ shapes: 1 of 2 equal"]
+
+
+def test_every_disagreement_of_the_paper_is_a_paragraph():
+    found = in_the_paper()
+    assert found.details.split("\n\n") == list(map(str, disagreements()))
+    assert f"{len(disagreements())} places" in found.line
+
+
+def entry(model="1T", quantity="tensor", **fields):
+    return PaperEntry("table2", model, quantity, "bytes", **fields)
+
+
+def drawn(part, width=80, styles=False):
+    console = Console(width=width, record=True, force_terminal=styles, file=io.StringIO())
+    console.print(part, crop=False)
+    return [text for line in console.export_text(styles=styles).splitlines() if (text := line.rstrip())]
+
+
+RIGHT = entry(ours_formula=144_284_057_600, extra=2_621_440, measured=144_286_679_040)
+WRONG = entry(model="22B", quantity="full", ours_formula=5, measured=6, note="2sbh", paper=4)
+
+
+def test_a_table_for_each_model_below_its_heading():
+    lines = drawn(bytes_table("title", [RIGHT, WRONG], {"1T": "1T  a=160", "22B": "22B  a=64"}))
+    assert [line for line in lines if line.startswith(("title", "1T", "22B"))] == ["title", "1T  a=160", "22B  a=64"]
+    found = [line.split() for line in lines]
+    assert ["tensor", "144,284,057,600", "2,621,440", "144,286,679,040", "0"] in found
+    assert ["full", "5", "0", "6", "1"] in found and ["2sbh", "4"] in found
+
+
+def test_a_wrong_line_is_red_and_a_right_one_is_not():
+    red = "\x1b[1;31m"
+    lines = drawn(bytes_table("title", [RIGHT, WRONG], {}), styles=True)
+    assert [red in line for line in lines if "tensor" in line or "full" in line] == [False, True]
+
+
+def test_a_column_without_any_number_is_left_out():
+    lines = drawn(percent_table("title", [entry(quantity="a", paper=39, ours_formula=38.776)], {}))
+    assert [line.split() for line in lines if line and "─" not in line][1:] == [
+        ["percent", "paper", "ours", "ours", "−", "paper"], ["a", "39", "38.78", "-0.22"],
+    ]  # fmt: skip
+
+
+def test_flops_in_peta_and_the_difference_in_ones():
+    lines = drawn(flops_table("title", [entry(paper=2 * 10**15, ours_formula=10**15, measured=10**15 + 1)], {}))
+    assert lines[-1].split() == ["tensor", "2.0000", "1.0000", "1.0000", "1"]
+
+
+def test_ranks_with_and_without_a_measurement():
+    ranks = [entry(quantity="rank 0", ours_formula=7, measured=7, pipeline_rank=0)]
+    ranks += [entry(quantity="rank 1", ours_formula=5, pipeline_rank=1)]
+    lines = drawn(ranks_table("title", ranks, {0: 3, 1: 2}, {}))
+    assert [line.split() for line in lines[-2:]] == [["rank", "0", "7", "0", "7", "0", "3"], ["rank", "1", "5", "2"]]
+
+
+def test_disagreements_wrap_beside_their_labels():
+    place: Any = SimpleNamespace(where="§4.3", printed="under 0.01%", ours=("22B 0.57%", "1T 2%"), why="a reason " * 20)
+    lines = drawn(disagreements_list("title", [place]))
+    assert lines[0] == "title" and lines[1:4] == ["§4.3", " paper under 0.01%", "  ours 22B 0.57%, 1T 2%"]
+    assert all(line.startswith(" " * 7) and len(line) <= 80 for line in lines[4:])

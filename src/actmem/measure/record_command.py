@@ -18,6 +18,7 @@ from actmem.measure.diagnosis import findings
 from actmem.measure.emulate import gpu_of_this_build
 from actmem.measure.ledger import Ledger, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
+from actmem.measure.savers import is_compiled
 from actmem.measure.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem.measure.whole_step import StepBill, step
 from actmem.tape.evaluate import parsed_sizes
@@ -82,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
     bill, failure = None, None
     with factories.tensors_for(options.fake, options.device, _gpu(options)):
         model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
-        if options.fake and any(_is_compiled(module) for module in model.modules()):
+        if options.fake and is_compiled(model):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
         notes = [] if model.training else [_EVAL_MODE]
         # Before forward: after it FSDP's root is whole until backward.
@@ -162,11 +163,6 @@ def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
 
 def _weight_bytes(model: torch.nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    inner = (module, module.forward, getattr(module, "_compiled_call_impl", None))
-    return any(hasattr(one, "_torchdynamo_orig_callable") for one in inner)
 
 
 def _gpu(options: argparse.Namespace) -> Gpu | None:

@@ -42,20 +42,24 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def fused_attention_on_cpu() -> Iterator[None]:
+def fused_attention_on_cpu() -> Iterator[set[float]]:
     """In the block, attention with dropout keeps on a CPU what a GPU's fused kernel does, but for its seed: no scores.
 
-    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.
+    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.  Yields the
+    dropouts that were left out.
     """
+    left_out: set[float] = set()
 
     def without_dropout(original):
         def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+            if dropout_p:
+                left_out.add(dropout_p)
             return original(query, key, value, attn_mask, 0.0, is_causal, **options)
 
         return run
 
     with attention_on("CPU", without_dropout):
-        yield
+        yield left_out
 
 
 class _Generator(torch.Generator):

@@ -87,6 +87,10 @@ def test_a_large_fake_run_is_checked_at_small_sizes(capsys):
     result = json_of(capsys, f"{HERE}:deep", "--fake")
     assert result["total_bytes"] == 100 * 64 * 4 * 8 << 20
     assert result["notes"] == ["checked at s=16, b=2, l=2: real tensors keep the same bytes"]
+    result = json_of(capsys, f"{HERE}:for_long_sequences", "--fake")
+    assert result["total_bytes"] == 2 * 64 * 4 << 20  # what was asked for ran, and only the small trial didn't
+    (note,) = result["notes"]
+    assert note.startswith("not checked against real tensors at s=16: the model's forward raised ValueError: a window")
     (note,) = json_of(capsys, f"{HERE}:deep_lookup", "--fake")["notes"]
     other, same = 3 * 16 * 2 * 8 * 4, 2 * 16 * 2 * 8 * 4
     assert f"something else at s=16, b=2: {same:,} B instead of {other:,} B" in note

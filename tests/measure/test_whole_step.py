@@ -11,6 +11,7 @@ from actmem.config import ConfigError, ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.recorder import record
 from actmem.ledger.whole_step import loss_of, step, watch_step
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
@@ -150,6 +151,23 @@ def test_a_checkpoints_second_run_is_recomputed_activations():
     bill = step(Run(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=inner), torch.ones(100, 8))
     recomputed = [row for row in bill.peak if row.kind == "recomputed activation"]
     assert sum(row.bytes for row in recomputed) > 3 * 100 * 64 * 4 * 0.9 and recomputed[0].module.startswith("inner.")
+
+
+def test_a_compiled_block_in_a_checkpoint_is_watched_as_it_runs():
+    """Under a mode of torch functions its second run saves other tensors than its first, and torch refuses that."""
+    blocks = nn.ModuleList(nn.Sequential(nn.RMSNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in "12")
+    for block in blocks:
+        block.compile(backend="aot_eager")
+
+    def run(m, x):
+        for block in m.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.square()
+
+    model, batch = Run(run, blocks=blocks), torch.randn(4, 8, 32)
+    with record(model):
+        model(batch)
+    assert_bill_is_the_count(model, batch, torch.mean)
 
 
 def test_what_the_next_operation_makes_is_not_on_the_bill():

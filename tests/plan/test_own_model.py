@@ -98,6 +98,18 @@ def test_the_bill_is_of_the_code_that_is_printed(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention_stack", at_night("dropout_by_name"), "dropout_by_position"])
+def test_attention_is_billed_as_a_fused_kernel_runs_it_and_with_dropout_that_is_said(name, capsys):
+    options = ["--at", "s=512,b=1,h=64,a=4,l=4", "--memory", "1", "--allowance", "0"]
+    _, found = planned(capsys, f"{MODELS}:{name}", *options)
+    plain = peak(models_for_tapes.attention_stack, {"s": 512, "b": 1, "h": 64, "a": 4}, 4, "")
+    assert found["asked"]["bytes"] == 3 * 2 * found["num_parameters"] + plain
+    main(["plan", f"{MODELS}:{name}", *options])
+    said = "a run there keeps the scores" in " ".join(capsys.readouterr().out.split())
+    assert said == bool(found["notes"]) == (name != "attention_stack")
+
+
+@pytest.mark.slow
 def test_a_loss_in_chunks_is_billed_as_it_runs(capsys):
     at = AT.replace("h=96", "h=16")  # narrow blocks: the peak is at the loss
     options = ["--at", at, "--letters", "s:4", "--memory", "1", "--allowance", "0"]

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.checkpoint import checkpoint
 
 from actmem.parallel.groups import TensorParallel
@@ -179,3 +180,29 @@ def aligned_stack(s, b, h, num_layers):
 
 def never_stack(s, b, h, num_layers):
     return 1 // 0
+
+
+class _Attends(nn.Module):
+    def __init__(self, h, a, call):
+        super().__init__()
+        self.project, self.a, self.call = nn.Linear(h, 3 * h), a, call
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, self.a, -1)).permute(2, 0, 3, 1, 4)
+        return x + self.call(q, k, v).transpose(1, 2).flatten(-2)
+
+
+def _attending(call, s, b, h, a, num_layers):
+    return nn.Sequential(*(_Attends(h, a, call) for _ in range(num_layers))), (torch.randn(b, s, h),)
+
+
+def attention_stack(s, b, h, a, num_layers):
+    return _attending(lambda q, k, v: attention(q, k, v, is_causal=True), s, b, h, a, num_layers)
+
+
+def dropout_by_name(s, b, h, a, num_layers):
+    return _attending(lambda q, k, v: attention(q, k, v, dropout_p=0.1, is_causal=True), s, b, h, a, num_layers)
+
+
+def dropout_by_position(s, b, h, a, num_layers):
+    return _attending(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, None, 0.1, True), s, b, h, a, num_layers)

@@ -34,7 +34,7 @@ from actmem.ledger.tools import (
     stored_parts,
     tensors_in,
 )
-from actmem.torch_private import top_saved_tensors_hooks
+from actmem.torch_private import never_compiled, top_saved_tensors_hooks
 
 #: Operations whose result holds the same numbers as their first tensor, perhaps in another dtype or layout.
 _COPIES = {
@@ -255,6 +255,7 @@ class Origins(QuietDispatchMode):
         outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
         off: list[str] = []
 
+        @never_compiled
         def pack(tensor: Tensor) -> object:
             self._note_saved(tensor)
             if outer_pack is not None:
@@ -292,6 +293,7 @@ class Origins(QuietDispatchMode):
             pack = hooks.pack_hook
             whose = getattr(pack, "__qualname__", type(pack).__name__).partition(".")[0]
 
+            @never_compiled
             def packed(tensor):
                 held = pack(tensor)
                 for one in tensors_in(held):

@@ -78,16 +78,30 @@ def _names_in(module: nn.Module) -> dict[int, str]:
     return {id(part): name for name, part in module.named_modules()}
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile was asked for, for the model or a module in it."""
+    places = (
+        place
+        for module in model.modules()
+        for place in (module, module.forward, getattr(module, "_compiled_call_impl", None))
+    )
+    return any(hasattr(place, "_torchdynamo_orig_callable") for place in places)
+
+
 class OperationTracker(TorchFunctionMode):
     """Follows the torch functions and the modules that run.
 
     ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what outermost
     modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.  ``checkpoint_ran`` is True
     once one of torch's checkpoints ran, which can hold tensors out of sight of hooks.
+
+    follows_functions: False for modules alone, without a mode: under one torch compiles a checkpoint's second run otherwise
+    than its first.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, follows_functions: bool = True):
         super().__init__()
+        self._follows_functions = follows_functions
         self.weights = storages_of(*module.parameters(), *module.buffers())
         self._modules = RunningModules(module)
         self._operations: list[tuple[Any, tuple, dict, FrameType]] = []
@@ -118,11 +132,11 @@ class OperationTracker(TorchFunctionMode):
             self._patches.callback(handle.remove)
         self._patches.enter_context(replaced(Function, "apply", self._seen))
         self._patches.enter_context(replaced(FunctionCtx, "save_for_backward", self._note_handed_over))
-        return super().__enter__()
+        return super().__enter__() if self._follows_functions else self
 
     def __exit__(self, *error):
         self._patches.close()
-        return super().__exit__(*error)
+        return super().__exit__(*error) if self._follows_functions else None
 
     def _enter_module(self, module, args) -> None:
         if not torch.compiler.is_compiling():

@@ -23,7 +23,7 @@ from actmem.ledger.comms import KIND_OF_NAME
 from actmem.ledger.ledger_tables import SavedTensor, bill_html, bill_text
 from actmem.ledger.origins import Origin, Origins
 from actmem.ledger.recorder import sums_of
-from actmem.ledger.savers import OperationTracker
+from actmem.ledger.savers import OperationTracker, is_compiled
 from actmem.ledger.tools import replaced, shape_of, stored_parts, tensors_in
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
@@ -114,7 +114,8 @@ def watch_step(
 ) -> Iterator[StepBill]:
     """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
     bill, lives = StepBill(), Lives()
-    origins = Origins(OperationTracker(model), lives.begin, lives.after)
+    tracker = OperationTracker(model, follows_functions=not is_compiled(model))
+    origins = Origins(tracker, lives.begin, lives.after)
     lives.note_what_exists(model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():

@@ -40,6 +40,11 @@ _OPTIMIZER_CODE = {
     "sgd": "torch.optim.SGD(model.parameters(), lr=0.1)",
     "momentum": "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
 }
+#: Of attention with dropout.
+_FUSED = (
+    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with dropout, "
+    "so a run there keeps the scores."
+)
 
 
 @dataclass(frozen=True)
@@ -277,6 +282,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         "fits": model.fits(asked),
         "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
         "kept_bytes": model.need(asked).kept_bytes,
+        "notes": [_FUSED] if model.blocks.drops_scores else [],
         "ways": [described(way) for way in model.ways(asked)[:3]],
         "all_blocks": [described(way) for way in (asked, *(replace(every, part=part) for part in model.parts))],
         "largest": {
@@ -321,6 +327,8 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
         bill.add_row(line["term"][:42], f"{line['bytes'] / GIBIBYTE:.2f}", line["source"])
     bill.add_row("together", f"{asked['bytes'] / GIBIBYTE:.2f}", "", style="bold")
     console.print(bill)
+    for note in found["notes"]:
+        say(note)
     if found["ways"]:
         console.print(ways(f"Fits, fastest first, by {cluster.device.name}'s data sheet", found["ways"]))
     else:

@@ -183,7 +183,7 @@ class BlockModel:
 
     frozen: elements of weights that need no gradient, beside adapters: outside the blocks, and of one block.
     path: where the blocks are, as Python has it after ``model.``.  element_size: bytes of a weight's element.  longest: sequence
-    that the model can read and the tapes hold for.
+    that the model can read and the tapes hold for.  drops_scores: whether attention has dropout, which a fused kernel ran.
     """
 
     tapes: Mapping[tuple[int, int], Tape]
@@ -192,6 +192,7 @@ class BlockModel:
     element_size: int
     frozen: tuple[Formula, Formula] = ((), ())
     longest: int = LARGEST_SIZE
+    drops_scores: bool = False
     _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
 
     @property

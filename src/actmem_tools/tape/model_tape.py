@@ -344,9 +344,10 @@ def solved_target(
         tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
         longest = min(window, _longest(factory, tiny, sizes["s"], positions))
         changed = _with_loss(factory, loss, tiny)
-        with fused_attention_on_cpu():
+        with fused_attention_on_cpu() as dropouts:
             solved = solved_blocks(changed, letters, rules, dtype, may_be_one, parts, sizes, lora)
-        return {part: replace(blocks, longest=longest) for part, blocks in solved.items()}
+        more_known = {"longest": longest, "drops_scores": bool(dropouts)}
+        return {part: replace(blocks, **more_known) for part, blocks in solved.items()}
 
     try:
         found = solved_with()

@@ -32,7 +32,7 @@ PARTS = {
     "ledger": [
         "tests/measure/test_ledger.py",
         "tests/measure/test_table2_exact.py",
-        "tests/bench/test_hold.py",
+        "tests/lab_tools/test_held_bytes.py",
     ],
     "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": [

@@ -16,7 +16,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
+from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
 from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts
@@ -24,7 +24,7 @@ from actmem.ledger.parts import rows_by_term
 from actmem.ledger.recorder import Ledger, record
 from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
 from actmem.rows import Row, compare, extra_rows, merge, paper_rows, total
-from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
+from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, given_sizes, shape_from
 from actmem_course.files import check_files
 from actmem_course.lab_tools.machine import check_fits
 from actmem_course.lab_tools.options import add_dtype_argument, add_file_argument, lab_parser
@@ -50,13 +50,13 @@ def main() -> int:
     parser = lab_parser("measure_pipeline.py", __doc__ or "", SPELLED)
     option = parser.add_argument
     option("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
-    option("--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)")
+    option("--tensor", type=int, metavar="T", help="tensor-parallel ranks a stage, t (default: all that there are)")
     option("--chunks", type=int, default=1, metavar="M", help=CHUNKS)
     option("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
     option("--recompute", choices=("none", "selective", "full"), default="none")
     option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
     option("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, "tiny; on GPUs 22B with a layer for each chunk")
     option("--num-layers", type=int, metavar="N", help="layers of the model (L)")
     add_dtype_argument(parser)
     add_rank_arguments(parser, emulate=False)
@@ -65,7 +65,7 @@ def main() -> int:
     with parser.refusing():
         check_files(args, "json", "html")
         size = check_ranks(args, parser.prog)
-        plan = plan_from(args)
+        plan = plan_from(args, size)
         plan.check(size)
         check_fits(plan.largest_bytes(ELEMENT_SIZES[args.dtype]), args)
 
@@ -74,7 +74,7 @@ def main() -> int:
         torch.manual_seed(1234)
         with status(here.rank, "running one step"):
             rows = gather_rows(here, [measure(plan, here, getattr(torch, args.dtype))])
-        screen.print(bytes_table(rows))
+        screen.print(bytes_table(rows, plan.shape))
         screen.print("Schedule, a backward taking twice a forward's time:", style="bold")
         screen.print(draw(timeline(plan.schedule)), markup=False, soft_wrap=True)
         screen.print(memory_table(rows))
@@ -150,12 +150,15 @@ class Plan:
         return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
 
 
-def plan_from(args: argparse.Namespace) -> Plan:
-    """The step that the arguments describe.  Raises ConfigError on sizes that do not fit."""
+def plan_from(args: argparse.Namespace, size: int) -> Plan:
+    """The step that the arguments describe, on ``size`` ranks.  Raises ConfigError on sizes that do not fit."""
+    tensor = max(1, size // max(1, args.pipeline)) if args.tensor is None else args.tensor
     shape = shape_from(args)
+    if args.device == "cuda" and args.model is None and not given_sizes(args):
+        shape = PAPER_MODELS["22B"].shape.with_sizes(num_layers=max(1, args.pipeline) * max(1, args.chunks))
     if args.num_layers is not None:
         shape = shape.with_sizes(num_layers=args.num_layers)
-    parallel = Parallel(args.tensor, not args.no_sequence_parallel, args.pipeline, args.chunks)
+    parallel = Parallel(tensor, not args.no_sequence_parallel, args.pipeline, args.chunks)
     microbatches = 2 * args.pipeline if args.microbatches is None else args.microbatches
     return Plan(shape, parallel, microbatches, args.recompute, args.free_outputs)
 
@@ -270,10 +273,12 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def bytes_table(rows: list[dict[str, Any]]) -> Table:
+def bytes_table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
     """A rank a line: microbatches in flight and bytes, predicted and measured."""
     columns = ("rank", "stage", "in flight", "predicted", "extra", "measured", "diff.")
-    made = table("One step, when each rank holds most", *map(numbers, columns))
+    a, b, h, s = shape.letters()
+    sizes = f"s={s} b={b} h={h} a={a} L={shape.num_layers}"
+    made = table(f"One step, when each rank holds most: {sizes}", *map(numbers, columns))
     for row in rows:
         flight = f"{row['measured_in_flight']}"
         if row["measured_in_flight"] != row["predicted_in_flight"]:

@@ -73,7 +73,8 @@ def main() -> int:
     parser = lab_parser("measure_today.py", __doc__ or "", {"context_parallel_size": "--context"})
     parser.add_argument(
         "--model",
-        help=f"one of tiny-llama (default), {', '.join(LLAMA_MODELS)}; with --paper-layer of tiny (default), "
+        help=f"one of tiny-llama (default; llama3-8b on GPUs), {', '.join(LLAMA_MODELS)}; with --paper-layer of "
+        "tiny (default; 22B on GPUs), "
         f"{', '.join(PAPER_MODELS)}",
     )
     parser.add_argument("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
@@ -88,8 +89,9 @@ def main() -> int:
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
+        size = check_ranks(args, parser.prog)
         case = case_from(args)
-        case.check(check_ranks(args, parser.prog), args)
+        case.check(size, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
@@ -107,15 +109,18 @@ def case_from(args: argparse.Namespace) -> "Case":
     """The layer that the arguments name, and its sharing.  Raises ConfigError on sizes that do not fit together."""
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
     dtype = getattr(torch, args.dtype)
+    large = args.device == "cuda" and not given
     if not args.paper_layer:
-        shape: ModelShape | LlamaShape = llama_shape(args.model or "tiny-llama").with_sizes(**given)
+        shape: ModelShape | LlamaShape = llama_shape(args.model or ("llama3-8b" if large else "tiny-llama")).with_sizes(
+            **given
+        )
         return Case(shape, dtype, args.routing, args.context, args.context_kind)
     other = [name for name in ONLY_TODAY if name in given]
     if args.context != 1:
         other.append("context_parallel_size")
     if other:
         raise ConfigError(other[0], "the paper's layer has none: leave out --paper-layer, or this")
-    return Case(model_shape(args.model or "tiny").with_sizes(**given), dtype)
+    return Case(model_shape(args.model or ("22B" if large else "tiny")).with_sizes(**given), dtype)
 
 
 @dataclass(frozen=True)

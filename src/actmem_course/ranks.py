@@ -54,7 +54,7 @@ def _store() -> RankStore:
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
     """--device; --ranks N; --emulate T where one rank can do the work alone."""
-    parser.add_argument("--ranks", type=int, metavar="N", help="without torchrun: start N ranks here")
+    parser.add_argument("--ranks", type=int, metavar="N", help="without torchrun: start N ranks here (default: one a GPU)")
     if emulate:
         parser.add_argument(
             "--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun"
@@ -77,6 +77,8 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
     """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     wanted = getattr(args, "ranks", None)
+    if wanted is None and not started and args.emulate is None and args.device != "cpu" and torch.cuda.is_available():
+        wanted = torch.cuda.device_count()  # a rank for each GPU
     if wanted is not None and LINE not in os.environ:
         if started or args.emulate is not None:
             other = "torchrun has started the ranks" if started else "--emulate needs none"

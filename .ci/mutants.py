@@ -62,7 +62,7 @@ LIMIT, NEVER_ENDED = 3600, "the tests never ended"
 NO_TEST = "pytest ended with"
 #: How the names of changes begin that leave every result as it is, or that only a GPU can tell: why.
 LEFT_OUT: dict[str, str] = {
-    "measure/tools.py: settled: boundary moved: time.monotonic()": "waits as long",
+    "ledger/tools.py: settled: boundary moved: time.monotonic()": "waits as long",
     "parallel/rng.py: _draw_in_one_pass": "runs on a GPU",
     "parallel/rng.py: _drop: other dtype": "the same product, slower",
 }
@@ -103,7 +103,7 @@ def near_tests(changed: str) -> list[str]:
         mirrored = path.relative_to(ROOT / "tests") == Path(changed).parent / f"test_{Path(changed).name}"
         between = min((needing[name] + 1 for name in imports(path) if name in needing), default=FARTHEST + 1)
         text = path.read_text(encoding="utf-8")
-        mirrored |= changed == "__main__.py" and '"-m", "actmem"' in text
+        mirrored |= changed == "__main__.py" and '"-m", "actmem_tools"' in text
         if path.stem not in APART and (mirrored or between <= FARTHEST):
             cost = max([1, *(cost for word, cost in COSTS.items() if word in text)])
             order.append((0 if mirrored else between * cost, str(path.relative_to(ROOT))))

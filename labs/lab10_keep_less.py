@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.store import HostMemory
+from actmem_more.store import HostMemory
 
 
 # given: the dtype to compute in

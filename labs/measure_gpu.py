@@ -1,94 +1,177 @@
 """python labs/measure_gpu.py
 
-All that one GPU can tell, in about 9 minutes: table 2, table 4 and the peers on one emulated
-rank of 8, for a layer of the 22B and the 175B model at s = 2048 and 8192. Writes
-labs/results/DEVICE-DATE.json after every step, so that what was measured is kept whatever happens. Try it without a GPU: --device cpu --quick
-Exit code 0 if all claims hold, which are about bytes, 1 if one does not or a step failed, 2 on wrong use.
+All that one GPU can tell in 8 minutes, as one emulated rank of 8: Table 2 by the allocator, the wall of the 22B model,
+Table 4, models that others wrote, attention kernels, the caching allocator, torch's own parallel layers.
+
+Writes labs/results/DEVICE-DATE.json after every step, so that what was measured is kept whatever happens.
+Try it without a GPU: --device cpu --quick
+Exit code 0 if every byte count agrees, 1 if one does not or a step failed, 2 on wrong use.
 """
 
+import os
 import re
 import sys
-import time
 import warnings
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from datetime import date
+from functools import partial
 from pathlib import Path
 
-import torch
+# With segments that can grow, a block is its tensor rounded up to 512 bytes.  Read when torch first uses the GPU.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
-from actmem_course.bench.measure_gpu import GPU_LAYERS, QUICK_LAYERS, Session
-from actmem_course.bench.measure_peers import PEER_MODES
-from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import device_name, setting, usual_dtype
-from actmem_course.files import check_writable
+import torch
+from gpu_steps.allocator import measure_reserved
+from gpu_steps.kernels import CALLS, measure_kernels
+from gpu_steps.layer_bytes import measure_layer_bytes
+from gpu_steps.session import NO_TIME, Session
+from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_snapshot, measure_stranger
+from gpu_steps.times import matmul_rate, measure_modes, measure_table4
+from gpu_steps.trace import measure_trace
+from gpu_steps.wall import LADDER, climb
+
+from actmem.config import PAPER_MODELS, ModelShape
+from actmem.formulas.activations import TABLE2
+from actmem.ledger.emulate import emulated_rank
+from actmem_course.bench.measure_peers import measure_peers
 from actmem_course.process import lab
-from actmem_course.ranks import check_ranks
-from actmem_course.show.tables import missing_lines, noise_line, overheads_table, peers_table, speed_table
+from actmem_course.ranks import Ranks
 
 RESULTS = Path(__file__).parent / "results"
-QUICK = "the same steps on layers of no size, to try the script"
-SECONDS = "start no step after that (default: %(default)s)"
-OUTPUT = "where to write (default: labs/results/DEVICE-DATE.json; nothing with --quick)"
+RANKS = 8
+#: Shapes of the same kinds that a CPU runs in seconds.
+TINY = ModelShape(16, 2, 64, 8, num_layers=2, vocab_size=64)
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__, json=False)
-    run.option("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
-    run.option("--emulate", type=int, metavar="T", default=8, help="be one rank of T (default: 8)")
-    run.option("--quick", action="store_true", help=QUICK)
-    run.option("--seconds", type=int, metavar="N", default=480, help=SECONDS)
-    run.option("--output", type=Path, metavar="FILE", help=OUTPUT)
-    with run.asked() as args:
-        run.alone()
-        check_size("seconds", args.seconds)
-        check_ranks(args, run.parser.prog)
-        if args.device == "cpu" and not args.quick:
-            raise ConfigError("device", "a CPU would need days for these layers: add --quick")
-        layers = QUICK_LAYERS if args.quick else GPU_LAYERS
-        for _, shape in layers:
-            check_layer(shape, Parallel(args.emulate, sequence_parallel=True))
-        if args.output is None and not args.quick:
-            name = re.sub(r"[^a-z0-9]+", "-", device_name(args.device).lower()).strip("-")
-            args.output = RESULTS / f"{name}-{date.today()}.json"
-            RESULTS.mkdir(exist_ok=True)
-        if args.output is not None:
-            check_writable("output", args.output)
-
-    # What peers and torch warn of while they are built is not this lab's to say.
+    args = options()
+    # What others' models warn of while they are built is not this script's to say.
     warnings.filterwarnings("ignore")
-    started, dtype = time.monotonic(), getattr(torch, usual_dtype(args.device))
+    device = args.device
+    path = args.output or (None if args.quick else RESULTS / f"{file_name(device)}.json")
+    if path is not None:
+        path.parent.mkdir(exist_ok=True)
+    session = Session(path, args.seconds, lambda text: print(text, flush=True))
+    session.results["settings"] = {"tensor_parallel_size": RANKS, "dtype": "bfloat16", "quick": args.quick}
+    memory = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 16 * 2**30
+    predictions = Predictions(device, memory / 2**30)
+    steps = (("llama_1b", QUICK),) if args.quick else STEPS
+    try:
+        with emulated_rank(RANKS, device=device, real_tensors=True):
+            measure_all(session, args, memory)
+            # From here on nothing is timed, so other processes may use the CPU.
+            for name, sizes in dict(steps).items():
+                predictions.start_plan(name, sizes)
+            for name, sizes in steps:
+                predictions.start_record(name, sizes)
+            measure_kept(session, args)
+        measure_others(session, args, predictions, steps)
+    finally:
+        predictions.stop()
+    return report(session.results)
 
-    def say(text: str) -> None:
-        run.show(f"{time.monotonic() - started:6.1f} s  {text}", markup=False, soft_wrap=True)
 
-    with run.ranks(real_tensors=True) as here:
-        results = Session(here, dtype, 2 if args.quick else 20, args.seconds, args.output, say).measure(layers)
-        report(run, results, here)
-    if args.output:
-        run.show(f"wrote {args.output}", soft_wrap=True)
-    failed = [skip for skip in results["skipped"] if skip["reason"] != "no time left"]
-    return 1 if failed or not all(claim.holds for claim in results["claims"]) else 0
+def options() -> Namespace:
+    parser = ArgumentParser(prog="measure_gpu.py", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to try the script; writes no file")
+    parser.add_argument("--seconds", type=int, default=440, help="start no step after that (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: labs/results/DEVICE-DATE.json")
+    parser.add_argument(
+        "--card", type=float, default=80, metavar="GIB", help="memory of the wall (default: 80, an A100's)"
+    )
+    args = parser.parse_args()
+    if args.device == "cpu" and not args.quick:
+        parser.error("argument --device: a CPU would need days for these layers: add --quick")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("argument --device: there is no GPU that this torch can use; try --device cpu --quick")
+    return args
 
 
-def report(run: Measurement, results: dict, here) -> None:
-    """Print the tables of every case, then what was skipped, then the claims: the end of a log is what is read."""
-    for case in results["cases"]:
-        shape = ModelShape(**{name: case[name] for name in ModelShape.__dataclass_fields__})
-        speed, peers = case["speed"], case["peers"]
-        if speed:
-            title = f"{case['model']}: {setting(shape, here, results['settings']['dtype'])}"
-            run.show(speed_table(speed, title), noise_line(speed[0].noise, results["settings"]["rounds"], run.clock))
-        run.show(*(peers_table(peers, mode) for mode in (PEER_MODES if peers else ())))
-        if (table := overheads_table(peers)) is not None:
-            run.show(table)
-        run.show(*missing_lines(peers), markup=False)
-    run.show(*(f"skipped: {skip['job']}: {skip['reason']}" for skip in results["skipped"]), markup=False)
-    for claim in results["claims"]:
-        if claim.holds:
-            run.show(f"holds: {claim.claim}: {claim.measured}", markup=False)
-        else:
-            run.wrong(f"DOES NOT HOLD: {claim.claim}: {claim.measured}")
+def file_name(device: str) -> str:
+    """As nvidia-h200-2026-11-26; a second run of a day gets a number."""
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    stem = f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}-{date.today()}"
+    number = sum(1 for _ in RESULTS.glob(f"{stem}*.json")) + 1
+    return stem if number == 1 else f"{stem}-{number}"
+
+
+def measure_all(session: Session, args: Namespace, memory: int) -> None:
+    """What is measured or timed as one emulated rank, the most important first."""
+    device, dtype, quick = args.device, torch.bfloat16, args.quick
+    ranks, rounds = Ranks(0, RANKS, device, emulated=True), 2 if quick else 12
+    shapes = {name: TINY if quick else PAPER_MODELS[name].shape for name in ("22B", "175B")}
+
+    for name, shape in shapes.items():
+        for row in TABLE2:
+            session.step("table2", f"{name}, {row.name}", partial(measure_layer_bytes, shape, row, device, dtype))
+
+    budget = int(args.card * 2**30)
+    for name, *how in LADDER:
+        run = partial(climb, shapes["22B"], *how, device=device, curve=name.endswith("selective"))
+        session.step("wall", name, partial(run, budget_bytes=budget))
+        last = session.results["wall"][-1:]
+        # What this card could hold, but not the paper's: the prediction is measured there too.
+        if last and last[0]["out_of_memory"] and last[0]["predicted_bytes"] < 0.97 * memory:
+            session.step("wall", f"{name}, all of this card", partial(run, budget_bytes=memory))
+
+    size = 512 if quick else 8192
+    session.step("rates", "matmul and copy", partial(matmul_rate, device, size, rounds, torch.bfloat16))
+    for name, shape in shapes.items():
+        session.step("table4", name, partial(measure_table4, shape, ranks, dtype, rounds))
+        session.step("modes", name, partial(measure_modes, shape, ranks, dtype, rounds))
+
+    one = shapes["22B"]
+    session.step("trace", "selective", partial(measure_trace, one, "selective", device, dtype))
+    peers = partial(measure_peers, one, ranks, dtype, rounds=rounds, peers=("DTensor", "FSDP2"))
+    session.step("peers", "22B", lambda: {"rows": [asdict(line) for line in peers()]})
+
+
+def measure_kept(session: Session, args: Namespace) -> None:
+    """What attention kernels keep: bytes only."""
+    for call in CALLS[:2] if args.quick else CALLS:
+        session.step("kernels", call.name, partial(measure_kernels, call, args.device, torch.bfloat16))
+
+
+def measure_others(session: Session, args: Namespace, predictions: Predictions, steps: tuple) -> None:
+    """What needs no ranks: strangers' models, and the allocator, which wants segments that don't grow."""
+    for name, sizes in steps:
+        wait = max(10.0, args.seconds - session.elapsed)
+        measure = partial(measure_stranger, name, sizes, args.device, predictions, wait)
+        session.step("strangers", f"{name} {sizes}", measure)
+    if args.device == "cuda":
+        name, sizes = steps[0]
+        session.step("snapshot", name, partial(measure_snapshot, name, sizes, predictions, 90))
+        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    with emulated_rank(RANKS, device=args.device, real_tensors=True):
+        shape = TINY if args.quick else PAPER_MODELS["22B"].shape
+        measure = partial(measure_reserved, shape, (1, 2, 3, 4, 6, 8), args.device, torch.bfloat16)
+        session.step("allocator", "growing batches", measure)
+
+
+def report(results: dict) -> int:
+    """Print what was predicted beside what was measured, then what was skipped."""
+    wrong = 0
+    print("\nTable 2, bytes of one layer        predicted           ledger        requested   apart")
+    for row in results.get("table2", []):
+        counted = [row["ledger_bytes"]] + [row["requested_bytes"]] * (row["requested_bytes"] is not None)
+        apart = max((abs(count - row["predicted_bytes"]) for count in counted), default=0)
+        wrong += apart != 0
+        requested = row["requested_bytes"] or 0
+        print(f"{row['name']:<32}{row['predicted_bytes']:>14,}{row['ledger_bytes']:>17,}{requested:>17,}{apart:>8,}")
+    print("\nThe wall                              predicted, GiB   measured, GiB   apart")
+    for row in results.get("wall", []):
+        measured, predicted = row["peak_bytes"], row["predicted_bytes"]
+        outcome = row["out_of_memory"]
+        if measured:
+            outcome = f"{measured / 2**30:>16.2f}{measured / predicted - 1:>8.2%}"
+        print(f"{row['name']:<40}{predicted / 2**30:>12.2f}  {outcome}")
+    for skip in results["skipped"]:
+        print(f"skipped: {skip['step']}: {skip['reason']}")
+    failed = any(skip["reason"] != NO_TIME for skip in results["skipped"])
+    return 1 if wrong or failed else 0
 
 
 if __name__ == "__main__":

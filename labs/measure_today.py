@@ -10,10 +10,10 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 import sys
 
 from actmem.config import PAPER_MODELS, ConfigError, model_shape
-from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, run_layer_table, today_configurations
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
+from actmem_more.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 
 SIZES = {
     "seq_length": "tokens of one sequence (s)",

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from actmem.config import ConfigError, ModelShape, check_size
 from actmem.formulas.activations import TABLE2
-from actmem.llama_shape import LlamaShape
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.training import (
     LLAMA_TRAINING_SHAPE,
@@ -26,6 +25,7 @@ from actmem_course.bench.training import (
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.standard_library import standard_library
+from actmem_more.llama_shape import LlamaShape
 
 SHAPES: dict[str, ModelShape | LlamaShape] = {"gpt": TRAINING_SHAPE, "llama": LLAMA_TRAINING_SHAPE}
 MODES = {mode.name: mode for mode in TABLE2}

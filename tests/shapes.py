@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from actmem.config import ModelShape, Parallel
-from actmem.llama_shape import LlamaShape
+from actmem_more.llama_shape import LlamaShape
 
 
 @st.composite

@@ -1,8 +1,15 @@
 """The table of attention kernels: which one runs."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
-from actmem.attention_kernels import AttentionCall, Gpu, attention_kernel, attention_rows
+from actmem_tools.attention_kernels import AttentionCall, Gpu, attention_kernel, attention_rows
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
+from gpu_steps.kernels import CALLS  # noqa: E402
 
 H100, A100, T4 = Gpu(), Gpu((8, 0)), Gpu((7, 5))
 LLAMA = dict(head_size=128, value_size=128, num_heads=8, num_key_value_heads=2)
@@ -24,6 +31,9 @@ EQUAL = LLAMA | {"num_key_value_heads": 8}
         (H100, "bfloat16", EQUAL | {"head_size": 192}, "cuDNN"),
         (A100, "bfloat16", EQUAL | {"head_size": 192}, "memory-efficient"),
         (H100, "bfloat16", EQUAL | {"head_size": 256, "value_size": 256}, "flash"),
+        # As an H200 with torch 2.11 chose.
+        (Gpu(torch=(2, 11)), "bfloat16", EQUAL | {"head_size": 256, "value_size": 256}, "cuDNN"),
+        (Gpu(torch=(2, 11)), "bfloat16", LLAMA | {"dropout": 0.1}, "cuDNN"),
         (Gpu(cudnn=92300, torch=(2, 14)), "bfloat16", EQUAL | {"head_size": 256, "value_size": 256}, "cuDNN"),
         (Gpu((8, 9)), "bfloat16", EQUAL | {"head_size": 224, "value_size": 224}, "memory-efficient"),
         (A100, "bfloat16", EQUAL | {"masked": True}, "memory-efficient"),
@@ -51,3 +61,27 @@ def test_what_is_kept_besides():
     assert [row.bytes for row in attention_rows("memory-efficient", 3, 4, 64)] == [16]
     with pytest.raises(ValueError, match="keeps the scores"):
         attention_rows("math", 1, 1, 1)
+
+
+def results_of_gpus():
+    """The attention calls of every result in labs/results: the GPU's choice and what its kernels kept."""
+    for path in sorted((Path(__file__).parents[1] / "labs" / "results").glob("*.json")):
+        results = json.loads(path.read_text(encoding="utf-8"))
+        machine = results["machine"]
+        for entry in results.get("kernels", []):
+            yield machine, entry
+
+
+def test_gpus_chose_and_kept_what_the_table_says():
+    seen = 0
+    for machine, entry in results_of_gpus():
+        capability = tuple(int(part) for part in machine["compute_capability"].split("."))
+        release = tuple(int(part) for part in machine["torch"].split(".")[:2])
+        call = next(call for call in CALLS if call.name == entry["name"])
+        gpu = Gpu(capability, machine["cudnn"], release)
+        assert attention_kernel(gpu, call.described("bfloat16")) == entry["chosen"], entry["name"]
+        for kernel, kept in entry["kernels"].items():
+            if "predicted_bytes" in kept:
+                assert kept["saved_bytes"] == kept["predicted_bytes"], (entry["name"], kernel)
+        seen += 1
+    assert seen >= len(CALLS)

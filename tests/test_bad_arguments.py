@@ -24,28 +24,28 @@ from actmem.config import (
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, pipeline_sends
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
-from actmem.formulas.llama_terms import context_exchanges, expert_mlp_rows, llama_rows
-from actmem.formulas.loss_peak import loss_peak_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
-from actmem.layers.context import ContextParallel, attend_part
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import MLP, TransformerLayer
-from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
-from actmem.measure.emulate import emulated_rank
-from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask
 from actmem.pipeline import check_pipeline
-from actmem.plan.planned_models import planned_model_of
-from actmem.plan.step_time import Cluster
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES, Recompute
 from actmem.rows import Row
-from actmem.store import HostMemory
 from actmem_course.bench.race import take_turns
 from actmem_course.others import paper
+from actmem_more.chunked_loss import LinearCrossEntropy
+from actmem_more.context import ContextParallel, attend_part
+from actmem_more.llama import LlamaLayer, LlamaStage
+from actmem_more.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
+from actmem_more.llama_terms import context_exchanges, expert_mlp_rows, llama_rows
+from actmem_more.loss_peak import loss_peak_rows
+from actmem_more.store import HostMemory
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.step_time import Cluster
 
 S, P, LLAMA = ModelShape(8, 2, 16, 4, num_layers=4, vocab_size=32), Parallel(2, True, 2), LlamaShape(8, 2, 16, 4, 2, 24)
 EXPERTS = LLAMA.with_sizes(num_experts=4, experts_per_token=2)
@@ -78,10 +78,10 @@ ENTER: list[tuple[str, dict[str, Any], str]] = [
     ("formulas.communication.iteration_exchanges", STAGE, "num_microbatches recompute"),
     ("formulas.flops.hardware_flops", {"shape": S, "global_batch_size": 4}, "global_batch_size recompute"),
     ("formulas.flops.eq7", {"shape": S, "global_batch_size": 4}, "global_batch_size"),
-    ("formulas.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),
-    ("formulas.llama_terms.forced_routed_tokens", {"shape": EXPERTS, "parallel": P, "routing": "even", "rank": 0}, "rank0 routing"),
-    ("formulas.llama_terms.expert_mlp_rows", {"shape": EXPERTS, "parallel": P}, "routed_tokens0?"),
-    ("formulas.loss_peak.loss_peak_rows", {"tokens": 16, "hidden_size": 16, "vocab_size": 32, "loss": "in chunks"}, "tokens hidden_size vocab_size chunk loss"),
+    ("actmem_more.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),
+    ("actmem_more.llama_terms.forced_routed_tokens", {"shape": EXPERTS, "parallel": P, "routing": "even", "rank": 0}, "rank0 routing"),
+    ("actmem_more.llama_terms.expert_mlp_rows", {"shape": EXPERTS, "parallel": P}, "routed_tokens0?"),
+    ("actmem_more.loss_peak.loss_peak_rows", {"tokens": 16, "hidden_size": 16, "vocab_size": 32, "loss": "in chunks"}, "tokens hidden_size vocab_size chunk loss"),
     ("formulas.schedule.one_forward_one_backward", {"pipeline_parallel_size": 2, "num_microbatches": 4}, "pipeline_parallel_size num_microbatches"),
     ("formulas.schedule.interleaved", {"pipeline_parallel_size": 2, "num_model_chunks": 2, "num_microbatches": 4}, "num_microbatches microbatches_per_round?"),
     ("formulas.states.states_with", {"optimizer": "adamw"}, "optimizer"),
@@ -101,7 +101,7 @@ PLACES = [(where, good, name) for where, good, names in ENTER for name in names.
 
 def found(where):
     module, _, name = where.rpartition(".")
-    return getattr(importlib.import_module(f"actmem.{module}"), name)
+    return getattr(importlib.import_module(module if module.startswith("actmem_") else f"actmem.{module}"), name)
 
 
 @pytest.mark.bad_input
@@ -262,7 +262,7 @@ LINES = [
     (lambda: LinearCrossEntropy(TensorParallel(), 0), "chunk: must be at least 1, got 0"),
     (lambda: DropoutMask(1, None), "p: must be at least 0 and less than 1, got 1"),
     (lambda: HostMemory(0), "ahead: must be at least 1, got 0"),
-    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, host=4), "host: must be a HostMemory or None, got 4"),  # type: ignore[arg-type]
+    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, host=4), "host: must be a store or None, got 4"),  # type: ignore[arg-type]
     (lambda: TransformerLayer(S)(torch.zeros(9, 2, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
     (lambda: TransformerLayer(S)(torch.zeros(0, 2, 16)), "batch: must have at least one token, got sizes [0, 2, 16]"),
     (lambda: LlamaLayer(LLAMA)(torch.zeros(8, 0, 16)), "batch: must have at least one token, got sizes [8, 0, 16]"),

@@ -21,18 +21,18 @@ from actmem.drop import RecipeSource, Terms
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.flops import hardware_flops
-from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LatentHeads, LlamaShape, llama_layer_terms
-from actmem.measure import census, count_collectives, layer_rows_of
+from actmem.ledger import census, count_collectives, layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import ACTIONS, BLOCK, PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, on_device, on_host, on_the_host, total
-from actmem.store import HostMemory, eight_bits, from_eight_bits
 from actmem.torch_private import TorchDispatchMode, tree_leaves
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LatentHeads, LlamaShape, llama_layer_terms
+from actmem_more.llama_terms import llama_rows
+from actmem_more.store import HostMemory, eight_bits, from_eight_bits
 from tests.tiers import covering, examples
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)

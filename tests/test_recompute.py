@@ -13,13 +13,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ModelShape
-from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LlamaShape, llama_layer_terms
-from actmem.measure.ledger import record
+from actmem.ledger.recorder import record
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
 from actmem.rows import LAYER_TERMS
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LlamaShape, llama_layer_terms
 
 SHAPE, LLAMA = ModelShape(16, 2, 24, 4), LlamaShape(16, 2, 24, 4, 2, 40)
 

@@ -1,4 +1,4 @@
-"""The course as pages: the stored notebooks, the labs, the README and FINDINGS.md, by jupyter-book.
+"""The course as pages: the stored notebooks, the labs, the READMEs and FINDINGS.md, by jupyter-book.
 
 Nothing is run.  Figures move (``live``), and links to labs lead to pages that show them.
 """
@@ -45,7 +45,7 @@ CONFIG = {
             "html_copy_source": False,
             "html_show_copyright": False,
             "html_theme_options": {"show_navbar_depth": 1, "use_download_button": False, "navbar_persistent": []},
-            # Anchors of the README's own headings.
+            # Anchors of the READMEs' own headings.
             "myst_heading_anchors": 3,
         }
     },
@@ -56,6 +56,13 @@ SENTENCE = (
     "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models fit. "
     "In this course you predict each of these bytes, then measure them."
 )
+
+#: Pages as they are, in folders as here, since they link to each other; and a file that README links to.
+GUIDES = (
+    "README.md", "FINDINGS.md", "labs/README.md", "src/actmem_tools/README.md", "src/README.md", "notebooks/README.md", "tests/README.md",
+    "CONTRIBUTING.md",
+)  # fmt: skip
+CITATION = "CITATION.cff"
 
 _ICON_SCRIPT = re.compile(r'<script[^>]*/fontawesome\.js[^>]*></script>')
 
@@ -101,16 +108,16 @@ def write_sources(folder: Path) -> None:
     for name, source in labs().items():
         (folder / "labs" / name).write_text(source, encoding="utf-8")
         (folder / "labs" / name).with_suffix(".md").write_text(lab_page(name, source), encoding="utf-8")
-    front, manual = front_page()
-    (folder / "index.md").write_text(front, encoding="utf-8")
-    (folder / "manual.md").write_text(manual, encoding="utf-8")
-    shutil.copy(ROOT / "FINDINGS.md", folder)
+    (folder / "index.md").write_text(front_page(), encoding="utf-8")
+    for name in (*GUIDES, CITATION):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     contents = {
         "format": "jb-book",
         "root": "index",
         "parts": [
             {"caption": "Chapters", "chapters": [{"file": f"notebooks/{path.stem}"} for path in chapters()]},
-            {"caption": "Reference", "chapters": [{"file": "manual"}, {"file": "FINDINGS"}]},
+            {"caption": "Reference", "chapters": [{"file": name.removesuffix(".md")} for name in GUIDES]},
             {"caption": "Labs", "chapters": [{"file": f"labs/{name}"} for name in lab_names()]},
             {"caption": "Measurements", "chapters": [{"file": f"labs/{Path(name).stem}"} for name in labs() if Path(name).stem not in lab_names()]},
         ],
@@ -167,10 +174,9 @@ def about_chapters() -> dict[str, str]:
     return {name: f"<br>{what}; {minutes} minutes" for name, what, minutes in _ON_MAP.findall(prose)}
 
 
-def front_page() -> tuple[str, str]:
-    """One sentence, where to begin and the memory wall, live; then the chapters and the labs.  And the README's manual, a page of its own."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    head, section, rest = text.partition("\n## ")
+def front_page() -> str:
+    """One sentence, where to begin and the memory wall, live; then the chapters, the labs, and how the README begins."""
+    head = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
     heading, *about = (part for part in head.split("\n\n") if not part.startswith(("![", "| ")))  # no picture, no table
     lines = [
         heading,
@@ -190,8 +196,8 @@ def front_page() -> tuple[str, str]:
     lines += [f"- [{title(nbformat.read(path, as_version=4))}](notebooks/{path.name}){said.get(path.name, '')}" for path in chapters()]
     lines += ["", "## The labs", ""]
     lines += [f"- [{lab_title(source)}](labs/{Path(name).stem}.md)" for name, source in labs().items()]
-    lines += ["", "## About", "", "\n\n".join(about), "", "[The manual](manual.md) has commands; [the findings](FINDINGS.md) say how everything is checked."]
-    return "\n".join(lines) + "\n", f"# Manual\n{section}{rest}"
+    lines += ["", "## About", "", "\n\n".join(about), "", "[The README](README.md) has commands; [the findings](FINDINGS.md) say how everything is checked."]
+    return "\n".join(lines) + "\n"
 
 
 def build_pages(sources: Path, target: Path) -> None:

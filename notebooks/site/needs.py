@@ -29,7 +29,7 @@ def needs_machine(module: str, missing: frozenset[str] = frozenset()) -> bool:
         parts = name.split(".")
         if parts[0] in MACHINE | missing:
             return True
-        if parts[0] not in ("actmem", "actmem_course") or name in seen:
+        if parts[0] not in ("actmem", "actmem_more", "actmem_tools", "actmem_course") or name in seen:
             continue
         seen.add(name)
         waiting.append(".".join(parts[:-1]) or name)  # importing a.b runs a first

@@ -134,7 +134,7 @@ Varies(
 )
 
 # %%
-from actmem.measure import record
+from actmem.ledger import record
 from actmem.layers.transformer import TransformerLayer
 
 layer = TransformerLayer(TINY, dtype=torch.bfloat16)
@@ -181,7 +181,7 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 # After [chapter 10](10_plan_a_model.ipynb) you can say, for a model and a number of GPUs, what fits and why. If you can't wait:
 #
 # ```
-# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512
 # ```
 #
 # Next, [01 The memory wall](01_memory_wall.ipynb) shows why this matters, and [02 Counting bytes](02_counting_bytes.ipynb)

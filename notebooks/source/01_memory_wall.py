@@ -11,7 +11,7 @@ from actmem.config import PAPER_MODELS, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import ADAM, parameter_counts
-from actmem.measure import emulated_rank, measure_layer
+from actmem.ledger import emulated_rank, measure_layer
 from actmem.layers.gpt import GPT
 from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
@@ -289,7 +289,7 @@ worked(
 # What fills the GPUs that you have? This lists the fullest one's bill, line by line:
 #
 # ```
-# python -m actmem plan llama3-8b --gpus 8 --memory 80 --global-batch 64
+# actmem plan llama3-8b --gpus 8 --memory 80 --global-batch 64
 # ```
 #
 # Next, [chapter 2](02_counting_bytes.ipynb): where the 34 and the 5 come from.

@@ -11,8 +11,8 @@ from torch import nn
 
 from actmem.config import PAPER_MODELS, TINY, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_extra_rows, layer_rows
-from actmem.measure import census, record
-from actmem.measure.parts import rows_by_term
+from actmem.ledger import census, record
+from actmem.ledger.parts import rows_by_term
 from actmem.layers.transformer import TransformerLayer
 from actmem.rows import total
 from actmem_course.bench.golden_here import count_here, distinct
@@ -418,7 +418,7 @@ agree
 # **Sources.** V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, MLSys 2023,
 # [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1 · PyTorch, [Hooks for autograd saved
 # tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html): how `record` sees what
-# it sees (`src/actmem/measure/ledger.py`).
+# it sees (`src/actmem/ledger/recorder.py`).
 #
 # ## Now fit your model
 #
@@ -426,7 +426,7 @@ agree
 # and which of it is waste:
 #
 # ```
-# python -m actmem record my_model.py:factory --fake
+# actmem record my_model.py:factory --fake
 # ```
 #
 # [Chapter 9](09_your_model.ipynb) does that with a Llama. Next, [chapter 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.

@@ -11,9 +11,9 @@ from actmem.config import PAPER_MODELS, Parallel
 from actmem.formulas.activations import eq1, eq2, layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem_course import launch
-from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.parts import layer_input, rows_by_term, term_name
-from actmem.measure.ledger import record
+from actmem.ledger import count_collectives, emulated_rank
+from actmem.ledger.parts import layer_input, rows_by_term, term_name
+from actmem.ledger.recorder import record
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
@@ -325,8 +325,8 @@ worked(
 # How many ranks should share a layer of your model? Compare what fits, and what the exchanges cost, with two and with eight:
 #
 # ```
-# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2
-# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 8
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 8
 # ```
 #
 # Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.

@@ -12,8 +12,8 @@ from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_ex
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, step_exchanges, wire_bytes
 from actmem_course.others.ring import gloo_header_bytes, ring, ring_steps
 from actmem_course import launch
-from actmem.measure import count_collectives, emulated_rank, layer_rows_of
-from actmem.measure.parts import layer_input
+from actmem.ledger import count_collectives, emulated_rank, layer_rows_of
+from actmem.ledger.parts import layer_input
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
@@ -388,7 +388,7 @@ worked(
 # the exchanges take?
 #
 # ```
-# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none
+# actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none
 # ```
 #
 # Next, [chapter 5](05_recomputation.ipynb): what is still there, and need not be kept at all.

@@ -84,7 +84,7 @@ Panel(
 # inputs and the same stream of random numbers, and returns the gradients of q, k and v. `kept(run)` returns what autograd keeps.
 
 # %% jupyter={"source_hidden": true}
-from actmem.measure import record
+from actmem.ledger import record
 from actmem.layers.attention import CoreAttention, causal_mask
 
 HEADS, LENGTH, HEAD_SIZE = 4, 64, 16
@@ -308,8 +308,8 @@ LiveFigure(bar_chart(f"For GPT-3 selective costs {once:.2f}% or {stopped:.2f}%, 
 # core has none: each head is on one rank.
 
 # %% jupyter={"source_hidden": true}
-from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.parts import layer_input
+from actmem.ledger import count_collectives, emulated_rank
+from actmem.ledger.parts import layer_input
 from actmem.parallel.groups import tensor_parallel
 
 sent, pairs = {"the first run and backward": {}, "the second run": {}}, []
@@ -535,8 +535,8 @@ worked(
 # Which mode does your model need? Plan one layout with either mode, and compare the seconds of a step and the GiB:
 #
 # ```
-# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute selective
-# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute full
+# actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute selective
+# actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute full
 # ```
 #
 # Next, [chapter 6](06_pipeline.ipynb): a rank keeps the bytes of this chapter once for each microbatch in flight.

@@ -206,8 +206,8 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResul
 # %% jupyter={"source_hidden": true}
 import torch
 
-from actmem.measure import emulated_rank
-from actmem.measure.parts import measure_stage
+from actmem.ledger import emulated_rank
+from actmem.ledger.parts import measure_stage
 from actmem.parallel.groups import tensor_parallel
 
 model = PAPER_MODELS["175B"]
@@ -402,8 +402,8 @@ worked(
 # take the GPUs that are left. Compare the fullest rank's bill and the idle time (*bubble*):
 #
 # ```
-# python -m actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4
-# python -m actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 16
+# actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4
+# actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 16
 # ```
 #
 # Next, [chapter 7](07_time.ipynb): what all this costs in seconds.

@@ -334,7 +334,7 @@ worked(
 # Where do the seconds of a step go? A plan has a line for each: products, what runs again, exchanges, the bubble.
 #
 # ```
-# python -m actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100 --recompute selective
+# actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100 --recompute selective
 # ```
 #
 # Next, [chapter 8](08_after_the_paper.ipynb): the layers that everyone trains today, and why they ask other questions.

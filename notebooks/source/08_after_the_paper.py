@@ -9,8 +9,8 @@ from torch import nn
 
 from actmem.config import PAPER_MODELS, Parallel, model_shape
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
-from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
+from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, steps
@@ -78,25 +78,25 @@ LiveFigure(llama_bars(LLAMA))
 # %% [markdown]
 # ## Measured
 #
-# The layer in `src/actmem/layers/llama.py` keeps exactly these:
+# The layer in `src/actmem_more/llama.py` keeps exactly these:
 
 # %%
-from actmem.measure.parts import measure_layer
+from actmem_more.llama_measured import measure_llama_layer
 
-agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
+agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_llama_layer(TINY_LLAMA))
 
 # %% [markdown]
 # Then do it at a real model's size, on an emulated rank with tensor and sequence parallelism. With $t \le k$ everything is
 # divided by $t$. With $t > k$, K and V are divided by $k$ only:
 
 # %%
-from actmem.measure import emulated_rank
+from actmem.ledger import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 
 shape = llama_shape("llama3-70b")
 for t in (2, 8, 16):
     with emulated_rank(t):
-        measured = measure_layer(shape, tensor_parallel(sequence_parallel=True))
+        measured = measure_llama_layer(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
     agree.add_rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
     agree.add(f"K is divided by t or by its heads, t = {t}", [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))], "ranks")
@@ -122,8 +122,8 @@ for t in (2, 8, 16):
 # keeps what each operator reads. Here are both forms in 16 bits, with the norm in float32:
 
 # %% jupyter={"source_hidden": true}
-from actmem.measure import record
-from actmem.layers.llama_parts import rms_norm, swiglu
+from actmem.ledger import record
+from actmem_more.llama_parts import rms_norm, swiglu
 
 
 class PlainNorm(nn.Module):
@@ -241,11 +241,11 @@ Panel(
 
 # %% [markdown]
 # You can run every point: give a layer a set of terms to recompute, or an action for each (`src/actmem/drop.py`,
-# `src/actmem/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
+# `src/actmem_more/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
 
 # %%
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure import layer_rows_of
+from actmem.ledger import layer_rows_of
 
 small = model_shape("tiny")
 
@@ -343,8 +343,8 @@ worked(
 # at 4,096 tokens, its default. Then add `--seq-length 8192`: which of them still fits? (`full`; `elementwise` lacks 23.6 GiB.)
 #
 # ```
-# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise
-# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
+# actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise
+# actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
 # ```
 #
 # Experts, latent attention and context parallelism come in [chapter 14](14_experts.ipynb). Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.

@@ -16,22 +16,22 @@ import torch.nn.functional as F
 from torch import nn
 
 import actmem
-from actmem.__main__ import main
+from actmem_tools.__main__ import main
 from actmem.config import ModelShape
-from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import LLAMA_MODELS, LlamaShape
-from actmem.measure.diagnosis import findings
-from actmem.measure.ledger_tables import readable_size
-from actmem.measure.parts import layer_input, run_between_others
-from actmem.measure.record_command import as_dict
+from actmem_more.llama_terms import llama_rows
+from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape
+from actmem_tools.diagnosis import findings
+from actmem.ledger.ledger_tables import readable_size
+from actmem.ledger.parts import layer_input, run_between_others
+from actmem_tools.record_command import as_dict
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
-from actmem.layers.llama_parts import rms_norm, swiglu
+from actmem_more.llama_parts import rms_norm, swiglu
 from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
-from actmem.tape.evaluate import formula_text, moments
-from actmem.tape.record import recorded_run
-from actmem.tape.solver import solve, solve_rows
+from actmem_tools.tape.evaluate import formula_text, moments
+from actmem_tools.tape.record import recorded_run
+from actmem_tools.tape.solver import solve, solve_rows
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
 from actmem_course.show.folded import Agreement, Fold, worked
@@ -204,7 +204,7 @@ Fold(
 #   without flash, torch before 2.14 stores the scores instead: check with `record --fake --device cuda`.
 # - **MLP.** Use a function that keeps `gate` and `up`, and recomputes `silu(gate)`.
 #
-# `actmem.layers.llama_parts` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
+# `actmem_more.llama_parts` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
 # normalised `x`, which each norm kept in 16 bits for its weight's gradient.
 
 # %%
@@ -261,7 +261,7 @@ agree.add("gradients of the two layers in float64: relative difference below 1e-
 # ## The diff
 #
 # The command line does all of this without a notebook. Name a function that returns the model and its inputs:
-# `python -m actmem record my_model.py:factory --json before.json`. Then `python -m actmem diff before.json after.json` says what
+# `actmem record my_model.py:factory --json before.json`. Then `actmem diff before.json after.json` says what
 # came, went and stayed:
 
 # %% jupyter={"source_hidden": true}
@@ -290,7 +290,7 @@ LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phas
 
 # %% [markdown]
 # Can you predict the peak, too? Run a layer at tiny sizes again. A *tape* lists what each operation of forward and backward
-# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak: `python -m actmem tape` does
+# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak: `actmem tape` does
 # it for your model. Try it on the paper's layer (chapters 2 to 5), where the tape's peak equals the real one in every mode.
 # **Guess first:** which modes lower the peak of one layer?
 
@@ -393,8 +393,8 @@ worked(
 # No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
 # </details>
 #
-# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/measure/ledger.py`, `src/actmem/measure/origins.py`,
-# `src/actmem/measure/whole_step.py`, `src/actmem/measure/diagnosis.py`.
+# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/ledger/recorder.py`, `src/actmem/ledger/origins.py`,
+# `src/actmem/ledger/whole_step.py`, `src/actmem_tools/diagnosis.py`.
 #
 # ## Now fit your model
 #

@@ -8,11 +8,11 @@ from textwrap import fill
 
 from actmem.formulas.states import ADAM
 from actmem.config import TINY
-from actmem.plan.step_time import GIBIBYTE, Cluster
-from actmem.plan.planned_models import PlannedGPT, planned_model_of
-from actmem.plan.search import bill_of, find_plans
-from actmem.plan.plan_report import plan_text, refusal_text
-from actmem.verify import verify_plan
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster
+from actmem_tools.plan.planned_models import PlannedGPT, planned_model_of
+from actmem_tools.plan.search import bill_of, find_plans
+from actmem_tools.plan.plan_report import plan_text, refusal_text
+from actmem_tools.verify import verify_plan
 from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
 from actmem_course.bench.predictors import measure_calculators, sequence_results
 from actmem_course.others.golden import predict, read_golden
@@ -89,7 +89,7 @@ LiveFigure(bar_chart(
 # The seconds come from counts (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates. Two numbers
 # are guesses, the same for every plan: the share of peak FLOP/s that a product reaches, and the share of peak bandwidth that a link
 # reaches. The times of the six differ by less than the model's error (see below), so choose among the first plans by memory,
-# simplicity and what must hide. `python -m actmem plan --help` lists what you can fix.
+# simplicity and what must hide. `actmem plan --help` lists what you can fix.
 #
 # Change the model and the memory. From how many GPUs on are activations the largest part? (For the 70B with 80 GiB from 64 on.
 # *Transient* is what backward holds only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
@@ -313,11 +313,11 @@ worked(
 #
 # **Sources.** 2205.05198 sections 4 to 6 and appendices B and C · Rajbhandari et al., *ZeRO*, 1910.02054 · *The Llama 3 Herd of Models*,
 # 2407.21783, table 4 · huggingface/nanotron and its published logs · calculators: nanotron/ultrascale-playbook, EleutherAI/cookbook,
-# NVIDIA/Megatron-LM, cli99/llm-analysis · code: `src/actmem/plan/`, `src/actmem/verify.py`.
+# NVIDIA/Megatron-LM, cli99/llm-analysis · code: `src/actmem_tools/plan/`, `src/actmem_tools/verify.py`.
 #
 # ## Now fit your model
 #
-# `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
+# `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
 # Megatron-LM and torchtitan. Hugging Face's Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
 #
 # All of this was the course's Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes
@@ -326,7 +326,7 @@ worked(
 # paste:
 #
 # ```
-# python -m actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp
+# actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp
 # ```
 #
 # The bill in this chapter is the first stage's. The last stage holds logits and the loss as well, and recomputing layers doesn't

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
-from actmem.llama_shape import llama_shape
-from actmem.measure import record, watch_step
-from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem_more.loss_peak import LOSSES, loss_peak_rows
+from actmem_more.llama_shape import llama_shape
+from actmem.ledger import record, watch_step
+from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.rows import total
@@ -306,12 +306,12 @@ agree
 # - **Returning the logits.** A model that returns them holds $2v$ bytes per token more, through all of backward.
 #
 # **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989, and its `benchmark/data` · *Cut Your Losses*, 2411.09009 ·
-# *Balancing Pipeline Parallelism with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem/parallel/chunked_loss.py`,
-# `src/actmem/formulas/loss_peak.py`.
+# *Balancing Pipeline Parallelism with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem_more/chunked_loss.py`,
+# `src/actmem_more/loss_peak.py`.
 #
 # ## Now fit your model
 #
-# Which way does your code compute the loss? `python -m actmem record` on your own model shows what its loss keeps, and
+# Which way does your code compute the loss? `actmem record` on your own model shows what its loss keeps, and
 # `actmem.step` what is alive at the peak. **Lab 9** has the functions of this chapter:
 # `python my/labs/lab9_the_ends.py`.
 #

@@ -14,12 +14,12 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from actmem.formulas.llama_terms import llama_rows
+from actmem_more.llama_terms import llama_rows
 from actmem.formulas.states import ADAM
-from actmem.layers.llama import attend
-from actmem.layers.llama_parts import rms_norm, swiglu
-from actmem.llama_shape import LlamaShape, llama_shape
-from actmem.measure import count_collectives, emulated_rank, record
+from actmem_more.llama import attend
+from actmem_more.llama_parts import rms_norm, swiglu
+from actmem_more.llama_shape import LlamaShape, llama_shape
+from actmem.ledger import count_collectives, emulated_rank, record
 from actmem.parallel.conjugates import g
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import column_parallel
@@ -397,8 +397,8 @@ agree
 #
 # ## Now fit your model
 #
-# `python -m actmem record` on your own model with its adapters shows each copy and mask, and which operation saved it. `python -m
-# actmem plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
+# `actmem record` on your own model with its adapters shows each copy and mask, and which operation saved it. `actmem
+# plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
 # of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
 # Next, [chapter 13](13_long_sequences.ipynb): a million tokens.

@@ -13,16 +13,16 @@ from torch.autograd import Function
 
 from actmem.config import Parallel
 from actmem.formulas.communication import counts
-from actmem.formulas.llama_terms import context_exchanges, llama_rows
-from actmem.layers.context import layer_groups
-from actmem.layers.llama import LlamaLayer, attend
-from actmem.layers.llama_parts import GatedMLP, rms_norm, swiglu
-from actmem.llama_shape import LlamaShape, llama_layer_terms, llama_shape
-from actmem.measure import count_collectives, emulated_rank, layer_rows_of, record, watch_step
+from actmem_more.llama_terms import context_exchanges, llama_rows
+from actmem_more.context import layer_groups
+from actmem_more.llama import LlamaLayer, attend
+from actmem_more.llama_parts import GatedMLP, rms_norm, swiglu
+from actmem_more.llama_shape import LlamaShape, llama_layer_terms, llama_shape
+from actmem.ledger import count_collectives, emulated_rank, layer_rows_of, record, watch_step
 from actmem.parallel.groups import TensorParallel
 from actmem.recompute import checkpoint
 from actmem.rows import total
-from actmem.store import HostMemory
+from actmem_more.store import HostMemory
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.predictors import b200_reserved
 from actmem_course.show.controls import choice, play, steps
@@ -376,7 +376,7 @@ print(f"{len(logged)} layouts: reserved, predicted within {100 * ours_off:.1f}%;
 # for each of its 218 million weights, and $4sh$ per token for attention; $h$ = 4,096.)
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.llama_terms import llama_products
+from actmem_more.llama_terms import llama_products
 
 quarter = LLAMA.with_sizes(seq_length=2**18)
 left = 80 * 2**30 - 2 * (32 * (LLAMA.attention_weights + LLAMA.mlp_weights) + 2 * LLAMA.vocab_size * LLAMA.hidden_size)
@@ -425,11 +425,11 @@ agree
 # [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
 # [pytorch#158657](https://github.com/pytorch/pytorch/issues/158657),
 # [TRL#6846](https://github.com/huggingface/trl/pull/6846) · `src/actmem_course/others/allocator.py`,
-# `src/actmem/store.py`.
+# `src/actmem_more/store.py`.
 #
 # ## Now fit your model
 #
-# Run `python -m actmem record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
+# Run `actmem record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
 # record again. Exercises 10.3 and 10.4 of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
 # Next, [chapter 14](14_experts.ipynb): experts, latents, recurrent states, and a context that several ranks share.

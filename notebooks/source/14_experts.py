@@ -11,12 +11,12 @@ from torch.autograd import Function
 
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges, expert_mlp_rows, forced_routed_tokens, llama_exchanges
-from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
-from actmem.layers.context import layer_groups
-from actmem.llama_shape import llama_shape
-from actmem.measure import emulated_rank, record
-from actmem.measure.parts import measure_layer
+from actmem_more.llama_terms import context_exchanges, expert_mlp_rows, forced_routed_tokens, llama_exchanges
+from actmem_more.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.context import layer_groups
+from actmem_more.llama_shape import llama_shape
+from actmem.ledger import emulated_rank, record
+from actmem_more.llama_measured import measure_llama_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import Recompute
 from actmem.rows import total
@@ -98,7 +98,7 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
     parallel = Parallel(t, True)
     predicted = llama_rows(EXPERTS, parallel, routed_tokens=forced_routed_tokens(EXPERTS, parallel, routing, 0))
     with emulated_rank(t):
-        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
+        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_llama_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
 
 # %% [markdown]
 # ## Latent attention
@@ -119,7 +119,7 @@ for terms in ({"K", "V"}, {"Q", "K", "V"}):
     flops = llama_recomputed_flops(LATENT, again)
     latent[f"recompute {', '.join(sorted(terms))}: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
 with emulated_rank(8):
-    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
+    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_llama_layer(LATENT, tensor_parallel(sequence_parallel=True)))
 LiveFigure(bar_chart(
     f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
     {"kept": latent}, "kept by one layer of DeepSeek-V3",
@@ -230,7 +230,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, 
     ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(llama_rows(shape, parallel, context_kind=way))
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    agree.add_rows("Llama 3 70B, t = 8, c = 2", llama_rows(shape, Parallel(8, True, context_parallel_size=2)), measure_layer(shape, tensor, context=context))
+    agree.add_rows("Llama 3 70B, t = 8, c = 2", llama_rows(shape, Parallel(8, True, context_parallel_size=2)), measure_llama_layer(shape, tensor, context=context))
 LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, and sends less than half", {"kept": ways}, "kept by one rank of a layer"))
 
 # %% jupyter={"source_hidden": true}
@@ -285,16 +285,16 @@ worked(
 #
 # **Sources.** 2401.04088 for Mixtral · 2412.19437 for DeepSeek-V3 · 2412.06464 for Gated DeltaNet · 2407.21783, section 3.3.2, for gathered keys · 2309.14509 for
 # Ulysses · 2512.14080, SonicMoE, for experts that keep only their inputs and the up-projection's outputs · code:
-# `src/actmem/layers/experts.py`, `src/actmem/layers/latent.py`, `src/actmem/layers/context.py`.
+# `src/actmem_more/experts.py`, `src/actmem_more/latent.py`, `src/actmem_more/context.py`.
 #
 # ## Now fit your model
 #
 # Plan a model with experts for the worst case:
 #
 # ```
-# python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
+# actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
 # ```
 #
 # This is the last chapter. You started with four bars that didn't fit on a GPU. Now you can say which tensors are in them, which
-# you can divide, drop or move, and what that costs. Do it for your own: `python -m actmem plan config.json --at s=8192,b=1 --gpus 8
+# you can divide, drop or move, and what that costs. Do it for your own: `actmem plan config.json --at s=8192,b=1 --gpus 8
 # --memory 80`.

@@ -1,52 +1,44 @@
-"""The activation memory of 2205.05198: predicted by formula, counted in any model, extrapolated by tapes.
+"""The activation memory of 2205.05198: predicted by formula, counted in any model.
 
-The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes, formulas,
-the evaluation of tapes and plans need no torch.
+The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes and formulas
+need no torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actmem import plan as plan
-    from actmem import tape as tape
     from actmem.config import ModelShape as ModelShape
     from actmem.config import Parallel as Parallel
     from actmem.formulas.activations import layer_rows as layer_rows
     from actmem.layers.gpt import GPT as GPT
-    from actmem.layers.llama import LlamaLayer as LlamaLayer
     from actmem.layers.transformer import TransformerLayer as TransformerLayer
-    from actmem.llama_shape import LlamaShape as LlamaShape
-    from actmem.measure.census import census as census
-    from actmem.measure.emulate import emulated_rank as emulated_rank
-    from actmem.measure.ledger import record as record
-    from actmem.measure.whole_step import step as step
-    from actmem.measure.whole_step import watch_step as watch_step
+    from actmem.ledger.census import census as census
+    from actmem.ledger.emulate import emulated_rank as emulated_rank
+    from actmem.ledger.recorder import record as record
+    from actmem.ledger.whole_step import step as step
+    from actmem.ledger.whole_step import watch_step as watch_step
     from actmem.parallel.groups import tensor_parallel as tensor_parallel
     from actmem.recompute import checkpoint as checkpoint
     from actmem.rows import compare as compare
 
-__version__ = "0.1.0"
+__version__ = "0.6.0"
 
-#: The module in which each name is; tape and plan are packages themselves.
+#: The module in which each name is.
 _HOMES = {
     "GPT": "layers.gpt",
-    "LlamaLayer": "layers.llama",
-    "LlamaShape": "llama_shape",
     "ModelShape": "config",
     "Parallel": "config",
     "TransformerLayer": "layers.transformer",
-    "census": "measure.census",
+    "census": "ledger.census",
     "checkpoint": "recompute",
     "compare": "rows",
-    "emulated_rank": "measure.emulate",
+    "emulated_rank": "ledger.emulate",
     "layer_rows": "formulas.activations",
-    "plan": "plan",
-    "record": "measure.ledger",
-    "step": "measure.whole_step",
-    "tape": "tape",
+    "record": "ledger.recorder",
+    "step": "ledger.whole_step",
     "tensor_parallel": "parallel.groups",
-    "watch_step": "measure.whole_step",
+    "watch_step": "ledger.whole_step",
 }
 __all__ = [*_HOMES]
 
@@ -54,8 +46,7 @@ __all__ = [*_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'actmem' has no attribute {name!r}")
-    module = import_module(f"actmem.{_HOMES[name]}")
-    return getattr(module, name, module)
+    return getattr(import_module(f"actmem.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

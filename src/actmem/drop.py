@@ -26,15 +26,38 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actmem.config import ConfigError, shown
 from actmem.keep import Kept, keep
 from actmem.recompute import ParametersRead, autocast_state, opened, second_run
-from actmem.store import Store
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place for tensors that backward reads."""
+
+    def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
+        """Keep ``flat``, one row of elements; the result gives it back, on its device and in its dtype."""
+
+
+#: What keeps a term elsewhere or smaller, by its action (``recipes.ACTIONS``).  A module with a store adds it when it is imported.
+STORES: dict[str, Callable[[], Store]] = {}
+
+
+def stores(actions: Mapping[str, str], host: Store | None) -> dict[str, Store]:
+    """The store of each term, from ``LayerTerms.stored``.  host: that of "offload"; None makes one.  Raises ConfigError."""
+    if not (host is None or isinstance(host, Store)):
+        raise ConfigError("host", f"must be a store or None, got {shown(host)}")
+    if missing := set(actions.values()) - STORES.keys():
+        raise ConfigError("recompute", f"{missing.pop()} needs a store: import one, as actmem_more.store has")
+    places = {action: STORES[action]() for action in set(actions.values())} | ({"offload": host} if host else {})
+    return {term: places[action] for term, action in actions.items()}
+
 
 #: Each is called with the names and the tensors of all that layers name, and the name of what autograd saved since the
 #: call before and has no other ("" for none).  A ledger adds itself while it records.

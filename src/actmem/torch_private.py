@@ -70,6 +70,13 @@ def fake_tensors() -> AbstractContextManager:
     return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
 def fake_store() -> torch.distributed.Store:
     """The store of the ``"fake"`` backend; loading it registers the backend."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

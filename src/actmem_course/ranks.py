@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -24,11 +24,12 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from actmem.config import ConfigError, check_size
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem_course.arguments import device_for, gpus_found
 from actmem_course.guard import LINE, Guard, say, say_gone
 from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment
 from actmem_course.rank_store import RankStore, connect
+from actmem_tools.no_device import cuda_without_device
 
 #: How long a rank waits for another that is still computing.
 TIMEOUT = timedelta(minutes=10)
@@ -116,7 +117,8 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
     """
     device = args.device
     if args.emulate is not None:
-        with emulated_rank(args.emulate, device=device, real_tensors=real_tensors):
+        stand_in = cuda_without_device() if device == "cuda" and not torch.cuda.is_available() else nullcontext()
+        with emulated_rank(args.emulate, device=device, real_tensors=real_tensors), stand_in:
             yield Ranks(0, args.emulate, device, emulated=True)
         return
     if os.environ["RANK"] == "0" and (instead := getattr(args, "instead", "")):

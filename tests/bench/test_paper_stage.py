@@ -9,7 +9,7 @@ from actmem.formulas import first_stage
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.layers.gpt import GPT
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, compare, extra_rows, total

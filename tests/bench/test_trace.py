@@ -6,7 +6,7 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.hold import Runner

@@ -20,8 +20,8 @@ from actmem.formulas.communication import (
 )
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.comms import count_collectives
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.comms import count_collectives
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
-from actmem.measure import emulated_rank, watch_step
-from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem.ledger import emulated_rank, watch_step
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.rows import total
+from actmem_more.chunked_loss import LinearCrossEntropy
+from actmem_more.loss_peak import LOSSES, loss_peak_rows
 
 
 def counted(loss, s, b, h, v, t=1, chunk=1024):

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
-from actmem.plan.planned_models import planned_model_of
-from actmem.plan.search import static_rows
 from actmem.rows import total
 from actmem_course import pieces
 from actmem_course.judge.cases import lab1_count_bytes as cases1
@@ -28,6 +26,8 @@ from actmem_course.judge.solutions.lab5_pipeline import how_many_fit
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes
 from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.workbench import Bench
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import static_rows
 from tests.labs.learners import judged
 
 

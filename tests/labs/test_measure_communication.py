@@ -10,7 +10,7 @@ import torch.distributed as dist
 from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel

@@ -5,7 +5,7 @@ from collections import Counter
 
 from actmem.config import TINY, ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem_course import launch
 from actmem_course.bench import measure_parity as parity
 from actmem_course.bench.measure_parity import FORMS, measure_parity

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from actmem.config import ConfigError, ModelShape
-from actmem.formulas.llama_terms import expert_mlp_rows, llama_rows
-from actmem.llama_shape import LlamaShape, llama_shape
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.tools import replaced
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.tools import replaced
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
@@ -25,6 +23,8 @@ from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.plain import PlainLayer, our_reduce_scatter
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_course.ranks import Ranks
+from actmem_more.llama_shape import LlamaShape, llama_shape
+from actmem_more.llama_terms import expert_mlp_rows, llama_rows
 from tests.labs.in_process import shown_in_80_columns
 from tests.tiers import at_night
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from actmem.config import ConfigError, ModelShape
-from actmem.llama_shape import TINY_LLAMA
 from actmem_course import launch
 from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, today_configurations
+from actmem_more.llama_shape import TINY_LLAMA
 from tests.labs.in_process import shown_in_80_columns
 from tests.tiers import at_night
 

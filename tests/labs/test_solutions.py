@@ -16,7 +16,6 @@ from actmem_course.launch import LABS as FOLDER
 from tests.labs.learners import learner_file, names_in, real_bench
 from tests.tiers import at_night
 
-README = FOLDER.parent / "README.md"
 #: All other exercises have a source.
 NOT_IN_A_PAPER = ("recipe_linear", "log_probs_and_entropy", "embedding")
 
@@ -70,14 +69,6 @@ def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name
 def test_hints_go_from_a_nudge_to_the_answer(name):
     for exercise in load_lab(name).exercises:
         assert len(exercise.hints) >= 3 and all(len(hint) > 20 for hint in exercise.hints)
-
-
-@pytest.mark.parametrize("name", LAB_NAMES)
-def test_the_readme_lists_it(name):
-    (row,) = [line for line in README.read_text(encoding="utf-8").splitlines() if f"`python my/labs/{name}.py`" in line]
-    _, _, what, ranks, minutes, _ = (cell.strip() for cell in row.split("|"))
-    assert what and minutes.isdigit()
-    assert (ranks[0] == "1") == load_lab(name).one_process
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2
-from actmem.llama_shape import LlamaShape
 from actmem_course import launch
 from actmem_course.bench import training
 from actmem_course.bench.training import (
@@ -34,6 +33,7 @@ from actmem_course.bench.training import (
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, make_model
 from actmem_course.ranks import Ranks
 from actmem_course.standard_library import standard_library
+from actmem_more.llama_shape import LlamaShape
 from tests.labs.faults import Started
 from tests.labs.in_process import lab_exit
 from tests.tiers import sampled

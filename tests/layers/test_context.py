@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
-from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_rows
-from actmem.layers.context import ContextParallel, attend_part, layer_groups
-from actmem.layers.llama import LlamaLayer
-from actmem.llama_shape import (
+from actmem.ledger import emulated_rank
+from actmem.ledger.comms import Collective, count_collectives
+from actmem.ledger.parts import layer_input
+from actmem.parallel.groups import TensorParallel
+from actmem.rows import by_term, compare, total
+from actmem_more.context import ContextParallel, attend_part, layer_groups
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_measured import measure_llama_layer
+from actmem_more.llama_shape import (
     CONTEXT_KINDS,
     LLAMA_MODELS,
     LlamaShape,
@@ -20,11 +25,7 @@ from actmem.llama_shape import (
     llama_shape,
     own_context_shape,
 )
-from actmem.measure import emulated_rank
-from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.parts import layer_input, measure_layer
-from actmem.parallel.groups import TensorParallel
-from actmem.rows import by_term, compare, total
+from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_rows
 from tests.layers.test_llama import FLASH, MODES, flash_flops, largest_error
 from tests.tiers import covering, examples
 
@@ -42,8 +43,8 @@ def predicted(shape, tp, context, recompute, element_size, routing="even"):
 
 
 def differences(shape, tp, context, recompute, dtype=torch.bfloat16, routing="even"):
-    """Between the formula and the ledger, which ``measure_layer`` compares with the census first."""
-    measured = measure_layer(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
+    """Between the formula and the ledger, which ``measure_llama_layer`` compares with the census first."""
+    measured = measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
     comparison = compare(predicted(shape, tp, context, recompute, dtype.itemsize, routing), measured)
     return "" if comparison.exact else comparison.describe()
 

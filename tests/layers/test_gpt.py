@@ -9,8 +9,8 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.measure.ledger import record
-from actmem.measure.parts import rows_by_term
+from actmem.ledger.parts import rows_by_term
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients
 from actmem.rows import by_term

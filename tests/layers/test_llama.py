@@ -10,20 +10,21 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
-from actmem.layers.context import ContextParallel
-from actmem.layers.latent import attend_uneven
-from actmem.layers.llama import LlamaLayer, LlamaStage
-from actmem.layers.llama_parts import product, rms_norm, rotary_tables, swiglu
-from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
-from actmem.measure import emulated_rank
-from actmem.measure.census import LiveStorages
-from actmem.measure.parts import layer_rows_of, measure_layer
+from actmem.ledger import emulated_rank
+from actmem.ledger.census import LiveStorages
+from actmem.ledger.parts import layer_rows_of
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
 from actmem.rows import by_term, compare, total
+from actmem_more.context import ContextParallel
+from actmem_more.latent import attend_uneven
+from actmem_more.llama import LlamaLayer, LlamaStage
+from actmem_more.llama_measured import measure_llama_layer
+from actmem_more.llama_parts import product, rms_norm, rotary_tables, swiglu
+from actmem_more.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
+from actmem_more.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from tests.gradients import gradient_pairs
 from tests.tiers import covering, examples
 
@@ -161,7 +162,7 @@ def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, rou
     parallel = Parallel(tp.size, tp.sequence_parallel)
     routed = forced_routed_tokens(shape, parallel, routing, tp.rank) if shape.num_experts else None
     predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed)
-    comparison = compare(predicted, measure_layer(shape, tp, recompute, dtype=dtype, routing=routing))
+    comparison = compare(predicted, measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing))
     return "" if comparison.exact else comparison.describe()
 
 

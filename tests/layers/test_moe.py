@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from actmem.config import Parallel
-from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
-from actmem.layers.experts import ExpertMLP
-from actmem.layers.llama import LlamaLayer, LlamaStage
-from actmem.llama_shape import LlamaShape, llama_shape
-from actmem.measure.census import census
-from actmem.measure.parts import layer_rows_of
+from actmem.ledger.census import census
+from actmem.ledger.parts import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import by_term, compare, total
+from actmem_more.experts import ExpertMLP
+from actmem_more.llama import LlamaLayer, LlamaStage
+from actmem_more.llama_shape import LlamaShape, llama_shape
+from actmem_more.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from actmem.measure.ledger import record
+from actmem.ledger.recorder import record
 
 CASES = {}
 #: Bytes of the state of torch's CPU generator.

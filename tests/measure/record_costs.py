@@ -13,10 +13,10 @@ import time
 import torch
 
 from actmem.config import TINY
-from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import llama_shape
-from actmem.measure import record
+from actmem.ledger import record
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import llama_shape
 
 ROUNDS = 40
 LAYERS = 20
@@ -54,7 +54,7 @@ def main():
             f"{name}: a recorded forward pass takes {median:.2f} times a plain one (quartiles {low:.2f} to {high:.2f})"
         )
     start = time.perf_counter()
-    command = [sys.executable, "-m", "actmem", "record", f"{__file__}:stage", "--fake", "--dtype", "bfloat16"]
+    command = [sys.executable, "-m", "actmem_tools", "record", f"{__file__}:stage", "--fake", "--dtype", "bfloat16"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     print(

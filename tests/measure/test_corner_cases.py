@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from actmem.measure.census import arguments_of, census
+from actmem.ledger.census import arguments_of, census
 from tests.measure.corner_cases import CASES, ledger_of
 
 

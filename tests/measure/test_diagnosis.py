@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from actmem.measure.census import arguments_of
-from actmem.measure.diagnosis import findings
-from actmem.tape.solver import parsed_letters
+from actmem.ledger.census import arguments_of
+from actmem_tools.diagnosis import findings
+from actmem_tools.tape.solver import parsed_letters
 from tests.measure.corner_cases import Run, ledger_of, x
 from tests.models_of_others import HUGGING_FACE, LETTERS, MODELS
 from tests.tiers import sampled

@@ -6,11 +6,11 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actmem.config import ConfigError
-from actmem.measure import emulate
-from actmem.measure.comms import Collective, count_collectives, kind_of
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.comms import Collective, count_collectives, kind_of
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
+from actmem_tools import no_device
 
 
 def test_tensors_are_fake_unless_real_ones_are_asked_for():
@@ -50,7 +50,7 @@ def test_a_second_world_is_refused():
 def test_a_mask_is_kept_with_rows_that_the_memory_efficient_kernel_can_read(rows, columns, of_each):
     query, key = torch.zeros(2, 4, rows, 16), torch.zeros(2, 4, columns, 16)
     mask = torch.ones(2, 1, rows, columns, dtype=torch.bool)
-    kept = emulate._bias(mask, query, key, "memory-efficient")
+    kept = no_device._bias(mask, query, key, "memory-efficient")
     assert kept.shape == (2, 4, rows, columns) and not kept.any()
     assert kept.stride()[:3] == (rows * of_each, 0, of_each)
     assert kept.untyped_storage().nbytes() == 2 * rows * of_each * 4

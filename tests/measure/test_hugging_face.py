@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.measure.census import census
-from actmem.measure.whole_step import loss_of, step
-from actmem.tape.solver import parsed_letters
+from actmem.ledger.census import census
+from actmem.ledger.whole_step import loss_of, step
 from actmem.torch_private import fake_tensors
+from actmem_tools.factories import built_model, tensors_for
+from actmem_tools.tape.solver import parsed_letters
 from tests.measure.corner_cases import ledger_of
 from tests.measure.live_count import LiveCount, existing, one_step
 from tests.models_of_others import LETTERS, MODELS
@@ -99,3 +100,22 @@ def test_watching_mamba_changes_neither_its_gradients_nor_its_peak():
     peak, expected = gradients(plainly)
     bill, found = gradients(step)
     assert bill.peak_bytes == peak and all(map(torch.equal, found, expected))
+
+
+def test_fake_position_ids_are_those_of_one_sequence_a_row():
+    """Without this, a fake run makes a mask for packed rows and repeats keys and values for it."""
+
+    def llama():
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=64, use_cache=False)
+        ids = torch.randint(64, (2, 8))
+        return AutoModelForCausalLM.from_config(config), {"input_ids": ids, "position_ids": torch.arange(8).expand(2, 8)}
+
+    totals = []
+    for fake in (False, True):
+        with tensors_for(fake):
+            model, inputs = built_model(llama, {})
+            totals.append(ledger_of(model, **inputs).total_bytes)
+    assert totals[0] == totals[1]

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from actmem import recompute
 from actmem.config import TINY
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure import tools
-from actmem.measure.ledger import record
-from actmem.measure.ledger_tables import UNSAVED, readable_size
+from actmem.ledger import tools
+from actmem.ledger.ledger_tables import UNSAVED, readable_size
+from actmem.ledger.recorder import record
 from tests.measure.corner_cases import STATE, B, Run, ledger_of, x
 
 

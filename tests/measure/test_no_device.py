@@ -4,20 +4,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from actmem.__main__ import main
-from actmem.attention_kernels import AttentionCall, attention_kernel, attention_rows
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
-from actmem.formulas.llama_terms import llama_rows
-from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LLAMA_MODELS
-from actmem.measure.emulate import cuda_without_device, gpu_of_this_build
-from actmem.measure.ledger import record
-from actmem.measure.parts import rows_by_term
+from actmem.ledger.parts import rows_by_term
+from actmem.ledger.recorder import record
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
 from actmem.torch_private import fake_tensors, torch_release
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LLAMA_MODELS
+from actmem_more.llama_terms import llama_rows
+from actmem_tools.__main__ import main
+from actmem_tools.attention_kernels import AttentionCall, attention_kernel, attention_rows
+from actmem_tools.no_device import cuda_without_device, gpu_of_this_build
 from tests.measure.corner_cases import ledger_of
 
 HERE = "tests.measure.factories_for_tests"

@@ -1,4 +1,4 @@
-"""``python -m actmem record`` and ``diff``: what they print and write, and one line on bad input."""
+"""``actmem record`` and ``diff``: what they print and write, and one line on bad input."""
 
 import json
 import re
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from actmem.__main__ import main
-from actmem.measure import record_command
-from actmem.measure.diagnosis import reason_of, runs_again
-from actmem.measure.factories import one_line
-from actmem.measure.ledger import SavedTensor
-from actmem.measure.ledger_tables import fold, folded_name, page
+from actmem.ledger.ledger_tables import fold, folded_name, page
+from actmem.ledger.recorder import SavedTensor
 from actmem.torch_private import memory_snapshot
+from actmem_tools import record_command
+from actmem_tools.__main__ import main
+from actmem_tools.diagnosis import reason_of, runs_again
+from actmem_tools.factories import one_line
 from tests.measure import factories_for_tests
 
 HERE = "tests.measure.factories_for_tests"
@@ -57,7 +57,7 @@ def test_a_file_works_too_and_the_library_alone_is_enough(tmp_path):
         "import sys, torch\nfor name in ('plotly', 'jupyterlab', 'ipywidgets'):\n    sys.modules[name] = None\n"
         "def factory():\n    return torch.nn.Linear(8, 8), (torch.ones(4, 8),)\n"
     )
-    command = [sys.executable, "-m", "actmem", "record", "mine.py:factory", "--json"]
+    command = [sys.executable, "-m", "actmem_tools", "record", "mine.py:factory", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)["total_bytes"] == 128, done.stderr
 

@@ -6,8 +6,8 @@ import pickle
 import pytest
 from torch.cuda import _memory_viz
 
-from actmem.__main__ import main
-from actmem.measure.snapshot import GRAIN_BYTES, read_snapshot
+from actmem_tools.__main__ import main
+from actmem_tools.snapshot import GRAIN_BYTES, read_snapshot
 
 HERE = "tests.measure.factories_for_tests"
 FRAMES = [

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from actmem.config import ConfigError, ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.whole_step import loss_of, step, watch_step
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.whole_step import loss_of, step, watch_step
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from tests.measure.corner_cases import Run, x

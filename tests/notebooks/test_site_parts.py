@@ -33,7 +33,7 @@ def test_a_page_has_all_that_its_modules_import():
         ("actmem_course.others.paper", False),
         ("actmem.formulas.activations.eq1", False),
         ("actmem_course.show.widgets.Panel", False),
-        ("actmem.measure.record", True),
+        ("actmem.ledger.record", True),
         ("actmem.layers.transformer", True),
         ("actmem_course.launch.results", True),  # starts processes
         ("actmem.pipeline", True),
@@ -48,8 +48,8 @@ def test_modules_that_need_a_machine(module, needed):
     [
         (["import math\nx = math.pi", "print(x)"], [[0, 0], [0]]),
         (["import torch\nx = torch.ones(2)", "y = x", "y = 1", "print(y)"], [[1, 1], [1], [0], [0]]),
-        (["from actmem.measure import record", "f = lambda: record", "f()"], [[1], [1], [1]]),
-        (["from actmem.measure import record as r\nfrom actmem.rows import total", "r", "total"], [[1, 0], [1], [0]]),
+        (["from actmem.ledger import record", "f = lambda: record", "f()"], [[1], [1], [1]]),
+        (["from actmem.ledger import record as r\nfrom actmem.rows import total", "r", "total"], [[1, 0], [1], [0]]),
         (["import torch", "lines = []", "lines.append(torch.ones(1))", "print(lines)"], [[1], [0], [1], [1]]),
         (["import torch", "d = {}", "d['x'] = torch.ones(1)", "d"], [[1], [0], [1], [1]]),
         (["import torch", "d = {}", "d['x'] = 1", "d"], [[1], [0], [0], [0]]),

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actmem.measure.comms import count_collectives
-from actmem.measure.ledger import record
+from actmem.ledger.comms import count_collectives
+from actmem.ledger.recorder import record
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.conjugates import f, f_bar, f_bar_or_g_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel

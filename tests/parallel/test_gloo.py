@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError
-from actmem.measure.comms import Collective, count_collectives
+from actmem.ledger.comms import Collective, count_collectives
 from actmem.parallel import collectives
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 

@@ -10,16 +10,16 @@ from torch import nn
 
 from actmem.config import ConfigError, ModelShape
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LlamaShape
-from actmem.measure.census import LiveStorages
-from actmem.measure.comms import count_collectives
-from actmem.measure.ledger import record
+from actmem.ledger.census import LiveStorages
+from actmem.ledger.comms import count_collectives
+from actmem.ledger.recorder import record
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear, column_parallel, load_dense
 from actmem.parallel.vocab import VocabParallelCrossEntropy
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LlamaShape
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
 FORMS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from actmem.config import ConfigError, ModelShape
 from actmem.drop import Terms
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.ledger import record
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.recipes import RECOMPUTE_MODES

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError
-from actmem.measure.ledger import record
-from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
+from actmem_more.chunked_loss import LinearCrossEntropy
 
 VOCABULARY = 12
 

@@ -11,15 +11,15 @@ from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import MLP, TransformerLayer
-from actmem.llama_shape import LatentHeads, LlamaShape
-from actmem.measure.emulate import emulated_rank
+from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import linear, weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.vocab import VocabParallelEmbedding
 from actmem.parallel.weights import Part
+from actmem_more.llama import LlamaLayer, LlamaStage
+from actmem_more.llama_shape import LatentHeads, LlamaShape
 
 SHAPE = ModelShape(16, 2, 48, 24, num_layers=3, vocab_size=120)
 SEQUENCE = TensorParallel(size=2, sequence_parallel=True)

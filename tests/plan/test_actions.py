@@ -18,13 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from actmem.config import TINY, ConfigError, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
-from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LlamaShape
-from actmem.measure import layer_rows_of, record
-from actmem.plan.actions import PricedLayer, Rates, cheapest, choices, frontier, recompute_choices
+from actmem.ledger import layer_rows_of, record
 from actmem.recipes import PAPER_LAYER, LayerTerms, Recipe
 from actmem.rows import LAYER_TERMS, Row, compare, on_device, on_host, total
+from actmem_more.actions import PricedLayer, Rates, cheapest, choices, frontier, recompute_choices
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LlamaShape
 from tests.tiers import at_night
 
 PAPER = ModelShape(seq_length=32, micro_batch_size=2, hidden_size=24, num_attention_heads=4, vocab_size=1)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from actmem.__main__ import main
-from actmem.measure.emulate import fused_attention_on_cpu
-from actmem.measure.factories import built_model
-from actmem.measure.whole_step import loss_of, watch_step
-from actmem.plan.own_model import OwnModel, Way
-from actmem.plan.step_time import Cluster
-from actmem.tape.evaluate import Run, moments
-from actmem.tape.model_tape import config_factory, run_factory, solved_target
+from actmem.ledger.whole_step import loss_of, watch_step
+from actmem_tools.__main__ import main
+from actmem_tools.factories import built_model
+from actmem_tools.no_device import fused_attention_on_cpu
+from actmem_tools.plan.own_model import OwnModel, Way
+from actmem_tools.plan.step_time import Cluster
+from actmem_tools.tape.evaluate import Run, moments
+from actmem_tools.tape.model_tape import config_factory, run_factory, solved_target
 from tests.models_of_others import CAUSAL, MASKED, _language
 from tests.tape import models_for_tapes
 from tests.tiers import at_night

@@ -1,4 +1,4 @@
-"""``python -m actmem plan`` as a user types it: text, JSON, a page, exit codes, bad input in one line."""
+"""``actmem plan`` as a user types it: text, JSON, a page, exit codes, bad input in one line."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from actmem.__main__ import main as command
+from actmem_tools.__main__ import main as command
 
 REQUEST = ["175b", "--gpus", "64", "--memory", "80", "--per-node", "8", "--seq-length", "2048", "--global-batch", "64"]
 
@@ -71,7 +71,7 @@ def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
 
 @pytest.mark.slow
 def test_the_same_answer_in_every_process():
-    command = [sys.executable, "-m", "actmem", "plan", *REQUEST, "--json"]
+    command = [sys.executable, "-m", "actmem_tools", "plan", *REQUEST, "--json"]
     seeds = ({"PYTHONHASHSEED": seed, "PYTHONPATH": "src"} for seed in "12")
     runs = [subprocess.run(command, capture_output=True, env=env, check=True) for env in seeds]
     assert runs[0].stdout == runs[1].stdout and runs[0].stderr == b""

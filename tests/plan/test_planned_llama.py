@@ -7,13 +7,13 @@ import torch
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import Exchange
-from actmem.layers.llama import LlamaStage
-from actmem.measure.comms import count_collectives
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import run_part
+from actmem.ledger.comms import count_collectives
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.parts import run_part
 from actmem.parallel.groups import tensor_parallel
-from actmem.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from actmem.rows import by_term, total
+from actmem_more.llama import LlamaStage
+from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from tests.shapes import decoder
 
 

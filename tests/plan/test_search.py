@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from actmem.__main__ import main
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import state_rows
-from actmem.plan.plan_report import nearest_that_fits
-from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
-from actmem.plan.search import (
+from actmem.rows import by_term, total
+from actmem_course.bench.measure_runs import step_time_results
+from actmem_course.others.paper import A100_BYTES
+from actmem_tools.__main__ import main
+from actmem_tools.plan.plan_report import nearest_that_fits
+from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
+from actmem_tools.plan.search import (
     Plan,
     Request,
     bill_of,
@@ -24,7 +27,7 @@ from actmem.plan.search import (
     stage_layers,
     static_rows,
 )
-from actmem.plan.step_time import (
+from actmem_tools.plan.step_time import (
     DEVICES,
     GIBIBYTE,
     LINK_SHARE,
@@ -35,10 +38,7 @@ from actmem.plan.step_time import (
     data_seconds,
     gib_or_mib,
 )
-from actmem.rows import by_term, total
-from actmem.verify import verify_plan
-from actmem_course.bench.measure_runs import step_time_results
-from actmem_course.others.paper import A100_BYTES
+from actmem_tools.verify import verify_plan
 from tests.shapes import decoder
 from tests.tiers import at_night
 

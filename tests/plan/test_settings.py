@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 
 from actmem.config import Parallel
-from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
-from actmem.plan.search import Plan, rank_parameters
-from actmem.plan.settings import hugging_face_settings, megatron_settings, torchtitan_settings
-from actmem.plan.step_time import StepSeconds
 from actmem_course.others.megatron_memory import MegatronRun
+from actmem_tools.plan.planned_models import PLANNED_MODELS, planned_model_of
+from actmem_tools.plan.search import Plan, rank_parameters
+from actmem_tools.plan.settings import hugging_face_settings, megatron_settings, torchtitan_settings
+from actmem_tools.plan.step_time import StepSeconds
 
 
 def plan(layout, recompute="full"):

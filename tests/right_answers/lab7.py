@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from actmem.layers import llama_parts
+from actmem_more import llama_parts
 from tests.right_answers.register import right
 
 

@@ -5,10 +5,10 @@ from collections import OrderedDict
 import numpy as np
 
 from actmem.formulas.states import ADAM
-from actmem.plan.planned_models import planned_model_of
-from actmem.plan.search import find_plans
-from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.solutions.lab8_plan import JOBS, plan_of
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import find_plans
+from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from tests.right_answers.register import right
 
 

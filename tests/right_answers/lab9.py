@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem_more.chunked_loss import LinearCrossEntropy
 from tests.right_answers.register import right
 
 

@@ -5,9 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import llama_shape
-from actmem.measure import record
+from actmem.ledger import record
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.launch import LABS
@@ -20,6 +18,8 @@ from actmem_course.show.adapters import (
     adapter_rows,
     lora_rows,
 )
+from actmem_more.llama_shape import llama_shape
+from actmem_more.llama_terms import llama_rows
 
 LLAMA = llama_shape("llama3-8b")
 TOKENS, H, F_, R = 8192, 4096, 14336, 16

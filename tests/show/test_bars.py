@@ -5,13 +5,6 @@ import pytest
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
-from actmem.formulas.llama_terms import llama_products, llama_rows
-from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
-from actmem.llama_shape import LLAMA_MODELS
-from actmem.plan.actions import PricedLayer, frontier, recompute_choices
-from actmem.plan.planned_models import planned_model_of
-from actmem.plan.search import bill_of, find_plans
-from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
 from actmem_course.others import paper
 from actmem_course.show import today
@@ -23,6 +16,13 @@ from actmem_course.show.layer import layer_bars
 from actmem_course.show.memory_wall import METHODS, gpu_bytes, memory_wall
 from actmem_course.show.recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
+from actmem_more.actions import PricedLayer, frontier, recompute_choices
+from actmem_more.llama_shape import LLAMA_MODELS
+from actmem_more.llama_terms import llama_products, llama_rows
+from actmem_more.loss_peak import LOSSES, loss_peak_rows
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import bill_of, find_plans
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 from tests.tiers import sampled
 
 LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]

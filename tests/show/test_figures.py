@@ -14,7 +14,6 @@ import pytest
 from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.schedule import one_forward_one_backward
-from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import predict, read_golden
@@ -33,6 +32,7 @@ from actmem_course.show import (
     times,
     today,
 )
+from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
 GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]

@@ -2,9 +2,6 @@
 
 import pytest
 
-from actmem.formulas.llama_terms import llama_rows
-from actmem.formulas.loss_peak import loss_peak_rows
-from actmem.llama_shape import llama_shape
 from actmem.rows import total
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
 from actmem_course.show.long_sequences import (
@@ -25,6 +22,9 @@ from actmem_course.show.long_sequences import (
     play_layers,
     reserved_after,
 )
+from actmem_more.llama_shape import llama_shape
+from actmem_more.llama_terms import llama_rows
+from actmem_more.loss_peak import loss_peak_rows
 
 LLAMA = llama_shape("llama3-8b")
 H, F, V, L = LLAMA.hidden_size, LLAMA.ffn_hidden_size, LLAMA.vocab_size, 32

@@ -122,7 +122,7 @@ from actmem.formulas.activations import layer_rows
 from actmem.layers.gpt import GPT
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import on_host, total
-from actmem.store import HostMemory
+from actmem_more.store import HostMemory
 
 shape = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=32, num_attention_heads=4, num_layers=4, vocab_size=64)
 actions = {"GeLU input": "offload", "4h→h input": "offload", "MLP dropout mask": "offload"}

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
+from actmem_more.chunked_loss import LinearCrossEntropy
 
 
 class OddMLP(nn.Module):

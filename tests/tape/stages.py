@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.llama_terms import forced_routed_tokens
-from actmem.layers.context import layer_groups
-from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaStage
-from actmem.llama_shape import LlamaShape
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.parts import layer_input
 from actmem.main_grad import use_main_gradients
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import layer_input
-from actmem.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, Run, Tape, added, packed
-from actmem.tape.record import GENERATOR_STATE, Recorder, record_step
-from actmem.tape.solver import Rules, solve
-from actmem.tape.stage_tapes import FILE, LAYERS
+from actmem_more.context import layer_groups
+from actmem_more.experts import Routing
+from actmem_more.llama import LlamaStage
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import forced_routed_tokens
+from actmem_tools.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, Run, Tape, added, packed
+from actmem_tools.tape.record import GENERATOR_STATE, Recorder, record_step
+from actmem_tools.tape.solver import Rules, solve
+from actmem_tools.tape.stage_tapes import FILE, LAYERS
 
 #: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
 GPT_LETTERS, GPT_RULES = ("s", "b", "a", "d", "v", "t"), {"s": (4, ("t",)), "d": (2, ())}

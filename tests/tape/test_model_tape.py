@@ -18,13 +18,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError
-from actmem.measure.ledger import record
-from actmem.tape.blocks import LOSS_CODE, adapter_code, recompute_code
-from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
-from actmem.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
-from actmem.tape.record import GENERATOR_STATE
-from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters, solve
-from actmem.tape.tape_command import main
+from actmem.ledger.recorder import record
+from actmem_tools.tape.blocks import LOSS_CODE, adapter_code, recompute_code
+from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
+from actmem_tools.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
+from actmem_tools.tape.record import GENERATOR_STATE
+from actmem_tools.tape.solver import NoFormula, draw_sizes, parsed_letters, solve
+from actmem_tools.tape.tape_command import main
 from tests.models_of_others import HUGGING_FACE, LETTERS, Of
 from tests.models_of_others import MODELS as MODELS_OF_OTHERS
 from tests.tape import models_for_tapes
@@ -160,7 +160,7 @@ def solved(tmp_path_factory):
 def test_the_command_reads_a_tape_without_torch(solved, tmp_path):
     out = tmp_path / "reading.json"
     command = ["tape", str(solved), "--at", "s=64,b=3,h=48,f=100", "--json", str(out)]
-    code = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from actmem.__main__ import main; sys.exit(main({command!r}))"
+    code = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from actmem_tools.__main__ import main; sys.exit(main({command!r}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     result = json.loads(out.read_text())
     real = read_events(run_factory(models_for_tapes.odd_mlp, {"s": 64, "b": 3, "h": 48, "f": 100}))

@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from actmem.tape.evaluate import Formula, Tape, packed, sizes_of, unpacked, with_sizes
-from actmem.tape.solver import draw_sizes
-from actmem.tape.stage_tapes import StagePart, families, stage_part, stage_part_of
+from actmem_tools.tape.evaluate import Formula, Tape, packed, sizes_of, unpacked, with_sizes
+from actmem_tools.tape.solver import draw_sizes
+from actmem_tools.tape.stage_tapes import StagePart, families, stage_part, stage_part_of
 from tests.tape.stages import as_on_gpus, families_to_record, gpt_events, totals
 
 #: One of each kind; the others at night.

@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from actmem.config import PAPER_MODELS, ZERO_STAGES, ConfigError, ModelShape, Parallel
-from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
-from actmem.plan.search import Plan, bill_of, find_plans
-from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
 from actmem.rows import total
-from actmem.tape.stage_tapes import Transient
-from actmem.verify import chunks_of, count_peak, report_verification, verify_plan
+from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
+from actmem_tools.plan.search import Plan, bill_of, find_plans
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster, StepSeconds
+from actmem_tools.tape.stage_tapes import Transient
+from actmem_tools.verify import chunks_of, count_peak, report_verification, verify_plan
 from tests.shapes import decoder
 from tests.tiers import at_night, sampled
 
@@ -138,7 +138,7 @@ def test_the_peak_of_the_papers_models_as_the_search_plans_them(name):
 
 def test_a_wrong_peak_is_found(monkeypatch):
     model, one = CASES["tensor"]
-    monkeypatch.setattr("actmem.plan.search.transient", lambda *args: Transient(1, (), {"one byte": 1}))
+    monkeypatch.setattr("actmem_tools.plan.search.transient", lambda *args: Transient(1, (), {"one byte": 1}))
     assert verify_plan(model, one).exact and count_peak(model, one).difference
     assert report_verification(Console(quiet=True), model, one) is False
 

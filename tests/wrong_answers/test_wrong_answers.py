@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 
 from actmem.formulas import schedule
-from actmem.store import HostMemory
 from actmem_course.judge import naming
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import made_edits, source_of, stated_edits
 from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
+from actmem_more.store import HostMemory
 from tests.labs.learners import judged
 from tests.tiers import at_night
 from tests.wrong_answers.edits import EDITS, SEARCHED

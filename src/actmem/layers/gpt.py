@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, check_divides, check_vocab_size
-from actmem.drop import KEEP_ALL
+from actmem.drop import KEEP_ALL, STORES, Store
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import ParallelLayerNorm, TransformerLayer, check_tokens
 from actmem.parallel.groups import TensorParallel
@@ -15,10 +17,23 @@ from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 from actmem.recipes import Mode
-from actmem.store import HostMemory
 
 
-class GPT(ParallelModule):
+class ModelPart(ParallelModule):
+    """A part of a model, as one pipeline rank holds it; ``forward`` takes token ids on the first part, activations on others."""
+
+    shape: Any
+    tp: TensorParallel
+    is_first: bool
+    is_last: bool
+    cross_entropy: VocabParallelCrossEntropy
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of logits ``[s, b, v/t]`` and target ids ``[b, s]``, without targets of -100: a scalar."""
+        return self.cross_entropy(logits, targets.t())
+
+
+class GPT(ModelPart):
     """Embedding, layers, final layer norm, output layer and loss; or a range of the layers.
 
     layers: numbers of the layers held here, default all.  The part with layer 0 also holds the embedding, the part
@@ -44,7 +59,7 @@ class GPT(ParallelModule):
         *,
         layers: range | None = None,
         recompute: Mode = "none",
-        host: HostMemory | None = None,
+        host: Store | None = None,
         p: float = 0.1,
         seed: int = 1234,
         data_parallel_rank: int = 0,
@@ -66,7 +81,8 @@ class GPT(ParallelModule):
             sizes = shape.seq_length, shape.hidden_size
             self.positions = own_weight(tp, child_seed(seed, "positions"), *sizes, **factory)
             self.embedding_dropout = DropoutMask(p, streams.between_blocks)
-        modes = {"recompute": recompute, "host": host or HostMemory(), "p": p, "streams": streams, **factory}
+        host = host or STORES.get("offload", lambda: None)()  # one for all layers
+        modes = {"recompute": recompute, "host": host, "p": p, "streams": streams, **factory}
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )
@@ -100,10 +116,6 @@ class GPT(ParallelModule):
         first = self.tp.rank * x.shape[0] if self.tp.sequence_parallel else 0
         x = x + self.positions[first : first + x.shape[0]].unsqueeze(1)
         return self.embedding_dropout(x, KEEP_ALL, "embedding dropout mask").drop(x)
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits ``[s, b, v/t]`` and target ids ``[b, s]``, without targets of -100: a scalar."""
-        return self.cross_entropy(logits, targets.t())
 
 
 def ends_of(layers: range, num_layers: int) -> tuple[bool, bool]:

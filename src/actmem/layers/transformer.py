@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, Store, Terms, stores
 from actmem.keep import stays_eager
 from actmem.layers.attention import SelfAttention, causal_mask
 from actmem.parallel.groups import TensorParallel
@@ -16,7 +16,6 @@ from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
 from actmem.recipes import PAPER_LAYER, Mode, Recompute
 from actmem.recompute import checkpoint
-from actmem.store import HostMemory, stores
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
@@ -66,7 +65,7 @@ class TransformerLayer(nn.Module):
         recompute: Mode = "none",
         p: float = 0.1,
         streams: DropoutStreams | None = None,
-        host: HostMemory | None = None,
+        host: Store | None = None,
         seed: int | None = None,
         **factory,
     ):

@@ -2,6 +2,5 @@
 
 Read in this order: ``groups`` (which ranks share the layer), ``collectives`` (what they exchange), ``conjugates`` (f, f_bar,
 g, g_bar), ``linear`` (the two linears; the column-parallel one fuses f or g with its products), ``rng`` (which dropout draws
-must agree between ranks), ``weights`` (initial values that don't depend on t), ``vocab`` (the two ends of the model),
-``chunked_loss`` (output layer and loss in one, a chunk of tokens at a time).
+must agree between ranks), ``weights`` (initial values that don't depend on t), ``vocab`` (the two ends of the model).
 """

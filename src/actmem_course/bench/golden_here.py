@@ -13,9 +13,9 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.ledger import SavedTensor
-from actmem.measure.whole_step import watch_step
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.recorder import SavedTensor
+from actmem.ledger.whole_step import watch_step
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.measure_others import bytes_of_second_run
 from actmem_course.bench.measure_peers import OURS, build

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.census import LiveStorages
-from actmem.measure.ledger import record
-from actmem.measure.parts import layer_input
+from actmem.ledger.census import LiveStorages
+from actmem.ledger.parts import layer_input
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
 from actmem_course.bench.race import Work
 

@@ -13,16 +13,9 @@ from importlib.metadata import version
 import torch
 import torch.nn.functional as F
 
-from actmem.attention_kernels import FLASH_WIDTH, KERNEL_NODES, AttentionCall, attention_kernel, attention_rows
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
-from actmem.formulas.llama_terms import forced_routed_tokens, llama_rows
-from actmem.layers.context import ContextParallel, layer_groups
-from actmem.layers.experts import Routing
-from actmem.layers.llama import LlamaLayer
-from actmem.llama_shape import LlamaShape, own_context_shape
-from actmem.measure.emulate import H100, gpu_of_this_build
-from actmem.measure.parts import measure_layer
+from actmem.ledger.parts import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, compare, total
 from actmem_course.arguments import ELEMENT_SIZES
@@ -31,6 +24,14 @@ from actmem_course.bench.timing import check_fits, local_rank, memory_bytes, ran
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks
 from actmem_course.results import Table2Result
 from actmem_course.show.tables import extras_table, table2_table
+from actmem_more.context import ContextParallel, layer_groups
+from actmem_more.experts import Routing
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_measured import measure_llama_layer
+from actmem_more.llama_shape import LlamaShape, own_context_shape
+from actmem_more.llama_terms import forced_routed_tokens, llama_rows
+from actmem_tools.attention_kernels import FLASH_WIDTH, KERNEL_NODES, AttentionCall, attention_kernel, attention_rows
+from actmem_tools.no_device import H100, gpu_of_this_build
 
 #: The word in a configuration's name for each way to share the sequence.
 CONTEXT_WORDS = {"gather": "context", "gather-plain": "context, plain", "ulysses": "ulysses"}
@@ -149,9 +150,18 @@ class LayerTable:
                 tensor if one.tensor_parallel and tensor.size > 1 else TensorParallel(),
                 sequence_parallel=one.sequence_parallel,
             )
-            measured = measure_layer(
-                self.shape, tp, one.recompute, device=ranks.device, dtype=dtype, routing=self.routing, context=context
-            )
+            if isinstance(self.shape, ModelShape):
+                measured = measure_layer(self.shape, tp, one.recompute, device=ranks.device, dtype=dtype)
+            else:
+                measured = measure_llama_layer(
+                    self.shape,
+                    tp,
+                    one.recompute,
+                    device=ranks.device,
+                    dtype=dtype,
+                    routing=self.routing,
+                    context=context,
+                )
             predicted, extra = self.rows(one, ranks.size, dtype.itemsize, ranks.device, tp.rank, kernel)
             comparison = compare(predicted + extra, measured)
             sums = total(predicted), total(extra), total(measured)

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
-from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.parts import layer_input
-from actmem.measure.tools import replaced
+from actmem.ledger.comms import Collective, count_collectives
+from actmem.ledger.parts import layer_input
+from actmem.ledger.tools import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel

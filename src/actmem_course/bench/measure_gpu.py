@@ -20,8 +20,8 @@ import torch
 import actmem
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
-from actmem.measure.parts import run_between_others
-from actmem.measure.whole_step import watch_step
+from actmem.ledger.parts import run_between_others
+from actmem.ledger.whole_step import watch_step
 from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.hold import layer_runner
 from actmem_course.bench.layer_table import LayerTable

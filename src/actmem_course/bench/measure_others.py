@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
-from actmem.layers.llama import LlamaLayer
-from actmem.llama_shape import LlamaShape
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.ledger import record
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.megatron import megatron_layer
 from actmem_course.bench.peers.plain import TitanLayer, memory_budget, titan_layer
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, OtherLayer, bytes_of_other
 from actmem_course.results import OtherLine
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_shape import LlamaShape
 
 #: Sizes that 8 ranks can share, and how many do.
 SHARED_SHAPES = (

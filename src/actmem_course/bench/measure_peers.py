@@ -13,7 +13,7 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_extra_rows
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.parts import layer_input
+from actmem.ledger.parts import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import total
 from actmem_course.bench.hold import Held, Runner, hold

@@ -13,8 +13,8 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_
 from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts
-from actmem.measure.ledger import Ledger, record
-from actmem.measure.parts import rows_by_term
+from actmem.ledger.parts import rows_by_term
+from actmem.ledger.recorder import Ledger, record
 from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
 from actmem.rows import Row, compare, extra_rows, merge, paper_rows, total
 from actmem_course.bench.timing import check_fits

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actmem.config import PAPER_MODELS, ConfigError, Parallel, check_size, shown
-from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.search import Bill, find_plans
-from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.others.golden import LIMITS, GoldenResult
 from actmem_course.others.nanotron import nanotron_peak
 from actmem_course.others.paper import TABLE5
@@ -27,6 +24,9 @@ from actmem_course.others.published import (
     published_choices,
 )
 from actmem_course.results import RunResult, StepTimeResult
+from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
+from actmem_tools.plan.search import Bill, find_plans
+from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, Cluster
 
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.

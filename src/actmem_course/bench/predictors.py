@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actmem.config import PAPER_MODELS, padded_vocab_size
 from actmem.formulas.activations import TABLE2
-from actmem.measure.whole_step import watch_step
+from actmem.ledger.whole_step import watch_step
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.measure_runs import MIB, measure_runs, predict_nanotron
 from actmem_course.bench.reproduce import measure_layer_of

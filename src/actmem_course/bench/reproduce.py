@@ -34,8 +34,8 @@ from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
 from actmem.layers.gpt import GPT
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import measure_stage
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.parts import measure_stage
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import Row, compare, extra_rows, paper_rows, total
 from actmem_course.bench.layer_table import LayerTable

@@ -31,9 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from actmem.config import ConfigError, ModelShape, check_divides, check_layer, check_size, check_vocab_size
 from actmem.formulas.activations import Configuration
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaStage
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.weights import child_seed
 from actmem_course.files import write_text
@@ -47,6 +45,8 @@ from actmem_course.judge.solutions.lab6_train import (
     training_step,
 )
 from actmem_course.ranks import Ranks
+from actmem_more.llama import LlamaStage
+from actmem_more.llama_shape import LlamaShape, check_llama_ranks
 
 TEXT_BYTES = 200_000
 #: Sizes that up to eight ranks can share.

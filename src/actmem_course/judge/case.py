@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actmem.measure.comms import Collective
+from actmem.ledger.comms import Collective
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, check_whole_number, close, describe, summed
 from actmem_course.judge.exchanged import OWN_PART, Operator, explain_exchange, made_of

@@ -1,6 +1,6 @@
 """What a learner's function keeps for backward: by autograd's hooks, and by what is still alive beside them.
 
-``actmem.measure.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
+``actmem.ledger.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
 the same time, so everything here belongs to one thread.
 """
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.measure.tools import plain_tensors, shape_of, storage_of, storages_of
+from actmem.ledger.tools import plain_tensors, shape_of, storage_of, storages_of
 from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench

@@ -23,11 +23,9 @@ from actmem.formulas.activations import (
 )
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import stage_output_rows, stage_rows
-from actmem.measure.ledger import record
-from actmem.plan.search import bill_of
+from actmem.ledger.recorder import record
 from actmem.recipes import Recompute
 from actmem.rows import total
-from actmem.verify import COUNTED_PARTS, verify_plan
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.cases.lab1_count_bytes import measured
 from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
@@ -40,6 +38,8 @@ from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import bubble_of, draw, timeline
 from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
 from actmem_course.standard_library import standard_library
+from actmem_tools.plan.search import bill_of
+from actmem_tools.verify import COUNTED_PARTS, verify_plan
 
 #: Who a bar belongs to, and its colour in the terminal.
 SIDES = {"formula": "cyan", "measured": "cyan", "ours": "cyan", "yours": "green"}

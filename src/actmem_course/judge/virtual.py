@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actmem.measure.comms import Collective
+from actmem.ledger.comms import Collective
 from actmem.torch_private import name_of_group, no_dispatch_modes, world_of_each_thread
 from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
 

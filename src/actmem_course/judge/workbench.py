@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actmem.measure.comms import count_collectives
+from actmem.ledger.comms import count_collectives
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.rank_store import RankStore

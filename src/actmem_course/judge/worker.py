@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional
 
-from actmem.measure.comms import count_collectives
+from actmem.ledger.comms import count_collectives
 from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
 from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL
@@ -248,7 +248,11 @@ def _standing(thread: int | None, file: str) -> str:
 
 def _state_of_modules() -> dict[Any, dict[str, Any]]:
     """What torch's and the judge's own modules, and the classes that a learner may patch, hold now."""
-    modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ("actmem", "actmem_course") and m]
+    modules = [
+        m
+        for name, m in list(sys.modules.items())
+        if name.split(".")[0] in ("actmem", "actmem_more", "actmem_tools", "actmem_course") and m
+    ]
     torchs = [torch, torch.nn.functional, torch.nn, torch.distributed, torch.autograd, torch.random]
     owners: list[Any] = [*torchs, *modules]
     owners += [c for m in modules for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]

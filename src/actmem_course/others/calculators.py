@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from actmem.config import ModelShape, check_layer, check_sizes
 from actmem.formulas.activations import Configuration
-from actmem.llama_shape import LlamaShape
 from actmem.recipes import Recompute
+from actmem_more.llama_shape import LlamaShape
 
 
 @dataclass(frozen=True)

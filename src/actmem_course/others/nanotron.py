@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from actmem.config import ConfigError, Parallel, check_divides, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
-from actmem.llama_shape import LlamaShape
-from actmem.plan.search import Bill
 from actmem.rows import Row
+from actmem_more.llama_shape import LlamaShape
+from actmem_tools.plan.search import Bill
 
 #: CUBLAS_WORKSPACE_CONFIG=:4096:8 is eight buffers of 4,096 KiB for each thread that multiplies.
 _WORKSPACE_BYTES = 8 * 4096 * 2**10

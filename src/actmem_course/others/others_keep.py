@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actmem.config import ConfigError, check_divides, check_size
-from actmem.llama_shape import LlamaShape
 from actmem_course.others import table_rows
+from actmem_more.llama_shape import LlamaShape
 
 
 @dataclass(frozen=True)

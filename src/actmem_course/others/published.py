@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from actmem.config import PAPER_MODELS, ZERO_STAGES, PaperModel, check_choice
-from actmem.llama_shape import LlamaShape
-from actmem.plan.plan_report import plan_text
-from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
-from actmem.plan.search import Plan, find_plans
-from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
 from actmem_course.others import table_rows
 from actmem_course.others.paper import A100_BYTES
+from actmem_more.llama_shape import LlamaShape
+from actmem_tools.plan.plan_report import plan_text
+from actmem_tools.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
+from actmem_tools.plan.search import Plan, find_plans
+from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
 
 _Run = TypeVar("_Run")
 

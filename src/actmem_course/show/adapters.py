@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import LlamaShape
 from actmem.rows import Row, total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing
 from actmem_course.show.style import PAINT, three_digits
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import llama_rows
 
 #: Which linears read a term.  The kernel keeps attention's output for itself as well.
 READERS = {

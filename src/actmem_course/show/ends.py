@@ -5,13 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 from actmem.config import Parallel, check_divides
-from actmem.formulas.llama_terms import llama_products, llama_rows
-from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
-from actmem.llama_shape import LlamaShape
 from actmem.rows import Row, total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing
 from actmem_course.show.style import PAINT
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import llama_products, llama_rows
+from actmem_more.loss_peak import LOSSES, loss_peak_rows
 
 _NAMES = {
     "float32": "loss, float32 logits",

@@ -10,17 +10,17 @@ from functools import cache
 
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges, llama_products, llama_recomputed_flops, llama_rows
-from actmem.formulas.loss_peak import loss_peak_rows
-from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.rows import Row, total
-from actmem.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, sizes_of, with_sizes
-from actmem.tape.stage_tapes import stored_tape
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
 from actmem_course.show.adapters import READERS
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import EMPTY, RANK_FILLS, Axis, Box, Drawing, boxes, chart, diagram, line
 from actmem_course.show.style import BLUE, CARD, GIB, GREEN, ORANGE, VERMILION, Fill, axis_end, size_text
+from actmem_more.llama_shape import LlamaShape, llama_shape
+from actmem_more.llama_terms import context_exchanges, llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.loss_peak import loss_peak_rows
+from actmem_tools.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, sizes_of, with_sizes
+from actmem_tools.tape.stage_tapes import stored_tape
 
 _INPUTS, _ATTENTION, _MLP, _LOSS = "inputs of the layers", "attention of one layer", "MLP of one layer", "loss"
 _FILLS = {

@@ -13,18 +13,18 @@ from typing import Any
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.llama_terms import forced_routed_tokens, llama_rows
-from actmem.llama_shape import LlamaShape
-from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
-from actmem.plan.plan_report import layout_text, plan_text
-from actmem.plan.planned_models import planned_model_of
-from actmem.plan.search import Plan, bill_of, find_plans
-from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import total
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, chart, points, scale
 from actmem_course.show.style import BLUE, FILLS, GREEN, INK, PAINT, PURPLE, VERMILION, Fill, size_text
+from actmem_more.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import forced_routed_tokens, llama_rows
+from actmem_tools.plan.plan_report import layout_text, plan_text
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import Plan, bill_of, find_plans
+from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 
 #: Mode → its words.
 _BARS = {

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import RNG_STATE_BYTES, gathered_input_bytes, layer_rows
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.ledger import record
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import shard
 from actmem.rows import total

@@ -32,11 +32,11 @@ from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ModelShape
 from actmem.layers.attention import causal_mask
-from actmem.llama_shape import LlamaShape
 from actmem.parallel.collectives import reduce_scatter, start_reduce_scatter
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable
+from actmem_more.llama_shape import LlamaShape
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.store import HostMemory
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
+from actmem_more.store import HostMemory
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4

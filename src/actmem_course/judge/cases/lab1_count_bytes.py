@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 from actmem.config import ModelShape
-from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import measure_layer
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.parts import measure_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun

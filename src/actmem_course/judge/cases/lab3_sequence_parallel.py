@@ -8,7 +8,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from actmem.measure.comms import Collective
+from actmem.ledger.comms import Collective
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.exchanged import G_BAR_OPERATOR, G_OPERATOR, size_of
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear

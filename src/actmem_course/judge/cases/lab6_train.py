@@ -19,7 +19,7 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.comms import Collective
+from actmem.ledger.comms import Collective
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
-from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import TINY_LLAMA, LlamaShape
 from actmem.rows import by_term
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 from actmem_course.judge.verdict import Wrong
+from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
+from actmem_more.llama_terms import llama_rows
 
 #: So large that a wrong place for it shows.
 _EPS = 0.25

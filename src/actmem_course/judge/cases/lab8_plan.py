@@ -10,15 +10,15 @@ from itertools import accumulate
 from typing import Any
 
 from actmem.config import ConfigError, Parallel
-from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
-from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes as rank_state_bytes_of
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, listed
 from actmem_course.judge.verdict import Wrong, refuse
+from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
+from actmem_tools.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
+from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, Cluster
 
 #: Parts of a bill that ZeRO divides.
 STATE_PARTS = ("weights", "gradients", "optimizer states")

@@ -1,0 +1,50 @@
+"""The caching allocator over growing batches: what it reserved, beside this course's model of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from actmem.config import ModelShape
+from actmem_course.bench.hold import layer_runner
+from actmem_course.bench.measure_speed import group_of
+from actmem_course.others.allocator import CachingAllocator
+
+
+def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Run a layer with each microbatch size in turn; replay the allocator's own events in the model.
+
+    Returns, after each batch, the bytes allocated at most and reserved: the GPU's, and the model's.
+    """
+    if device != "cuda":
+        return {"rows": []}
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_reserved()
+    rows: list[dict[str, Any]] = []
+    torch.cuda.memory._record_memory_history(context=None, max_entries=100_000)
+    try:
+        for size in batches:
+            layer_runner(shape.with_sizes(micro_batch_size=size), group_of(True), device, dtype).run()
+            torch.cuda.synchronize()
+            rows.append({
+                "micro_batch_size": size,
+                "reserved_bytes": torch.cuda.memory_reserved() - start,
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "events": len(torch.cuda.memory._snapshot()["device_traces"][0]),
+            })  # fmt: skip
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    model, blocks, done = CachingAllocator(), {}, 0
+    for row in rows:
+        for event in events[done : row["events"]]:
+            if event["action"] == "alloc":
+                blocks[event["addr"]] = model.take("", event["size"])
+            elif event["action"] == "free_completed" and event["addr"] in blocks:
+                model.free(blocks.pop(event["addr"]))
+        done = row["events"]
+        row["model_reserved_bytes"], row["model_peak_allocated_bytes"] = model.reserved, model.peak
+    return {"reserved_before_bytes": start, "rows": rows}

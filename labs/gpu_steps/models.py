@@ -1,0 +1,42 @@
+"""Two models that somebody else wrote, without their weights: factories for ``actmem record``, ``tape`` and ``plan``."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+
+def _inputs(s: int, b: int, v: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(v, (b, s))
+    return {"input_ids": ids, "labels": ids, "position_ids": torch.arange(s).expand(b, s)}
+
+
+def llama_1b(
+    s: int = 2048, b: int = 2, h: int = 2048, a: int = 32, k: int = 8, f: int = 8192, l: int = 16, v: int = 128_256
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Hugging Face's Llama 3.2 1B, its word embedding shared with the output layer."""
+    config = LlamaConfig(
+        hidden_size=h, intermediate_size=f, num_hidden_layers=l, num_attention_heads=a, num_key_value_heads=k,
+        vocab_size=v, max_position_embeddings=max(s, 16), tie_word_embeddings=True, use_cache=False,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config), _inputs(s, b, v)
+
+
+def llama_8b_lora(
+    s: int = 2048, b: int = 1, h: int = 4096, a: int = 32, k: int = 8, f: int = 14336, l: int = 32, v: int = 128_256
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Hugging Face's Llama 3 8B with PEFT's adapters of rank 16 beside all linears of the blocks."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LlamaConfig(
+        hidden_size=h, intermediate_size=f, num_hidden_layers=l, num_attention_heads=a, num_key_value_heads=k,
+        vocab_size=v, max_position_embeddings=max(s, 16), use_cache=False,
+    )  # fmt: skip
+    adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    # PEFT would keep the adapters in float32, and a float32 copy of every input beside them.
+    model = get_peft_model(AutoModelForCausalLM.from_config(config), adapters, autocast_adapter_dtype=False)
+    return model, _inputs(s, b, v)
+
+
+FACTORIES = {"llama_1b": llama_1b, "llama_8b_lora": llama_8b_lora}

@@ -1,0 +1,104 @@
+"""A run of steps on a borrowed GPU: the result is on disk after each one, and a step that fails is skipped with its cause."""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actmem_course.files import write_text
+
+#: The reason of a step for which there was no time.
+NO_TIME = "no time left"
+
+
+class Session:
+    """What has been measured so far, written to ``path`` after every step.
+
+    Args:
+        path: the JSON file; None keeps the results in memory.
+        seconds: no step starts later than this after the first.
+        say: prints one line of progress.
+    """
+
+    def __init__(self, path: Path | None, seconds: float, say: Callable[[str], None]):
+        self.path, self.seconds, self.say = path, seconds, say
+        self._started = time.monotonic()
+        self.results: dict[str, Any] = {
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "skipped": [],
+        }
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the session began."""
+        return time.monotonic() - self._started
+
+    def step(self, group: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """Append ``{"name": name, **measure()}`` to ``results[group]``, or note why that was not possible."""
+        self.say(f"{self.elapsed:6.1f} s  {group}: {name}")
+        entries = self.results.setdefault(group, [])
+        reason = NO_TIME
+        try:
+            if self.elapsed < self.seconds:
+                entries.append({"name": name, **measure()})
+                reason = ""
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        # What a failed step left behind must not make the next one fail.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if reason:
+            self.results["skipped"].append({"step": f"{group}: {name}", "reason": reason})
+            self.say(f"          skipped: {reason}")
+        self.write()
+
+    def write(self) -> None:
+        """Put all results so far into the file, or leave the old file as it is."""
+        if self.path is not None:
+            self.results["seconds"] = round(self.elapsed, 1)
+            write_text(self.path, json.dumps(self.results, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What was measured with: device, driver, versions, commit."""
+    found: dict[str, Any] = {
+        "device": "CPU",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "commit": _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+    }
+    for package in ("transformers", "peft", "triton"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found["device"] = properties.name
+        found["memory_bytes"] = properties.total_memory
+        found["compute_capability"] = f"{properties.major}.{properties.minor}"
+        found["multiprocessors"] = properties.multi_processor_count
+        found["cudnn"] = torch.backends.cudnn.version()
+        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None

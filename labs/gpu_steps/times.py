@@ -1,0 +1,109 @@
+"""Table 4: forward, backward and the overhead of recomputation, and the layer's matmuls alone as the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actmem.config import ModelShape
+from actmem.formulas.flops import layer_overhead
+from actmem_course.bench.hold import layer_runner
+from actmem_course.bench.measure_speed import group_of, measure_speed
+from actmem_course.bench.race import Work, race
+from actmem_course.ranks import Ranks
+
+
+def measure_table4(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """Every row of the paper's Table 4 and the paper's own costlier forms, timed in turns."""
+    return {"rows": [asdict(line) for line in measure_speed(shape, ranks, dtype, rounds=rounds)]}
+
+
+def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """Every mode of recomputation under sequence parallelism, and the layer's matmuls alone, in one run.
+
+    matmul_share: the seconds of the matmuls alone over the layer's; the rest is what no faster matmul would save.
+    """
+    modes = ("none", "selective", "elementwise", "full")
+    work: dict[str, Work] = {
+        mode: layer_runner(shape, group_of(True), ranks.device, dtype, mode).work() for mode in modes
+    }
+    work["matmuls alone"] = matmuls_alone(shape, ranks, dtype)
+    timed = race(work, "none", ranks, rounds=rounds)
+    whole = timed.medians("none")["combined_seconds"]
+    rows = []
+    for name in work:
+        row: dict[str, Any] = {"mode": name, **timed.medians(name), **timed.quartiles(name)}
+        row["over_none"] = None if name == "none" else asdict(timed.over(name, "none"))
+        row["flops_overhead"] = float(layer_overhead(shape, name)) if name in modes else None
+        rows.append(row)
+    return {
+        "noise": timed.noise,
+        "matmul_share": timed.medians("matmuls alone")["combined_seconds"] / whole,
+        "matmul_flops": 3 * _forward_flops(shape, ranks.size),
+        "rows": rows,
+    }
+
+
+def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
+    """The six matmuls of one rank's forward, and the twelve of its backward, on random tensors of their shapes."""
+    a, b, h, s = shape.letters()
+    t, place = ranks.size, {"device": ranks.device, "dtype": dtype}
+
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        linears = ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h))
+        found = [(torch.randn(s * b, rows, **place), torch.randn(rows, columns, **place)) for rows, columns in linears]
+        heads, width = a * b // t, h // a
+        query, key = torch.randn(heads, s, width, **place), torch.randn(heads, width, s, **place)
+        return [*found, (query, key), (torch.randn(heads, s, s, **place), torch.randn(heads, s, width, **place))]
+
+    operands = pairs()
+    gradients = [torch.randn(*left.shape[:-1], right.shape[-1], **place) for left, right in operands]
+
+    def forward() -> None:
+        for left, right in operands:
+            torch.matmul(left, right)
+
+    def backward(_: object) -> None:
+        for (left, right), gradient in zip(operands, gradients):
+            torch.matmul(gradient, right.mT)
+            torch.matmul(left.mT, gradient)
+
+    return Work(forward, backward)
+
+
+def _forward_flops(shape: ModelShape, t: int) -> int:
+    """Of one rank's matmuls in forward: 24sbh² + 4s²bh, divided by t."""
+    _, b, h, s = shape.letters()
+    return (24 * s * b * h * h + 4 * s * s * b * h) // t
+
+
+def matmul_rate(device: str, size: int, rounds: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """FLOPs a second of one square matmul, and bytes a second of a copy: the two ceilings of this GPU."""
+    x, y = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    big = torch.randn(size * size // 2, device=device, dtype=torch.float32)
+    target = torch.empty_like(big)
+    return {
+        "size": size,
+        "flops_per_second": 2 * size**3 / _seconds(lambda: torch.matmul(x, y), device, rounds),
+        "copy_bytes_per_second": 2 * big.nbytes / _seconds(lambda: target.copy_(big), device, rounds),
+    }
+
+
+def _seconds(run: Callable[[], object], device: str, rounds: int) -> float:
+    """The median of so many calls, each between two events."""
+    from statistics import median
+
+    from actmem_course.bench.race import Stopwatch
+
+    watch, found = Stopwatch(device), []
+    for _ in range(rounds + 3):
+        start = watch.mark()
+        run()
+        end = watch.mark()
+        watch.wait()
+        found.append(watch.seconds(start, end))
+    return median(found[3:])

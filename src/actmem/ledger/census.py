@@ -1,0 +1,94 @@
+"""A second opinion on the ledger: count the storages that live between forward and backward.
+
+The census does not use saved-tensor hooks.  It notes every storage that appears during forward,
+starting with the inputs, drops everything but the graph, and adds up what is still alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from actmem.ledger.tools import QuietDispatchMode, noting_states, replaced, settled, storages_in, tensors_in
+from actmem.torch_private import tree_map_only
+
+
+class LiveStorages(QuietDispatchMode):
+    """Storages that operations made and that are still alive, by weak references.  ignored: tensors that don't count.
+
+    peak_bytes: once it is set to 0, the most after any operation since.
+    """
+
+    def __init__(self, ignored: object = ()) -> None:
+        super().__init__()
+        self._ignored: WeakSet[torch.UntypedStorage] = WeakSet(storages_in(ignored))
+        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.peak_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes alive now."""
+        return sum(storage.nbytes() for storage in self._seen)
+
+    def ignore(self, value: object) -> None:
+        """Don't count the storages in ``value``."""
+        self._ignored.update(storages_in(value))
+        self._seen -= self._ignored
+
+    def note(self, value: object) -> None:
+        """Count the storages in ``value`` too."""
+        self._seen.update(storage for storage in storages_in(value) if storage not in self._ignored)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.note(result)
+        if self.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return result
+
+
+def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
+    """Bytes of storages that outlive ``module``'s forward pass because the graph holds them.
+
+    make_input: makes the module's input: one tensor or any other value, a tuple of positional
+    arguments, or a dict of keyword arguments.  The module gets copies of the tensors, as it would get
+    the output of the layer before, so each counts if and only if the graph keeps it.  The
+    outputs, in whatever structure, are dropped and only their ``grad_fn`` held, so the same holds for
+    them.  Parameters and buffers do not count.
+    """
+    alive = LiveStorages([*module.parameters(), *module.buffers()])
+    inputs = make_input()
+
+    def noting_saved(original):
+        def save_for_backward(ctx, *tensors):
+            alive.note(tensors)
+            return original(ctx, *tensors)
+
+        return save_for_backward
+
+    with replaced(FunctionCtx, "save_for_backward", noting_saved), noting_states(alive.note):
+        with alive:
+            graph = _graph_of(module, inputs)
+    alive.ignore([*module.parameters(), *module.buffers()])  # those that forward made
+    kept_bytes = settled(lambda: alive.bytes)
+    del graph
+    return kept_bytes
+
+
+def arguments_of(inputs: Any) -> tuple[tuple, dict]:
+    """Positional and keyword arguments: a tuple and a dict are these, anything else is one argument."""
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs,), {}
+
+
+def _graph_of(module: nn.Module, inputs: Any) -> list:
+    args, kwargs = arguments_of(tree_map_only(Tensor, Tensor.clone, inputs))
+    return [tensor.grad_fn for tensor in tensors_in(module(*args, **kwargs)) if tensor.grad_fn is not None]

@@ -1,0 +1,69 @@
+"""Emulate one rank of many in one process: real code, and collectives that send nothing.
+
+torch's fake backend completes every collective at once, with a result of the right shape and
+meaningless values (at most a copy of this rank's input).  On a CPU the tensors are fake too: they
+have shapes, dtypes and storages with sizes, but no memory, so a laptop can run a layer of the 1T
+model.  On a GPU they are real: real
+kernels and real memory on a single device.  To measure times on a CPU, ask for real tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actmem.config import ConfigError, check_size
+from actmem.ledger.tools import replaced
+from actmem.parallel import collectives
+from actmem.torch_private import fake_store, fake_tensors
+
+
+@contextmanager
+def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_tensors: bool = False) -> Iterator[None]:
+    """Act as rank ``rank`` of ``world_size`` while the block runs.
+
+    Creates the default process group.  On ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor
+    created inside is fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already exists.
+    """
+    check_size("world_size", world_size)
+    check_size("rank", rank, world_size - 1, least=0)
+    if dist.is_initialized():
+        raise ConfigError("emulate", "this process is already a rank of a real process group")
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
+    try:
+        with ExitStack() as stack:
+            if real_tensors or device == "cuda" and torch.cuda.is_available():
+                stack.enter_context(_written_results())
+            else:
+                stack.enter_context(fake_tensors())
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _written_results() -> Iterator[None]:
+    """Make reduce-scatter write this rank's own part if the fake backend writes nothing.
+
+    Before torch 2.13 it wrote nothing.  Unwritten memory can hold infinities and NaNs, which spread
+    to every value and change how fast kernels run.
+    """
+    own, everything = torch.zeros(1), torch.ones(dist.get_world_size())
+    collectives.torch_reduce_scatter(own, everything)
+    if own.item() == 1:
+        yield
+        return
+
+    def writing(reduce_scatter):
+        def run(result: Tensor, x: Tensor, **options):
+            result.copy_(x.chunk(dist.get_world_size(options["group"]))[dist.get_rank(options["group"])])
+            return reduce_scatter(result, x, **options)
+
+        return run
+
+    with replaced(collectives, "torch_reduce_scatter", writing):
+        yield

@@ -1,0 +1,463 @@
+"""Where each storage comes from (which operation made it, in which module, out of what), who saved it, and so of what kind it is.
+
+A TorchDispatchMode sees every operation's results, below autograd.  That finds what saved-tensor
+hooks can't: a tensor that an attribute, a closure or a cache keeps alive.  And it tells a copy of a
+weight from an activation.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from actmem.ledger.comms import KIND_OF_NAME, kind_of
+from actmem.ledger.ledger_tables import UNSAVED, SavedTensor
+from actmem.ledger.savers import OperationTracker, kept_as, view_of
+from actmem.ledger.tools import (
+    QuietDispatchMode,
+    noting_states,
+    replaced,
+    shape_of,
+    storage_of,
+    storages_in,
+    stored_parts,
+    tensors_in,
+)
+from actmem.torch_private import top_saved_tensors_hooks
+
+#: Operations whose result holds the same numbers as their first tensor, perhaps in another dtype or layout.
+_COPIES = {
+    "_to_copy", "clone", "copy_", "contiguous", "chunk_cat", "_chunk_cat", "split_with_sizes_copy", "all_gather_copy_in",
+    "cat", "_foreach_copy_", "wait_tensor", "detach_copy",
+}  # fmt: skip
+#: Operations that multiply matrices, and attention's fused ones.
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
+#: What is in a GELU.
+_BENT = ("tanh", "erf")
+_PICKS = ("index", "index_select", "gather")
+_FUSED_ATTENTION = "_scaled_dot_product_"
+#: The widest head of a fused attention kernel.
+WIDEST_HEAD = 256
+#: Bytes of the state of a CPU's generator and of a GPU's.
+_STATE_BYTES = (5056, 16)
+
+
+@dataclass
+class Scores:
+    """A product of two activations, with all that has its size and was made of it.
+
+    normalized: a softmax was among it.  attended: a product read it after that, so it is attention's scores.
+    """
+
+    normalized: bool = False
+    attended: bool = False
+
+
+@dataclass
+class Origin:
+    """How a storage came to be.
+
+    made: False for one that was there before the first operation that is known to read it.
+    operation, module, shape, dtype, device: of the result that first had this storage.
+    inside: a module or an autograd Function was running.
+    constant: made without any tensor, or of constants alone, and without chance.
+    of_weights: a weight, or made of weights and constants alone, by no product: learned queries are no weights when they are projected.
+    copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
+    gathered: one of those copies was a collective.
+    repeats: how many times this copy of an expanded tensor holds each element.
+    one_plus: "tanh" or "erf" where it is a number and that.
+    picked_from: the storage from before of which it is some matrices.
+    scores: the product that it came from, if nothing but operations on each element and a softmax lie between.
+    masks, multiplied: the scores that it masks, or was multiplied for last.
+    saved: the different views of it that autograd saved.
+    """
+
+    made: bool
+    operation: str = ""
+    inside: bool = False
+    module: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.uint8
+    device: str = "cpu"
+    constant: bool = False
+    of_weights: bool = False
+    copied_from: tuple[weakref.ref, ...] = ()
+    gathered: bool = False
+    repeats: int = 1
+    one_plus: str = ""
+    picked_from: weakref.ref | None = None
+    scores: Scores | None = None
+    masks: Scores | None = None
+    multiplied: Scores | None = None
+    saved: dict[tuple, SavedTensor] = field(default_factory=dict)
+
+
+class Origins(QuietDispatchMode):
+    """Notes the origin of every storage that an operation reads or returns while it is active, and what autograd saves.
+
+    on_found: gets each new storage with its origin.  after: gets all storages of an operation that has ended.
+    torch.compile compiles as without it: compiled code counts as one operation that returns nothing.
+    """
+
+    def __init__(
+        self,
+        tracker: OperationTracker,
+        on_found: Callable[[torch.UntypedStorage, Origin], object] = lambda storage, origin: None,
+        after: Callable[[list[torch.UntypedStorage]], object] | None = None,
+    ):
+        super().__init__()
+        self.tracker, self._on_found, self._after = tracker, on_found, after
+        # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage itself.
+        self.found: WeakKeyDictionary[torch.UntypedStorage, Origin] = WeakKeyDictionary()
+        #: The storages that autograd took, in order, and the views of each that were saved.
+        self.saved: WeakKeyDictionary[torch.UntypedStorage, dict[tuple, SavedTensor]] = WeakKeyDictionary()
+        #: Weights that were seen as such when they were saved: they may be in no module at the end.
+        self._seen_weights: WeakSet[torch.UntypedStorage] = WeakSet()
+        #: Names that layers gave, by storage and offset: Q, K and V are views of one tensor.
+        self._terms: WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = WeakKeyDictionary()
+        self._without_name: WeakSet[torch.UntypedStorage] = WeakSet()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """In the block, note all operations, and all that autograd and others' hooks keep."""
+        with noting_states(self._note_state), self.tracker, self, self._noting_saved() as hooks_off:
+            with replaced(saved_tensors_hooks, "__enter__", self._noting_packed):
+                yield
+                if hooks_off:
+                    self._note_graph()
+
+    # What operations make.
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        # Some write into their argument and return nothing.
+        made = stored_parts(kwargs.get("out") if result is None else result, 1)
+        if self._after is None and not _writes(func) and all(storage in self.found for storage, _ in made):
+            return result  # views, quickly
+        sources = []
+        for storage, part in stored_parts((args, kwargs)):
+            sources.append(storage)
+            if storage not in self.found:
+                self._add(storage, part, Origin(made=False))
+        for storage, part in made:
+            self._note(storage, part, func, args, kwargs, sources)
+        if self._after is not None:
+            self._after([*sources, *(storage for storage, _ in made)])
+        return result
+
+    def _note_state(self, state: Tensor) -> None:
+        """Note the state of a generator, which no operation returns."""
+        if (storage := storage_of(state)) is not None:
+            self.tracker.checkpoint_ran = True
+            self._add(storage, state, Origin(True, "generator state", self.tracker.inside))
+
+    def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Origin) -> Origin:
+        origin.module, origin.shape = self.tracker.module, shape_of(tensor)
+        origin.dtype, origin.device = tensor.dtype, tensor.device.type
+        origin.of_weights |= storage in self.tracker.weights
+        self.found[storage] = origin
+        self._on_found(storage, origin)
+        return origin
+
+    def _note(self, storage: torch.UntypedStorage, result: Tensor, func: Any, args: tuple, kwargs: dict, sources: list):
+        origin = self.found.get(storage)
+        if origin is not None and not _writes(func):  # a view
+            return
+        others = [source for source in sources if source is not storage]
+        known = [self.found[source] for source in others]
+        of_weights = any(one.of_weights for one in known) and _name_of(func) not in _PRODUCTS
+        of_weights = of_weights and all(one.of_weights or one.constant for one in known)
+        if origin is None:
+            origin = Origin(True, _name_of(func), self.tracker.inside, of_weights=of_weights)
+            origin.constant = not _by_chance(func) and all(one.constant for one in known)
+            self._trace_copy(origin, func, others)
+            if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
+                origin.repeats = _repeats(args[0])
+            elif origin.operation == "add" and len(known) == 1 and known[0].operation in _BENT:
+                origin.one_plus = known[0].operation
+            elif origin.operation in _PICKS and known and not known[0].made and args[0].dim() > 2:
+                origin.picked_from = weakref.ref(others[0])
+            origin.scores = self._scores(origin.operation, result.numel(), others, args)
+            self._add(storage, result, origin)
+        elif origin.made and (origin.constant or origin.of_weights or origin.copied_from):  # until now
+            alone = of_weights or all(one.constant for one in known)
+            origin.of_weights = alone and (origin.of_weights or origin.constant and of_weights)
+            if _by_chance(func) or not all(one.constant for one in known):
+                origin.constant, origin.copied_from = False, ()
+                self._trace_copy(origin, func, others)
+            elif origin.copied_from and kind_of(func) == "all-gather":  # of a part of the same storage
+                origin.gathered = True
+        if not origin.made and "out" in kwargs:  # FSDP gathers into the buffers of the step before
+            self._trace_copy(origin, func, [source for source in storages_in(args) if source is not storage])
+
+    def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
+        """What ``operation``'s result of ``size`` elements belongs to; notes what it reads as masks and operands."""
+        origins = [self.found[source] for source in sources]
+        scored = [one.scores for one in origins if one.scores is not None]
+        if operation in _PRODUCTS:
+            scores = next((scores for scores in scored if scores.normalized), None) or Scores()
+            scores.attended = scores.normalized
+            for one in origins:
+                one.multiplied = scores
+            width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
+            if scores.attended or width > WIDEST_HEAD or any(one.of_weights for one in origins):
+                return None
+            return scores
+        if operation.startswith(_FUSED_ATTENTION):
+            multiplied = storages_in(args[:3])
+            for source, one in zip(sources, origins):
+                name = "multiplied" if any(source is q for q in multiplied) else "masks"
+                setattr(one, name, Scores(attended=True))
+            return None
+        if scored and operation.startswith(("masked_fill", "where")):
+            for one in origins:
+                if one.scores is None:
+                    one.masks = scored[0]
+        alike = (one.scores for one in origins if one.scores is not None and prod(one.shape) == size)
+        found = next(alike, None)
+        if found is not None and "softmax" in operation:
+            found.normalized = True
+        return found
+
+    def _trace_copy(self, origin: Origin, func: Any, sources: list[torch.UntypedStorage]) -> None:
+        gathers = kind_of(func) in ("all-gather", "broadcast")
+        if not gathers and _name_of(func) not in _COPIES:
+            return
+        roots: list[weakref.ref] = []
+        for source in sources:
+            before = self.found[source]
+            if before.made and not before.copied_from:
+                return
+            roots.extend(before.copied_from if before.made else [weakref.ref(source)])
+            gathers = gathers or before.made and before.gathered
+        origin.copied_from, origin.gathered = tuple(roots), gathers
+
+    # What autograd saves.
+
+    @contextmanager
+    def _noting_saved(self) -> Iterator[list[str]]:
+        """In the block, note each tensor that autograd saves; hooks of outside the block pack as before.
+
+        ``torch.func.grad`` and its like refuse all hooks: they run without, and their reason is in what this yields.
+        """
+        outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
+        off: list[str] = []
+
+        def pack(tensor: Tensor) -> object:
+            self._note_saved(tensor)
+            if outer_pack is not None:
+                return outer_pack(tensor)
+            # An output that is saved itself would hold the graph that holds it: a leak.
+            return tensor.detach() if tensor.requires_grad else tensor
+
+        hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
+
+        def make(disable):
+            @contextmanager
+            def disabled(message):
+                top = top_saved_tensors_hooks()
+                if top is None or top[0] is not pack:
+                    with disable(message):
+                        yield
+                    return
+                off.append(message)
+                hooks.__exit__()
+                try:
+                    with disable(message):  # that of a record around this one takes off its own
+                        yield
+                finally:
+                    hooks.__enter__()
+
+            return disabled
+
+        with replaced(torch.autograd.graph, "disable_saved_tensors_hooks", make), hooks:
+            yield off
+
+    def _noting_packed(self, enter: Callable) -> Callable:
+        """Note what others' hooks that begin in the block pack: nothing in Python refers to it.  Ours call ``keep``."""
+
+        def noting(hooks):
+            pack = hooks.pack_hook
+            whose = getattr(pack, "__qualname__", type(pack).__name__).partition(".")[0]
+
+            def packed(tensor):
+                held = pack(tensor)
+                for one in tensors_in(held):
+                    self._note_saved(one, self.tracker.saver_of(tensor), f"the hooks of {whose}")
+                return held
+
+            is_ours = str(getattr(pack, "__module__", "")).startswith("actmem.")
+            hooks.pack_hook = pack if is_ours else packed
+            try:
+                return enter(hooks)
+            finally:
+                hooks.pack_hook = pack
+
+        return noting
+
+    def _note_graph(self) -> None:
+        """Note what the nodes of the outputs' graphs saved while hooks were off."""
+        for node in graph_nodes(self.tracker):
+            for name in dir(node):
+                if name.startswith("_saved_"):
+                    try:
+                        tensors = list(tensors_in(getattr(node, name), 1))
+                    except RuntimeError:  # freed by a backward pass
+                        continue
+                    for tensor in tensors:
+                        self._note_saved(tensor, (node.name().rstrip("0").removesuffix("Backward"), name[7:], ""))
+
+    def _note_saved(self, tensor: Tensor, saver: tuple[str, str, str] | None = None, held_by: str = "") -> None:
+        """Note that autograd saves a tensor.  saver: operation, argument and line, if it isn't the operation that runs."""
+        is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
+        for storage, part in stored_parts(tensor):
+            if storage in self.tracker.weights:
+                continue
+            if is_weight:
+                self._seen_weights.add(storage)
+            origin = self.found.get(storage) or self._add(storage, part, Origin(made=False))
+            views, view = self.saved.setdefault(storage, origin.saved), view_of(part)
+            if view not in views:
+                op, argument, line = saver or self.tracker.saver_of(part)
+                if not kept_as(op, argument):  # it has its name
+                    self._without_name.add(storage)
+                shape, size = shape_of(part), prod(shape_of(part)) * part.dtype.itemsize
+                views[view] = SavedTensor(
+                    self.tracker.module, op, argument, shape, part.dtype, size, line, held_by=held_by, device=part.device.type
+                )  # fmt: skip
+
+    def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
+        """What a layer tells ``drop.NAME_READERS``."""
+        for name, tensor in zip(names, tensors):
+            if (storage := storage_of(tensor)) is not None:
+                self._terms.setdefault(storage, {})[int(tensor.storage_offset())] = name
+        for storage in self._without_name if also else ():
+            self._terms.setdefault(storage, {0: also})
+        self._without_name.clear()
+
+    def term(self, storage: torch.UntypedStorage, offset: int) -> str:
+        """The name of a tensor that begins there, or of all that the storage holds."""
+        names = self._terms.get(storage, {})
+        return names.get(offset, "") or (next(iter(names.values())) if len(names) == 1 else "")
+
+    # Of what kind a storage is, at the end.
+
+    def kind_of(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
+        """One of ``STORAGE_KINDS``, except the one for what autograd didn't save.  op: that which saved it."""
+        origin = self.found[storage]
+        if storage in self.tracker.weights:
+            return "weight"
+        if not (origin.made or origin.gathered):
+            if storage in self.tracker.inputs:
+                return "input"
+            if self.is_weight(storage):
+                return "weight"
+            if dtype is torch.uint8 and storage.nbytes() in _STATE_BYTES:
+                return "generator state"
+            # What torch.compile's functions make, no operation returned.
+            return "activation" if op == "CompiledFunction" else "constant"
+        if origin.operation == "generator state":
+            return origin.operation
+        if origin.copied_from:
+            sources = [source() for source in origin.copied_from]
+            if all(source is not None and self.is_weight(source) for source in sources):
+                return "gathered weight" if origin.gathered else "cast weight"
+        if storage in self._seen_weights:  # a parameter, made while the block ran
+            return "gathered weight"
+        if storage in self.tracker.inputs and not origin.inside:
+            return "input"
+        return "constant" if origin.constant else "activation"
+
+    def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Origin) -> str:
+        """The same for a storage made in the block that autograd did not save."""
+        kind = self.kind_of(storage, origin.dtype, origin.operation)
+        if kind in ("generator state", "cast weight", "gathered weight"):
+            return kind
+        return "weight" if self.is_weight(storage) else UNSAVED
+
+    def made_by(self, storage: torch.UntypedStorage) -> str:
+        """The operation that made a storage, and how, where that tells a waste; "" if it was there before."""
+        origin = self.found[storage]
+        if not origin.made:
+            return ""
+        if origin.masks is not None and origin.masks.attended:
+            return "attention mask"
+        if origin.scores is not None and origin.scores.attended:
+            return "attention scores"
+        if origin.repeats > 1 and origin.multiplied is not None and origin.multiplied.attended:
+            return f"{origin.operation}, repeated ×{origin.repeats}"
+        source = origin.picked_from() if origin.picked_from is not None else None
+        if source is not None and self.is_weight(source):
+            return "picked from a weight"
+        if origin.one_plus:
+            return f"a number plus {origin.one_plus}"
+        return KIND_OF_NAME.get(origin.operation, origin.operation)
+
+    def is_weight(self, storage: torch.UntypedStorage) -> bool:
+        """True for the storage of any parameter or buffer of this process."""
+        if storage in self.tracker.weights or storage in self._seen_weights:
+            return True
+        return storage not in self.tracker.inputs and storage in self._live_weights
+
+    @cached_property
+    def _live_weights(self) -> WeakSet[torch.UntypedStorage]:
+        """Those of every parameter, and of every buffer of every module, that is alive in this process."""
+        things = gc.get_objects()
+        # There are a million objects of a thousand types.
+        kinds = set(map(type, things))
+        tensors = {kind for kind in kinds if issubclass(kind, Tensor)}
+        modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
+        weights = [thing for thing in things if type(thing) in tensors and isinstance(thing, nn.Parameter)]
+        return WeakSet(
+            storages_in([weights, *(vars(thing).get("_buffers") for thing in things if type(thing) in modules)])
+        )
+
+
+def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:
+    """Every node of the graphs behind what outermost modules returned."""
+    nodes = [tensor.grad_fn for reference in tracker.output_tensors if (tensor := reference()) is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            yield node
+            following = {following for following, _ in node.next_functions} - seen
+            seen |= following
+            nodes.extend(following)
+
+
+def _repeats(tensor: Tensor) -> int:
+    """How often an expanded tensor repeats each element; 1 for a plain one."""
+    try:
+        return prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride == 0 and size > 1)
+    except (RuntimeError, NotImplementedError):
+        return 1
+
+
+@cache
+def _name_of(func: Any) -> str:
+    return func.name().split("::")[-1].split(".")[0]
+
+
+@cache
+def _by_chance(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+@cache
+def _writes(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    # The last two don't say so in their schema.
+    return schema is not None and schema.is_mutable or _name_of(func) == "all_gather_copy_in" or bool(kind_of(func))

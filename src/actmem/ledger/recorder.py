@@ -1,0 +1,275 @@
+"""The ledger: every tensor that autograd keeps for backward, with who saved it.
+
+Saved-tensor hooks see each tensor when autograd saves it.  The ledger holds storages weakly and
+counts at the end of forward, so a tensor that was saved and already freed does not count.  A
+storage counts once, in full, however many views of it were saved; weights and buffers do not count,
+whichever module of the process they belong to.  These hooks see what a checkpoint keeps, and never
+what it drops.
+
+Hooks can't see everything: an attribute of ctx, a closure and a cache hold tensors too.  So the ledger notes
+the results of all operations as well, and lists those that are alive at the end without autograd having saved them.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from actmem.drop import NAME_READERS
+from actmem.ledger.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, ledger_html, ledger_text
+from actmem.ledger.origins import Origin, Origins, graph_nodes
+from actmem.ledger.savers import UNKNOWN, OperationTracker
+from actmem.ledger.tools import settled, shape_of, storage_of, storages_in, storages_of, stored_parts
+from actmem.rows import Row
+
+_WEIGHTS = ("weight", "gathered weight")
+
+
+class Ledger:
+    """What ``record`` saw.  Complete once its ``with`` block has ended.
+
+    saved: what autograd, and hooks inside the block, kept at that moment, without weights.  unsaved: what else was made
+    inside modules and still alive, without what outermost modules returned.  weights: weights, and gathered
+    weights, that autograd refers to; they exist anyway and count nowhere.  ``storages()`` is what
+    autograd still keeps now.  device: the type of the weights' device.
+    """
+
+    def __init__(self, origins: Origins, device: str) -> None:
+        self._origins, self.device = origins, device
+        self.saved: list[SavedTensor] = []
+        self.unsaved: list[SavedTensor] = []
+        self.weights: list[SavedTensor] = []
+
+    def storages(self) -> dict[int, int]:
+        """Bytes of each storage that autograd keeps and that is still alive.
+
+        A storage that was emptied since counts with its present size: between forward and backward
+        FSDP leaves its gathered weights empty.
+        """
+        return {id(storage): storage.nbytes() for storage in self._origins.saved}
+
+    def names_of(self, storage: torch.UntypedStorage) -> list[str]:
+        """Who saved each view of a storage, as ``rows`` has it; none if autograd didn't take it."""
+        return [row.name for row in self._origins.saved.get(storage, {}).values()]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of ``saved`` and ``unsaved``, without weights, buffers and ``host_bytes``."""
+        return sum(row.bytes for row in self.tensors) - self.host_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What of ``tensors`` a model on another device keeps in the host's memory, without states of generators."""
+        return sum(row.bytes for row in self.tensors if self._on_host(row))
+
+    def _on_host(self, row: SavedTensor) -> bool:
+        return self.device != "cpu" and row.device == "cpu" and row.kind != "generator state"
+
+    @property
+    def tensors(self) -> list[SavedTensor]:
+        """``saved`` and ``unsaved``; their bytes add up to ``total_bytes`` and ``host_bytes``."""
+        return self.saved + self.unsaved
+
+    def by_kind(self) -> dict[str, int]:
+        """Of ``total_bytes``, those of each kind, in the order of ``STORAGE_KINDS``."""
+        return sums_of((row for row in self.tensors if not self._on_host(row)), STORAGE_KINDS)
+
+    def rows(self) -> list[Row]:
+        """One row for each tensor, named by module, operation and argument."""
+        return [Row(row.name, row.bytes, source=row.line) for row in self.tensors]
+
+    __repr__, _repr_html_ = ledger_text, ledger_html
+
+    def add_up(self, variables: Iterable[object]) -> None:
+        """Fill the lists.  variables: the caller's."""
+        origins = self._origins
+        for storage, views in origins.saved.items():
+            first = next(iter(views.values()))
+            kind, made_by = origins.kind_of(storage, first.dtype, first.op), origins.made_by(storage)
+            (self.weights if kind in _WEIGHTS else self.saved).extend(
+                replace(row, kind=kind, made_by=made_by, term=origins.term(storage, offset), **share)
+                for row, offset, share in _shares(views, storage.nbytes())
+            )
+        for storage, origin, held_by in _unsaved(origins, variables):
+            kind = origins.kind_of_unsaved(storage, origin)
+            if kind not in _WEIGHTS:
+                self._add_unsaved(origin, storage.nbytes(), kind, held_by or UNKNOWN)
+        for storage, part, held_by in _held_anyway(origins):
+            op = "input" if storage in origins.tracker.inputs else "output"
+            origin = Origin(True, op, shape=shape_of(part), dtype=part.dtype, device=part.device.type)
+            self._add_unsaved(origin, storage.nbytes(), UNSAVED, held_by)
+
+    def _add_unsaved(self, origin: Origin, size: int, kind: str, held_by: str) -> None:
+        module, op, shape, dtype = origin.module, origin.operation, origin.shape, origin.dtype
+        self.unsaved.append(SavedTensor(module, op, "", shape, dtype, size, "", kind, held_by, device=origin.device))
+
+
+def sums_of(rows: Iterable[SavedTensor], kinds: Iterable[str]) -> dict[str, int]:
+    """Bytes of each kind that there is, in the order of ``kinds``."""
+    sums = dict.fromkeys(kinds, 0)
+    for row in rows:
+        sums[row.kind] += row.bytes
+    return {kind: size for kind, size in sums.items() if size}
+
+
+@contextmanager
+def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
+    """Record what stays alive for backward while the block runs ``module``'s forward pass.
+
+    Keep the output alive until the block ends: it holds the graph, and the graph holds the
+    tensors.  Works on any module, on real and on fake tensors, on any device, inside another
+    ``record`` too.  Hooks that are active outside the block pack as before.  adds_up: False where only names are
+    asked for, inside the block.
+    """
+    origins = Origins(OperationTracker(module))
+    ledger = Ledger(origins, next((p.device.type for p in module.parameters()), "cpu"))
+    with ExitStack() as stack:
+        NAME_READERS.append(origins.note_names)
+        stack.callback(NAME_READERS.remove, origins.note_names)
+        stack.enter_context(origins.watching())
+        yield ledger
+    origins.tracker.weights |= storages_of(*module.parameters(), *module.buffers())  # lazy modules have made theirs
+    if adds_up:
+        ledger.add_up(_locals_above())
+
+
+def _locals_above() -> Iterator[object]:
+    """The variables of all functions that are running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield from list(frame.f_locals.values())
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedTensor, int, dict[str, Any]]]:
+    """Divide one storage's bytes, ``left``, among the views of it that were saved: each with its offset and its share.
+
+    Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
+    covers are kept alive too, and get a line of their own.
+    """
+    for (offset, *_), row in views.items():
+        share = min(left, row.bytes)
+        left -= share
+        if share:
+            yield row, offset, {"bytes": share}
+    if left:
+        (offset, *_), row = next(iter(views.items()))
+        argument, shape = f"{row.argument} (rest of its storage)".strip(), (left // row.dtype.itemsize,)
+        yield row, offset, {"argument": argument, "shape": shape, "bytes": left}
+
+
+def _unsaved(origins: Origins, variables: Iterable[object]) -> Iterator[tuple[torch.UntypedStorage, Origin, str]]:
+    """Storages made in the block, alive and not saved, with their origin and their holder ("" if unknown).
+
+    Left out: what outermost modules were given or returned, and what was made outside of modules and is in one of
+    ``variables``; both are the caller's.
+    """
+    tracker = origins.tracker
+
+    def left() -> list[tuple[torch.UntypedStorage, Origin]]:
+        return [
+            (storage, origin)
+            for storage, origin in origins.found.items()
+            if origin.made and not origin.saved and storage not in tracker.outputs and storage.nbytes()
+        ]
+
+    settled(lambda: len(left()))
+    found = [(storage, origin) for storage, origin in left() if storage not in tracker.inputs]
+    if not all(origin.inside for _, origin in found):
+        ours = (OperationTracker, Origins)
+        mine = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
+        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in mine]
+    texts = _holders([id(storage) for storage, _ in found], _text)
+    for storage, origin in found:
+        yield storage, origin, texts.get(id(storage), "")
+
+
+def _held_anyway(origins: Origins) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
+    """Inputs and outputs of outermost modules that a ctx or a checkpoint holds although autograd did not save them."""
+    tracker = origins.tracker
+    theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]
+    wanted = {
+        id(storage): (storage, part)
+        for storage, part in stored_parts(theirs)
+        if storage not in origins.saved and storage not in tracker.weights
+    }
+    if wanted:
+        for node in graph_nodes(tracker):
+            for storage in storages_in(vars(node)) if isinstance(node, FunctionCtx) else ():
+                if id(storage) in wanted:
+                    yield *wanted.pop(id(storage)), _text(node)
+    if tracker.checkpoint_ran:
+        for key, text in _holders(wanted, _text_of_checkpoint).items():
+            yield *wanted[key], text
+
+
+#: How far from a tensor its holder is looked for: a list in a dict in a cache is three steps.
+_STEPS = 6
+
+
+def _holders(storages: Collection[int], text_of: Callable[[Any], str]) -> dict[int, str]:
+    """What keeps each storage, by its id: the nearest object that ``text_of`` has words for, found by the garbage collector.
+
+    It takes a look at every object of the process, if there are any storages.
+    """
+    found: dict[int, str] = {}
+    #: Objects of this step, and the storages that each leads to.
+    here: list[Any] = [
+        one
+        for one in (gc.get_objects() if storages else ())
+        if issubclass(type(one), Tensor) and id(storage_of(one)) in storages
+    ]
+    leads_to = {id(tensor): {id(storage_of(tensor))} for tensor in here}
+    ours = {id(here), id(leads_to)}
+    for _ in range(_STEPS):
+        above: list[Any] = []
+        for holder in gc.get_referrers(*here) if here else ():
+            if id(holder) in ours or isinstance(holder, (FrameType, type)):
+                continue
+            before = leads_to.setdefault(id(holder), set())
+            reached = {key for held in gc.get_referents(holder) for key in leads_to.get(id(held), ())}
+            reached -= found.keys() | before
+            if text := text_of(holder):
+                found.update(dict.fromkeys(reached, text))
+            elif reached:
+                above.append(holder)
+                before |= reached
+        ours.add(id(above))
+        here = above
+    return found
+
+
+def _text(holder: Any) -> str:
+    kind = type(holder)
+    if issubclass(kind, nn.Module):
+        return f"an attribute of {kind.__name__}"
+    if kind.__module__ == torch.utils.checkpoint.__name__ and kind.__name__ == "_VersionWrapper":
+        return "the cache of selective checkpointing"
+    if issubclass(kind, FunctionCtx):
+        return f"an attribute of ctx of {kind.__name__.removesuffix('Backward')}"
+    if issubclass(kind, FunctionType):
+        return f"the closure of {holder.__qualname__}"
+    if issubclass(kind, ModuleType):
+        return f"a global of {holder.__name__}"
+    plain = (dict, list, tuple, set, CellType, MethodType, Tensor)
+    if issubclass(kind, plain) or kind.__module__ in ("builtins", "_weakref", "weakref"):
+        return ""
+    return f"an object of {kind.__module__}.{kind.__qualname__}"
+
+
+def _text_of_checkpoint(holder: Any) -> str:
+    if isinstance(holder, FunctionCtx):
+        return _text(holder)
+    owner = holder if type(holder) is FunctionType else type(holder)
+    is_checkpoint = getattr(owner, "__module__", "") == torch.utils.checkpoint.__name__
+    return "an argument of a checkpoint" if is_checkpoint else ""

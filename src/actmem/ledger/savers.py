@@ -1,0 +1,241 @@
+"""Who is saving a tensor: the running module, the operation, the argument, the line of code.
+
+A saved-tensor hook is told nothing but the tensor.  It is called from inside the operation,
+though: OperationTracker keeps a stack of the torch functions, and of the autograd Functions, that
+are running, and reads the top of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
+from torch.overrides import TorchFunctionMode
+
+from actmem.keep import FUNCTIONS
+from actmem.ledger.tools import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
+from actmem.torch_private import node_running
+
+#: Frames in these folders are no line of the user's.
+_NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
+UNKNOWN = "unknown"
+
+
+class RunningModules:
+    """The modules that run now, the innermost last, by the names that ``module`` has for its parts.
+
+    A part that is there under several names has the one by which the running module knows it.
+    """
+
+    def __init__(self, module: nn.Module):
+        self._parts_of = {id(module): _names_in(module)}
+        self._root = id(module)
+        self._running: list[tuple[nn.Module, str, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def name(self) -> str:
+        """Of the innermost, as ``named_modules`` has it; "" for the root, and if none runs."""
+        return self._running[-1][1] if self._running else ""
+
+    @property
+    def name_or_node(self) -> str:
+        """The same; in backward the node that runs, unless it runs the module."""
+        node = node_running()
+        return self.name if self._running and self._running[-1][2] == node else node
+
+    def enter(self, part: nn.Module) -> None:
+        """``part`` begins."""
+        names = self._parts_of[self._root]
+        found = names.get(id(part), type(part).__name__)
+        outer = next(((module, name) for module, name, _ in reversed(self._running) if id(module) in names), None)
+        if outer is not None:
+            inner = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
+            if id(part) in inner:
+                found = ".".join(filter(None, (outer[1], inner[id(part)])))
+        self._running.append((part, found, node_running()))
+
+    def leave(self, part: nn.Module) -> None:
+        """``part`` ends.  One that began before this began to look is not among the running."""
+        while self._running and self._running.pop()[0] is not part:
+            pass
+
+
+def _names_in(module: nn.Module) -> dict[int, str]:
+    return {id(part): name for name, part in module.named_modules()}
+
+
+class OperationTracker(TorchFunctionMode):
+    """Follows the torch functions and the modules that run.
+
+    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what outermost
+    modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.  ``checkpoint_ran`` is True
+    once one of torch's checkpoints ran, which can hold tensors out of sight of hooks.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.weights = storages_of(*module.parameters(), *module.buffers())
+        self._modules = RunningModules(module)
+        self._operations: list[tuple[Any, tuple, dict, FrameType]] = []
+        self._handed_over: tuple[str, WeakSet[torch.UntypedStorage]] = "", WeakSet()
+        self._patches = ExitStack()
+        self.inputs: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.outputs: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.input_tensors: list[weakref.ref[Tensor]] = []
+        self.output_tensors: list[weakref.ref[Tensor]] = []
+        self.checkpoint_ran = False
+
+    @property
+    def module(self) -> str:
+        """Name of the innermost running module, as ``RunningModules`` has it."""
+        return self._modules.name
+
+    @property
+    def inside(self) -> bool:
+        """True while a module or an autograd Function runs."""
+        return bool(self._modules) or any(isinstance(operation[0], type) for operation in self._operations)
+
+    def __enter__(self):
+        hooks = torch.nn.modules.module
+        for handle in (
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
+        ):
+            self._patches.callback(handle.remove)
+        self._patches.enter_context(replaced(Function, "apply", self._seen))
+        self._patches.enter_context(replaced(FunctionCtx, "save_for_backward", self._note_handed_over))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self._patches.close()
+        return super().__exit__(*error)
+
+    def _enter_module(self, module, args) -> None:
+        if not torch.compiler.is_compiling():
+            self._modules.enter(module)
+
+    def _leave_module(self, module, args, *rest) -> None:
+        if torch.compiler.is_compiling():
+            return
+        kwargs, output = rest if len(rest) == 2 else ({}, *rest)  # torch leaves kwargs out if forward failed
+        self._modules.leave(module)
+        if not self._modules:
+            for value, storages, tensors in (
+                ((args, kwargs), self.inputs, self.input_tensors),
+                (output, self.outputs, self.output_tensors),
+            ):
+                storages.update(storages_in(value))
+                tensors.extend(map(weakref.ref, tensors_in(value)))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # the compiler reads this function too, and must not stumble
+            return func(*args, **kwargs)
+        return self._running_as(func, args, kwargs, func)
+
+    def _running_as(self, name: Any, args: tuple, kwargs: dict, function: Callable) -> Any:
+        self._operations.append((name, args, kwargs, sys._getframe(2)))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._operations.pop()
+
+    def _seen(self, apply) -> classmethod:
+        """``apply`` of all autograd Functions, noted as an operation."""
+
+        def run(cls, *args, **kwargs):
+            self.checkpoint_ran |= cls.__module__ == torch.utils.checkpoint.__name__
+            return self._running_as(cls, args, kwargs, apply.__get__(None, cls))
+
+        return classmethod(run)
+
+    def _note_handed_over(self, save_for_backward: Callable) -> Callable:
+        def note(ctx, *tensors):
+            self._handed_over = type(ctx).__name__.removesuffix("Backward"), storages_of(*tensors)
+            return save_for_backward(ctx, *tensors)
+
+        return note
+
+    def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
+        """Operation, argument and line of the call that is saving ``tensor`` right now.
+
+        Call it from a saved-tensor hook.  A Function whose ``apply`` was looked up before this tracker
+        began (``square = Square.apply``) is not on the stack: then it is the one that handed
+        ``tensor`` over last, and the argument is "unknown".  So is an operation that nothing tells.
+        """
+        if self._operations:
+            func, args, kwargs, frame = self._operations[-1]
+            says = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
+            return getattr(func, "__name__", UNKNOWN), says or _argument_of(tensor, args, kwargs), line_of(frame)
+        name, handed_over = self._handed_over
+        line = line_of(sys._getframe(1))
+        if storage_of(tensor) in handed_over:
+            return name, UNKNOWN, line
+        if _in_checkpoint(sys._getframe(1)):
+            self.checkpoint_ran = True
+            return "checkpoint", "", line
+        return UNKNOWN, "", line
+
+
+def kept_as(op: str, argument: str) -> str:
+    """The name under which ``keep`` saved a tensor, from ``saver_of``; "" if it had none, or if another operation did."""
+    return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
+
+
+def _in_checkpoint(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def line_of(frame: FrameType | None) -> str:
+    """File and line of the first frame from ``frame`` on that is the user's; "" if none is."""
+    # One frame at a time: a list of them would hold this frame, and with it all their variables.
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_THEIRS):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def view_of(tensor: Tensor) -> tuple:
+    """What tells different views of one storage apart; a transposed one is not different."""
+    try:
+        return tensor.storage_offset(), tuple(sorted(zip(tensor.stride(), tensor.shape)))
+    except (RuntimeError, NotImplementedError):  # a strided nested tensor has no single shape
+        return (0, ())
+
+
+def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
+    """Which argument ``tensor`` is: the same view of the same storage, or else the same storage; "" if none is."""
+    storage, first = storage_of(tensor), ""
+    for name, value in _named(args, kwargs) if storage is not None else ():
+        for part in plain_tensors(value) if isinstance(value, Tensor) else ():
+            if storage_of(part) is storage:
+                if view_of(part) == view_of(tensor):
+                    return name
+                first = first or name
+    return first
+
+
+def _named(args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+    for i, value in enumerate(args):
+        # A list of tensors, as ``cat`` takes it, is one argument.
+        yield from ((str(i), one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
+    yield from kwargs.items()

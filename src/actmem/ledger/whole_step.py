@@ -1,0 +1,294 @@
+"""One training step: the curve of live bytes, and the bill at its highest point, one line for each storage alive there.
+
+A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has a
+life, from birth to death.  Memory that a kernel allocates and frees inside itself is not seen.  A storage's name is found
+out when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from actmem.config import ConfigError, shown
+from actmem.ledger.census import arguments_of
+from actmem.ledger.comms import KIND_OF_NAME
+from actmem.ledger.ledger_tables import SavedTensor, bill_html, bill_text
+from actmem.ledger.origins import Origin, Origins
+from actmem.ledger.recorder import sums_of
+from actmem.ledger.savers import OperationTracker
+from actmem.ledger.tools import replaced, shape_of, stored_parts, tensors_in
+
+#: What a storage can be at the peak, in the order in which a bill lists it.
+BILL_KINDS = (
+    "weight", "buffer", "gradient", "main gradient", "optimizer state", "input", "output", "activation", "recomputed activation",
+    "cast weight", "gathered weight", "constant", "generator state", "communication buffer", "made by forward",
+    "made by backward", "made by the optimizer", "from before",
+)  # fmt: skip
+
+
+@dataclass
+class StepBill:
+    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
+
+    curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
+    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it died.
+    """
+
+    peak_bytes: int = 0
+    peak_at: int = 0
+    peak: list[SavedTensor] = field(default_factory=list)
+    curve: list[int] = field(default_factory=list)
+    phases: list[tuple[str, int]] = field(default_factory=list)
+    lives: list[tuple[SavedTensor, list[tuple[int, int]]]] = field(default_factory=list)
+
+    def by_kind(self) -> dict[str, int]:
+        """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
+        return sums_of(self.peak, BILL_KINDS)
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase in which the peak lies."""
+        return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
+
+    __repr__, _repr_html_ = bill_text, bill_html
+
+
+def step(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> StepBill:
+    """Run one training step and find its peak: forward, backward, and the optimizer's step if there is one.
+
+    batch: as for ``census``: one argument, a tuple of positional or a dict of keyword ones.  loss: of the
+    model's output, a scalar; by default the output's ``loss`` if it has one, else the sum of its
+    first tensor.  Gradients stay.  Run a step before if optimizer states are to be there from the start.
+    Raises ConfigError if the loss is not one number that needs a gradient, or the optimizer asks for it again.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("optimizer", "must step without a closure; LBFGS runs forward and backward again in one")
+    args, kwargs = arguments_of(batch)
+    with watch_step(model, optimizer, batch) as bill:
+        # The output isn't held any longer than the graph holds it.
+        _scalar((loss or loss_of)(model(*args, **kwargs))).backward()
+        if optimizer is not None:
+            optimizer.step()
+    return bill
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) and loss.numel() != 1 else shown(loss)
+        raise ConfigError("loss", f"must be one number that needs a gradient, got {got}")
+    return loss
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss that an output carries, or else the sum of its first tensor of numbers that are no integers.
+
+    Raises ConfigError if it has none.
+    """
+    carried = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(carried, Tensor):
+        return carried
+    for tensor in tensors_in(output):
+        if tensor.is_complex():
+            return torch.view_as_real(tensor).sum()
+        if tensor.is_floating_point():
+            return tensor.sum()
+    raise ConfigError("loss", f"there is none, and the output, a {type(output).__name__}, has no floating-point tensor")
+
+
+@contextmanager
+def watch_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, batch: Any = None
+) -> Iterator[StepBill]:
+    """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
+    bill, lives = StepBill(), Lives()
+    origins = Origins(OperationTracker(model), lives.begin, lives.after)
+    lives.note_what_exists(model, optimizer, batch)
+    with ExitStack() as stack:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
+                # A hook that sees the gradient earlier would make autograd copy it.
+                hook = parameter.register_post_accumulate_grad_hook(
+                    lambda p, name=name: lives.known(p.grad, "gradient", name, "gradient")
+                )
+                stack.callback(hook.remove)
+        if optimizer is not None:
+            stack.enter_context(replaced(optimizer, "step", lives.during("optimizer")))
+        for function in ("backward", "grad"):
+            stack.enter_context(replaced(torch.autograd, function, lives.during("backward")))
+        stack.enter_context(replaced(torch.UntypedStorage, "resize_", lives.resizing))
+        stack.enter_context(origins.watching())
+        lives.enter("forward")
+        lives.count()
+        yield bill
+    lives.note_what_exists(model, optimizer, None)
+    lives.classify(origins)
+    bill.curve = lives.curve
+    bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
+    bill.peak_bytes = max(lives.curve)
+    bill.peak_at = lives.curve.index(bill.peak_bytes)
+    bill.lives = [(life.line(), life.sizes) for life in lives.lives]
+    at_peak = [
+        replace(row, bytes=size)
+        for row, sizes in bill.lives
+        if (size := next((size for start, size in reversed(sizes) if start <= bill.peak_at), 0))
+    ]
+    bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
+
+
+@dataclass
+class Life:
+    """One storage's life.  sizes: its bytes from each moment on; at last 0, if it died."""
+
+    origin: Origin
+    phase: str
+    sizes: list[tuple[int, int]]
+    label: tuple[str, str, str] | None = None  # kind, name, operation
+    kind: str = ""
+    is_output: bool = False
+
+    def line(self) -> SavedTensor:
+        """Its line on the bill; the bytes are the first."""
+        kind, module, op, argument = _named(self)
+        return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
+
+
+class Lives:
+    """Every storage's birth and death, and the live bytes after every operation.
+
+    A moment is a place in ``curve``.  What is born or dies between two counts is there, or not, at the next one.
+    """
+
+    def __init__(self) -> None:
+        self.lives: list[Life] = []
+        self.live_bytes = 0
+        self.curve: list[int] = []
+        self.phase = "before"
+        self.phases: list[tuple[str, int]] = []
+        self._life_of: weakref.WeakKeyDictionary[torch.UntypedStorage, Life] = weakref.WeakKeyDictionary()
+
+    def enter(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self.phases.append((phase, len(self.curve)))
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """The phase of the block, or of each call of a function that this decorates."""
+        before = self.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def count(self) -> None:
+        """Note the bytes that are alive now: a new moment."""
+        self.curve.append(self.live_bytes)
+
+    def after(self, storages: list[torch.UntypedStorage]) -> None:
+        """An operation on these has ended."""
+        for storage in storages:
+            self.resized(storage)
+        self.count()
+
+    def begin(self, storage: torch.UntypedStorage, origin: Origin) -> None:
+        """A storage is seen first."""
+        if storage in self._life_of:
+            return
+        life = Life(origin, self.phase, [])
+        weakref.finalize(storage, self._changed, life, 0).atexit = False
+        self._life_of[storage] = life
+        self.lives.append(life)
+        self._changed(life, storage.nbytes())
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        life = self._life_of.get(storage)
+        if life is not None and life.sizes[-1][1] != storage.nbytes():
+            self._changed(life, storage.nbytes())
+
+    def _changed(self, life: Life, size: int) -> None:
+        self.live_bytes += size - (life.sizes[-1][1] if life.sizes else 0)
+        life.sizes.append((len(self.curve), size))
+
+    def resizing(self, resize: Callable) -> Callable:
+        """Storages can be resized below all operations, as FSDP and pipeline stages do."""
+
+        def run(storage, size):
+            result = resize(storage, size)
+            self.resized(storage)
+            return result
+
+        return run
+
+    def known(self, value: object, kind: str, name: str, op: str) -> None:
+        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
+        for storage, part in stored_parts(value):
+            self.begin(storage, Origin(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
+            life = self._life_of[storage]
+            life.label = life.label or (kind, name, op)
+
+    def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
+        """Weights, gradients, buffers, states and inputs."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            self.known(parameter, "weight", name, "parameter")
+            self.known(parameter.grad, "gradient", name, "gradient")
+            self.known(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
+        for name, buffer in model.named_buffers():
+            self.known(buffer, "buffer", name, "buffer")
+        groups = optimizer.param_groups if optimizer is not None else ()
+        for number, parameter in enumerate(p for group in groups for p in group["params"]):
+            name = names.get(id(parameter), f"parameter {number} of the optimizer")
+            self.known(parameter, "optimizer state", name, "copy of the weight")
+            for key, state in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
+                self.known(state, "optimizer state", name, str(key))
+        self.known(batch, "input", "", "input")
+
+    def classify(self, origins: Origins) -> None:
+        """Kinds of what is alive, which only a look at its storage tells."""
+        for storage, life in list(self._life_of.items()):
+            origin = life.origin
+            life.is_output = storage in origins.tracker.outputs
+            if storage in origins.found and (
+                origin.gathered or origin.made and (origin.copied_from or origin.constant)
+            ):
+                life.kind = origins.kind_of(storage, origin.dtype, origin.operation)
+
+
+def _named(life: Life) -> tuple[str, str, str, str]:
+    """Kind, module, operation and argument of one line of the bill."""
+    origin = life.origin
+    if life.label is not None:
+        kind, name, op = life.label
+        return kind, name, op, ""
+    if life.kind in ("cast weight", "gathered weight"):
+        return life.kind, origin.module, origin.operation, ""
+    if origin.operation == "generator state":
+        return "generator state", origin.module, origin.operation, ""
+    if origin.saved:
+        first = next(iter(origin.saved.values()))
+        kind = "recomputed activation" if life.phase == "backward" else life.kind or "activation"
+        return kind, first.module, first.op, first.argument
+    if not origin.made:
+        return "from before", origin.module, origin.operation, ""
+    if life.is_output:
+        return "output", origin.module, origin.operation, ""
+    if origin.operation in KIND_OF_NAME:
+        return "communication buffer", origin.module, KIND_OF_NAME[origin.operation], ""
+    if life.phase == "backward" and origin.inside:
+        return "recomputed activation", origin.module, origin.operation, ""
+    makers = {"backward": "made by backward", "optimizer": "made by the optimizer"}
+    return makers.get(life.phase, "made by forward"), origin.module, origin.operation, ""

@@ -1,0 +1,256 @@
+"""Context parallelism: c ranks share a sequence from end to end, and attention still reads all of it.
+
+Everything but attention works on one token at a time, so a rank needs only its own s/c tokens.  Attention
+needs the others' keys and values.  Two ways to get them:
+
+    gather     all-gather K and V along the sequence, as Llama 3 does (2407.21783 section 3.3.2)
+    ulysses    all-to-all from tokens to heads and back: each rank attends over all tokens with 1/c of
+               its heads (DeepSpeed Ulysses, 2309.14509)
+
+Gather cuts the sequence into 2c chunks and gives rank i chunks i and 2c - 1 - i: under a causal mask an
+early chunk sees few keys and a late one many, and each such pair sees the same number.  Ulysses needs no
+such order: every rank sees every token.
+
+**Attention of a part.**  torch's flash kernel can't do it in one call.  On a CPU it lines a causal mask up with the first
+key, so only the first chunk of a sequence may use it; with a mask of its own it keeps that mask, which grows with s².
+So each chunk of the queries makes two calls: one over the keys before it, without a mask, and one over its own
+keys, a square with a causal mask.  The log-sum-exps say how to add the two results up; with their sum
+each call's backward finds its own part of the gradients (as ring attention does, 2310.01889).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem.config import ConfigError, check_choice, check_divides, check_size
+from actmem.keep import differentiates_once
+from actmem.parallel.collectives import all_gather, all_to_all, reduce_scatter
+from actmem.parallel.conjugates import g
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.torch_private import flash_attention, flash_backward, flash_on_cpu, flash_on_cpu_backward
+from actmem_more.llama_shape import CONTEXT_KINDS
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """The ranks that share a sequence.  ranks: their group, seen from one of them; all may hold different tokens.
+
+    Each finds every weight's gradient from its own tokens: add them up as those of data-parallel ranks.
+
+    kind: one of CONTEXT_KINDS.  "gather" keeps this rank's K and V and gathers them again in backward, as
+    sequence parallelism does with a product's input; "gather-plain" keeps the gathered K and V.
+    """
+
+    ranks: TensorParallel = TensorParallel()
+    kind: str = "gather"
+
+    def __post_init__(self) -> None:
+        check_choice("context_kind", self.kind, CONTEXT_KINDS)
+
+    @property
+    def size(self) -> int:
+        """How many ranks (c)."""
+        return self.ranks.size
+
+    @property
+    def is_ulysses(self) -> bool:
+        """Whether heads are exchanged for tokens.  A single rank exchanges nothing."""
+        return self.kind == "ulysses" and self.size > 1
+
+    @property
+    def chunks(self) -> list[tuple[int, ...]]:
+        """The chunks of the sequence that each rank holds, in its order."""
+        c = self.size
+        return [(rank,) if self.is_ulysses else (rank, 2 * c - 1 - rank) for rank in range(c)]
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """This rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``."""
+        if self.size == 1:
+            return x
+        number = sum(map(len, self.chunks))
+        check_divides("sequence length", len(x), "the number of chunks", number)
+        parts = x.chunk(number)
+        return torch.cat([parts[chunk] for chunk in self.chunks[self.ranks.rank]])
+
+    def in_order(self, gathered: Tensor) -> Tensor:
+        """Tokens ``[s, …]`` as an all-gather leaves them, rank by rank, in the order of the sequence."""
+        held = [chunk for chunks in self.chunks for chunk in chunks]
+        parts = gathered.chunk(len(held))
+        return torch.cat([parts[held.index(chunk)] for chunk in range(len(held))])
+
+    def _by_rank(self, x: Tensor) -> Tensor:
+        """Tokens ``[s, …]`` in the order of the sequence, rank by rank: undoes ``in_order``."""
+        parts = x.chunk(sum(map(len, self.chunks)))
+        return torch.cat([parts[chunk] for chunks in self.chunks for chunk in chunks])
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """``[s/c, …]`` of each rank to ``[s, …]`` in order.  Not differentiable; ``scattered`` is its conjugate."""
+        return self.in_order(all_gather(x, self.ranks))
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """The sum over the ranks of ``[s, …]``, and of it this rank's ``[s/c, …]``.  Not differentiable."""
+        return reduce_scatter(self._by_rank(x), self.ranks)
+
+    def enter_query(self, x: Tensor) -> Tensor:
+        """``[s/c, b, heads, d]`` to the queries that this rank attends with.  Keeps nothing."""
+        return to_heads(x, self.ranks) if self.is_ulysses else x
+
+    def enter_key(self, x: Tensor) -> Tensor:
+        """The same for keys and values.  Keeps nothing; what the plain kind gathers here, attention keeps."""
+        if self.kind == "gather-plain" and self.size > 1:
+            return self.in_order(g(x, self.ranks))
+        return self.enter_query(x)
+
+
+def layer_groups(
+    context_parallel_size: int, kind: str = "gather", *, sequence_parallel: bool = False
+) -> tuple[TensorParallel, ContextParallel]:
+    """This rank's tensor-parallel and context-parallel groups.  Every rank of the job must call it.
+
+    All ranks share one layer: t neighbours share its weights, and every t-th rank a sequence.  Raises ConfigError if
+    ``context_parallel_size`` doesn't divide their number.
+    """
+    check_choice("kind", kind, CONTEXT_KINDS)
+    check_size("context_parallel_size", context_parallel_size)
+    world = dist.get_world_size()
+    t = check_divides("ranks", world, "context_parallel_size", context_parallel_size)
+    rows = [list(range(first, first + t)) for first in range(0, world, t)]
+    columns = [list(row) for row in zip(*rows)]
+    tensor, context = (dist.new_subgroups_by_enumeration(each)[0] for each in (rows, columns))
+    return tensor_parallel(tensor, sequence_parallel=sequence_parallel), ContextParallel(tensor_parallel(context), kind)
+
+
+def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
+    """``[s/c, b, heads, d]`` to ``[s, b, heads/c, d]``: own tokens of all heads to all tokens of own heads.  Keeps nothing."""
+    return _ToHeads.apply(x, ranks)
+
+
+def to_tokens(x: Tensor, ranks: TensorParallel) -> Tensor:
+    """``[s, b, heads/c, d]`` to ``[s/c, b, heads, d]``: the way back.  Keeps nothing."""
+    return _ToTokens.apply(x, ranks)
+
+
+class _ToHeads(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, ranks: TensorParallel) -> Tensor:
+        ctx.ranks = ranks
+        # To rank i the i-th part of the heads; from it the i-th part of the sequence.
+        return all_to_all(x.unflatten(2, (ranks.size, -1)).movedim(2, 0), ranks).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return to_tokens(grad, ctx.ranks), None
+
+
+class _ToTokens(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, ranks: TensorParallel) -> Tensor:
+        ctx.ranks = ranks
+        return all_to_all(x.unflatten(0, (ranks.size, -1)), ranks).movedim(0, 2).flatten(2, 3)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return to_heads(grad, ctx.ranks), None
+
+
+def attend_part(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
+    """Q ``[b, heads, s/c, d]`` and K, V ``[b, kv heads, s/c, d]`` of this rank's tokens to ``[s/c, b, heads·d]``.
+
+    Under "gather-plain" K and V are ``[b, kv heads, s, d]``, gathered before.  Keeps the three as given, its
+    result, and the log-sum-exp of each query over all its keys, 4 bytes.  "gather" gathers K and V, and again in backward.
+    """
+    return _PartAttention.apply(q, k, v, context).flatten(2)
+
+
+class _PartAttention(Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
+        if q.is_cuda and q.element_size() != 2:
+            raise ConfigError("dtype", "context parallelism runs a flash kernel, which takes only 16 bits on a GPU")
+        ctx.context = context
+        keys, values = _whole(k, context), _whole(v, context)
+        b, heads, length, d = q.shape
+        result = q.new_empty(length, b, heads, d)
+        sums = torch.empty(b, heads, length, device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
+        for own, calls in _calls(context, length):
+            parts = [_flash(q[:, :, own], keys[:, :, seen], values[:, :, seen], is_causal) for seen, is_causal in calls]
+            total = torch.stack([lse for _, lse in parts]).logsumexp(0)
+            sums[:, :, own] = total
+            # In place: float32 takes twice the room of a part's own result.
+            merged, *others = (out * (lse - total).exp()[..., None] for out, lse in parts)
+            for other in others:
+                merged += other
+            result[own] = merged.permute(2, 0, 1, 3).to(q.dtype)
+        ctx.save_for_backward(q, k, v, result, sums)
+        return result
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, grad: Tensor):
+        context: ContextParallel = ctx.context
+        q, k, v, result, sums = ctx.saved_tensors
+        keys, values = _whole(k, context), _whole(v, context)
+        grad, result = (x.view_as(result).permute(1, 2, 0, 3) for x in (grad.contiguous(), result))
+        # As their inputs lie, tokens first, so that no collective needs a copy.
+        grad_q, grad_keys, grad_values = (_zeros_like(x) for x in (q, keys, values))
+        for own, calls in _calls(context, q.shape[2]):
+            for seen, is_causal in calls:
+                found = _flash_backward(
+                    grad[:, :, own], q[:, :, own], keys[:, :, seen], values[:, :, seen],
+                    result[:, :, own], sums[:, :, own].contiguous(), is_causal,
+                )  # fmt: skip
+                for total, rows, part in zip((grad_q, grad_keys, grad_values), (own, seen, seen), found):
+                    total[:, :, rows] += part
+        return grad_q, _own(grad_keys, context), _own(grad_values, context), None
+
+
+def _calls(context: ContextParallel, length: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
+    """For each chunk of this rank's queries: where they lie, and of each call the keys and whether its mask is causal."""
+    own_chunks = context.chunks[context.ranks.rank]
+    each, found = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
+    for place, chunk in enumerate(own_chunks):
+        before, own = slice(0, chunk * each), slice(chunk * each, (chunk + 1) * each)
+        found.append((slice(place * each, (place + 1) * each), [(before, False)] * (chunk > 0) + [(own, True)]))
+    return found
+
+
+def _whole(x: Tensor, context: ContextParallel) -> Tensor:
+    """Keys or values of all tokens, ``[b, kv heads, s, d]``."""
+    if context.kind == "gather-plain":
+        return x
+    return context.gathered(x.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
+
+
+def _own(grad: Tensor, context: ContextParallel) -> Tensor:
+    """The gradient of what this rank gave: its own tokens', summed over the ranks whose queries read them."""
+    if context.kind == "gather-plain":  # the conjugate of g does it
+        return grad
+    return context.scattered(grad.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
+
+
+def _zeros_like(x: Tensor) -> Tensor:
+    """``[b, heads, s, d]`` as a view of a tensor with the tokens first."""
+    b, heads, length, d = x.shape
+    return x.new_zeros(length, b, heads, d).permute(1, 2, 0, 3)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """The kernel's result ``[b, heads, queries, d]`` and the log-sum-exp of each query."""
+    if q.is_cuda:
+        return flash_attention(q, k, v, 0.0, is_causal)[:2]
+    return flash_on_cpu(q, k, v, 0.0, is_causal)
+
+
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v through one call, given the result and the log-sum-exp of all calls."""
+    if q.is_cuda:
+        lengths, no_state = (q.shape[2], k.shape[2]), q.new_empty(2, dtype=torch.uint64)  # no dropout: not read
+        return flash_backward(grad, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, no_state, no_state)
+    return flash_on_cpu_backward(grad, q, k, v, out, lse, 0.0, is_causal)

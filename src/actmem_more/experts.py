@@ -1,0 +1,318 @@
+"""Mixture of experts: a router sends each token to κ of E gated MLPs; no token is dropped.
+
+**Dispatch.**  sb tokens make sb·κ pairs of a token and an expert.  A rank holds E/t experts whole.
+Under sequence parallelism it routes its own tokens, and an all-to-all brings each pair's row to the
+rank of its expert and back.  Without it every rank has every token, takes the pairs of its own experts,
+and the ranks add what they found.  Ranks hold as much as the router sends them: R pairs.
+
+**What is not kept**, though a plain implementation keeps it: the rows of the dispatched tokens, which backward
+sends again, as sequence parallelism gathers again; the experts' outputs, because the routing weight
+multiplies before the down product; the probabilities of experts that were not chosen.
+
+**DeepSeek-V3's router** (2412.19437 section 2.1.2) weighs the chosen experts by sigmoids of their scores, divided by
+their sum.  A bias that evens out the load and a choice of 4 of 8 groups come before the choice of experts; they change
+which experts a token takes and no byte that it keeps, so they are not here, nor is the constant 2.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem.config import check_choice
+from actmem.drop import KEEP_ALL, Terms
+from actmem.keep import differentiates_once
+from actmem.parallel.collectives import all_gather, all_reduce, all_to_all
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import as_rows
+from actmem.parallel.weights import ParallelModule, child_seed, own_weight
+from actmem_more.llama_parts import GatedMLP, ReplicatedLinear
+from actmem_more.llama_shape import LlamaShape
+
+#: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.
+Routing = Literal["learned", "even", "one-sided"]
+
+
+class ExpertMLP(ParallelModule):
+    """Σ over a token's κ experts of weight · down(silu(gate(x)) · up(x)), and the shared experts' if there are any.
+
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  routing: see Routing; a
+    forced one needs no values, so an emulated rank can run it.  routed_tokens: of the last forward
+    pass, the pairs of a token and an expert that this rank's experts took (R).
+    """
+
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, routing: Routing = "learned", **factory):
+        super().__init__()
+        check_choice("routing", routing, get_args(Routing))
+        assert shape.num_experts and shape.experts_per_token
+        h, f, held = shape.hidden_size, shape.ffn_hidden_size, shape.num_experts // tp.size
+        self.tp, self.routing, self.num_experts, self.taken = tp, routing, shape.num_experts, shape.experts_per_token
+        self.routed_tokens = 0
+        self.sigmoid = shape.sigmoid_router
+        self.router = ReplicatedLinear(h, shape.num_experts, tp, seed=child_seed(seed, "router"), **factory)
+        self.gate, self.up = (own_weight(tp, child_seed(seed, n), held, f, h, dim=0, **factory) for n in ("gate", "up"))
+        self.down = own_weight(tp, child_seed(seed, "down"), held, h, f, dim=0, **factory)
+        self.shared = None
+        if width := shape.shared_ffn_size:
+            self.shared = GatedMLP(h, width, tp, seed=child_seed(seed, "shared"), prefix="shared ", **factory)
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        chosen, weights = terms(("chosen experts", "routing weights"), self.route, x)
+        plan = self._plan(chosen)
+        self.routed_tokens = sum(plan.by_expert)
+        order = terms("dispatch order", _sorted_by_expert, chosen)
+        own_weights = terms("dispatched weights", self.to_experts, weights, order, plan)
+        columns = lambda x, order: _ExpertColumns.apply(x, order, plan, self.gate, self.up)  # noqa: E731
+        gate, up = terms(("gate", "up"), columns, x, order)
+        y = terms("down input", _WeightedSwiGLU.apply, gate, up, own_weights)
+        y = _ExpertRows.apply(y, order, plan, self.down, x.shape)
+        return y if self.shared is None else y + self.shared(x, terms)
+
+    def to_experts(self, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
+        """The weights, which add up to 1 for each token, to the ranks of their experts."""
+        return _ToExperts.apply(weights, order, plan, self.sigmoid)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts ``[s, b, κ]`` and their weights; of a sigmoid router not yet divided by their sum."""
+        scores = self.router(x)
+        if self.routing == "learned":
+            chosen = scores.detach().topk(self.taken, dim=-1).indices
+        else:
+            first = torch.arange(x.shape[0] * x.shape[1], device=x.device) * (self.taken * (self.routing == "even"))
+            chosen = (first[:, None] + torch.arange(self.taken, device=x.device)) % self.num_experts
+            chosen = chosen.view(*x.shape[:2], self.taken)
+        top = _ChosenScores.apply(scores, chosen)
+        return chosen, top.sigmoid() if self.sigmoid else top.softmax(-1)
+
+    def _plan(self, chosen: Tensor) -> Dispatch:
+        if self.routing == "learned":
+            return Dispatch.of(chosen, self.num_experts, self.tp)
+        tokens, experts = chosen.shape[0] * chosen.shape[1], range(self.num_experts)
+        each, more = divmod(tokens * self.taken, self.num_experts)
+        counts = [each + (e < more) if self.routing == "even" else tokens * (e < self.taken) for e in experts]
+        return Dispatch(self.tp, (tuple(counts),) * self.tp.sequence_parts)
+
+
+def _sorted_by_expert(chosen: Tensor) -> Tensor:
+    return chosen.flatten().argsort(stable=True)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Who sends how many pairs to which expert.  counts: for each rank that sends, its pairs by expert."""
+
+    tp: TensorParallel
+    counts: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(chosen: Tensor, num_experts: int, tp: TensorParallel) -> Dispatch:
+        """The router's choice, ``[s/t, b, κ]`` or ``[s, b, κ]``: every rank learns every rank's counts."""
+        # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once: sizes of products and messages are the host's.
+        pairs = chosen.flatten()
+        own = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
+        every = all_gather(own[None], tp) if tp.sequence_parallel else own[None]
+        return Dispatch(tp, tuple(tuple(counts) for counts in every.tolist()))
+
+    def _of_rank(self, rank: int) -> slice:
+        """Where a rank's experts stand among all."""
+        held = len(self.counts[0]) // self.tp.size
+        return slice(rank * held, (rank + 1) * held)
+
+    @property
+    def received(self) -> list[tuple[int, ...]]:
+        """Pairs for this rank's experts, by sender."""
+        return [counts[self._of_rank(self.tp.rank)] for counts in self.counts]
+
+    @property
+    def by_expert(self) -> list[int]:
+        """Pairs of each of this rank's experts."""
+        return [sum(of_expert) for of_expert in zip(*self.received)]
+
+    def to_experts(self, pairs: Tensor, order: Tensor) -> Tensor:
+        """Rows ``[pairs here, …]`` to the ranks of their experts, ``[pairs of own experts, …]``, expert by expert.
+
+        order: the pairs sorted by expert.
+        """
+        pairs = pairs[order]
+        if not self.tp.sequence_parallel:
+            return pairs[self._before : self._before + sum(self.by_expert)]
+        arrived = all_to_all(pairs, self.tp, [sum(part) for part in self.received], self._sent)
+        return _regrouped(arrived, self.received)
+
+    def from_experts(self, rows: Tensor, order: Tensor) -> Tensor:
+        """The way back.  Without sequence parallelism: with zeros for the pairs of other ranks' experts."""
+        if self.tp.sequence_parallel:
+            senders = list(zip(*self.received))  # by expert, then by sender
+            rows = all_to_all(_regrouped(rows, senders), self.tp, self._sent, [sum(part) for part in self.received])
+        else:
+            width, after = rows.shape[1:], len(order) - self._before - len(rows)
+            rows = torch.cat([rows.new_zeros(self._before, *width), rows, rows.new_zeros(after, *width)])
+        back = torch.empty_like(rows)
+        back[order] = rows
+        return back
+
+    @property
+    def _sent(self) -> list[int]:
+        """Pairs that this rank sends to each rank."""
+        return [sum(self.counts[self.tp.rank][self._of_rank(rank)]) for rank in range(self.tp.size)]
+
+    @property
+    def _before(self) -> int:
+        """Pairs of the experts before this rank's, where no rank sends any."""
+        return sum(self.counts[0][: self._of_rank(self.tp.rank).start])
+
+
+def _regrouped(rows: Tensor, blocks: list[tuple[int, ...]]) -> Tensor:
+    """Blocks that lie in groups, the first of each group first, then the second of each."""
+    parts = iter(rows.split([size for group in blocks for size in group]))
+    grouped = [[next(parts) for _ in group] for group in blocks]
+    return torch.cat([part for turn in zip(*grouped) for part in turn])
+
+
+def _summed(partial: Tensor, tp: TensorParallel) -> Tensor:
+    """Without sequence parallelism each rank has what its own experts found: the ranks add up."""
+    return partial if tp.sequence_parallel else all_reduce(partial, tp, in_place=True)
+
+
+def _products(rows: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
+    """Each expert's rows times its weight, transposed as a linear's."""
+    return torch.cat([F.linear(part, weight) for part, weight in zip(rows.split(plan.by_expert), weights)])
+
+
+def _weight_gradients(grads: Tensor, rows: Tensor, plan: Dispatch) -> Tensor:
+    pairs = zip(grads.split(plan.by_expert), rows.split(plan.by_expert))
+    return torch.stack([grad.t() @ part for grad, part in pairs])
+
+
+class _ChosenScores(Function):
+    """The chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps the choice; torch.gather keeps all scores as well."""
+
+    @staticmethod
+    def forward(ctx, scores: Tensor, chosen: Tensor) -> Tensor:
+        ctx.save_for_backward(chosen)
+        ctx.scores = scores.shape, scores.dtype
+        top = scores.gather(-1, chosen)
+        return top if top.dtype is torch.float64 else top.float()
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, grad: Tensor):
+        (chosen,) = ctx.saved_tensors
+        shape, dtype = ctx.scores
+        return grad.new_zeros(shape).scatter_(-1, chosen, grad).to(dtype), None
+
+
+class _ToExperts(Function):
+    """The pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.  Keeps the order.
+
+    divided: by each token's sum first.  Keeps its input then, which the sigmoid keeps too.
+    """
+
+    @staticmethod
+    def forward(ctx, weights: Tensor, order: Tensor, plan: Dispatch, divided: bool) -> Tensor:
+        ctx.plan, ctx.shape = plan, weights.shape
+        ctx.save_for_backward(order, weights if divided else None)
+        if divided:
+            weights = weights / _sum_of_weights(weights)
+        return plan.to_experts(weights.reshape(-1, 1), order).clone()
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, grad: Tensor):
+        order, weights = ctx.saved_tensors
+        grad = _summed(ctx.plan.from_experts(grad, order).view(ctx.shape), ctx.plan.tp)
+        if weights is not None:
+            whole = _sum_of_weights(weights)
+            grad = (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
+        return grad, None, None, None
+
+
+class _ExpertColumns(Function):
+    """Dispatch, then the experts' products ``[E/t, f, h]``: ``[R, f]`` for each.  Keeps ``x`` as given and the order."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Tensor, plan: Dispatch, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.plan, ctx.shape, ctx.dtype = plan, x.shape, x.dtype
+        needs_x, _, _, *needs_weights = ctx.needs_input_grad
+        ctx.save_for_backward(x if any(needs_weights) else None, order, *(weights if needs_x else ()))
+        arrived = plan.to_experts(_for_each_pair(x, order), order)
+        return tuple(_products(arrived, weight, plan) for weight in weights)
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, *grads: Tensor):
+        plan: Dispatch = ctx.plan
+        x, order, *weights = ctx.saved_tensors
+        needs_x, _, _, *needs_weights = ctx.needs_input_grad
+        weights = [weight.to(grads[0].dtype) for weight in weights]  # under autocast they have another
+        arrived = None if x is None else plan.to_experts(_for_each_pair(x, order).to(grads[0].dtype), order)
+        grad_x = None
+        if needs_x:
+            found = _products(grads[0], weights[0].transpose(1, 2), plan)
+            for grad, weight in zip(grads[1:], weights[1:]):
+                found += _products(grad, weight.transpose(1, 2), plan)
+        grad_weights = [
+            _weight_gradients(grad, arrived, plan) if need and arrived is not None else None
+            for grad, need in zip(grads, needs_weights)
+        ]
+        if needs_x:
+            each = len(order) * ctx.shape[-1] // ctx.shape.numel()
+            back = plan.from_experts(found, order).view(-1, each, ctx.shape[-1]).sum(1)
+            grad_x = _summed(back.view(ctx.shape), plan.tp).to(ctx.dtype)
+        return grad_x, None, None, *grad_weights
+
+
+def _for_each_pair(x: Tensor, order: Tensor) -> Tensor:
+    """``[s, b, h]`` to ``[pairs, h]``: each token once for each of its experts."""
+    tokens = as_rows(x)
+    return tokens.repeat_interleave(len(order) // len(tokens), 0)
+
+
+class _WeightedSwiGLU(Function):
+    """weight · silu(gate) · up.  Keeps the three."""
+
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        return F.silu(gate).mul_(up).mul_(weight)
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, grad: Tensor):
+        gate, up, weight = ctx.saved_tensors
+        silu = F.silu(gate)
+        grad_weight = (grad * silu * up).sum(-1, keepdim=True, dtype=weight.dtype)
+        grad = grad * weight.to(grad.dtype)
+        return torch.ops.aten.silu_backward(grad * up, gate), silu.mul_(grad), grad_weight
+
+
+class _ExpertRows(Function):
+    """The down products ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, order: Tensor, plan: Dispatch, weight: Tensor, shape: torch.Size) -> Tensor:
+        ctx.plan, ctx.shape = plan, shape
+        needs_y, _, _, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(y if needs_weight else None, order, weight if needs_y else None)
+        pairs = plan.from_experts(_products(y, weight, plan), order)
+        tokens = shape.numel() // shape[-1]
+        return _summed(pairs.view(tokens, -1, shape[-1]).sum(1).view(shape), plan.tp)
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, grad: Tensor):
+        plan: Dispatch = ctx.plan
+        y, order, weight = ctx.saved_tensors
+        arrived = plan.to_experts(_for_each_pair(grad, order), order)
+        grad_y = None if weight is None else _products(arrived, weight.to(grad.dtype).transpose(1, 2), plan)
+        return grad_y, None, None, None if y is None else _weight_gradients(arrived, y, plan), None
+
+
+def _sum_of_weights(weights: Tensor) -> Tensor:
+    # DeepSeek-V3's constant: in float32 sigmoids of scores below -104 are 0, and 0 / 0 is no number.
+    return weights.sum(-1, keepdim=True).add_(1e-20)

@@ -1,0 +1,139 @@
+"""Multi-head latent attention (2405.04434 section 2.1): heads made from two narrow latents, one of which inference caches.
+
+    x ─ down ─ Q latent ── norm ─ up ─ queries, each with a part that is turned by its position
+    x ─ down ─ KV latent ─ norm ─ up ─ keys and values
+                   └─ a key with positions, which all heads share
+
+A latent is a sum over the whole of a token, so no rank can make a part of it: without sequence parallelism every
+rank makes all of it, with it each makes its own tokens', and only the latents are gathered, not the tokens.
+
+**Values narrower than keys.**  torch's flash kernel for CPUs wants one width.  ``scaled_dot_product_attention`` then falls
+back to the plain form, which keeps the scores, as²b of them; zeros beside the values, as many implementations add them, keep
+a wider V and a wider output.  The zeros change no product, so here they come and go with each call.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from actmem.drop import KEEP_ALL, Terms
+from actmem.keep import differentiates_once
+from actmem.parallel.conjugates import f_or_g
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import column_parallel
+from actmem.parallel.weights import ParallelModule, child_seed, own_weight
+from actmem.torch_private import flash_on_cpu, flash_on_cpu_backward
+from actmem_more.llama_parts import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem_more.llama_shape import LlamaShape
+
+
+class LatentAttention(ParallelModule):
+    """In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; whole heads to each rank.
+
+    Turns element i of a part with positions with element i + half, as the Llama layer does: DeepSeek's
+    own order, in pairs of neighbours, is a permutation of the weights' rows.  Its longer contexts (YaRN) change
+    the tables and a constant.
+    """
+
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        assert shape.latent
+        h, heads, sizes, self.tp = shape.hidden_size, shape.num_attention_heads, shape.latent, tp
+        self.rank, self.nope = sizes.key_value_rank, sizes.nope_head_size
+        self.heads = heads // tp.size
+        self.q_down = ReplicatedLinear(h, sizes.query_rank, tp, seed=child_seed(seed, "q_down"), **factory)
+        self.q_latent_norm = RMSNorm(sizes.query_rank, tp, **factory)
+        width = self.rank + sizes.rope_head_size
+        self.kv_down = ReplicatedLinear(h, width, tp, seed=child_seed(seed, "kv_down"), **factory)
+        self.kv_latent_norm = RMSNorm(self.rank, tp, **factory)
+
+        def cut(name: str, width: int, rank: int) -> nn.Parameter:
+            return own_weight(tp, child_seed(seed, name), self.heads * width, rank, dim=0, **factory)
+
+        self.q_up = cut("q_up", shape.d, sizes.query_rank)
+        self.k_up, self.v_up = cut("k_up", self.nope, self.rank), cut("v_up", sizes.value_head_size, self.rank)
+        own = self.heads * sizes.value_head_size
+        self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
+        self.seq_length, self.rope_head_size = shape.seq_length, sizes.rope_head_size
+        for name, table in self.constants(factory.get("device")).items():
+            self.register_buffer(name, table, persistent=False)
+
+    def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        cos, sin = rotary_tables(self.seq_length, self.rope_head_size)
+        return {"cos": cos.to(device), "sin": sin.to(device)}
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        q = terms("Q latent", self.q_down, x)
+        q = terms("Q up-projection input", self.q_latent_norm, q, also="Q latent norm statistics")
+        q = terms("Q", self.queries, q)
+        latent = terms("KV latent", self.kv_down, x)
+        y = terms("KV up-projection input", self.normed, latent, also="KV latent norm statistics")
+        k, v = terms(("K", "V"), self.keys_and_values, y, latent)
+        y = terms("attention projection input", attend_uneven, q, k, v, also="log-sum-exp")
+        return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
+
+    def up(self, latent: Tensor, *weights: Tensor) -> list[Tensor]:
+        """From a latent to heads, ``[s, b, a/t, width]`` for each weight."""
+        parts = column_parallel(latent, self.tp, *weights)
+        return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
+
+    def queries(self, latent: Tensor) -> Tensor:
+        """``[b, a/t, s, n + r]``, the last r elements turned by position."""
+        (q,) = self.up(latent, self.q_up)
+        return self.joined(q[..., : self.nope], q[..., self.nope :])
+
+    def normed(self, latent: Tensor) -> Tensor:
+        """The KV latent without the shared key, normalised.  Its norm keeps a view of the whole."""
+        return self.kv_latent_norm(latent[..., : self.rank])
+
+    def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """K ``[b, a/t, s, n + r]``, of which all heads have the same r elements, and V ``[b, a/t, s, v]``."""
+        k, v = self.up(normed, self.k_up, self.v_up)
+        shared = f_or_g(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
+        return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
+
+    def joined(self, plain: Tensor, turned: Tensor) -> Tensor:
+        """Heads ``[s, b, a/t, n]`` and the part to be turned ``[s, b, a/t or 1, r]``: a view of one new tensor."""
+        cos, sin = self.cos[: len(plain)], self.sin[: len(plain)]  # type: ignore[index]
+        turned = rotate(turned, cos, sin).expand(*plain.shape[:3], -1)
+        return torch.cat([plain, turned], dim=-1).permute(1, 2, 0, 3)
+
+
+def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention, q and k ``[b, heads, s, d]``, v ``[b, heads, s, d_v]``, to ``[s, b, heads·d_v]``.
+
+    Keeps q, k, v, the result, and 4 bytes a query.  On a GPU torch's memory-efficient kernel takes two widths (not measured).
+    """
+    if q.device.type == "cpu" and q.shape[-1] != v.shape[-1]:
+        context = _UnevenAttention.apply(q, k, v)
+    else:
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def _widened(width: int, *tensors: Tensor) -> list[Tensor]:
+    return [F.pad(x, (0, width - x.shape[-1])) for x in tensors]
+
+
+class _UnevenAttention(Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.width, ctx.scale = max(q.shape[-1], v.shape[-1]), q.shape[-1] ** -0.5
+        context, log_sum_exp = flash_on_cpu(*_widened(ctx.width, q, k, v), 0.0, True, scale=ctx.scale)
+        # As the kernel lays its output out, [b, s, heads, d_v], but without the zeros.
+        context = (
+            context[..., : v.shape[-1]].transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        )
+        ctx.save_for_backward(q, k, v, context, log_sum_exp)
+        return context
+
+    @staticmethod
+    @differentiates_once
+    def backward(ctx, grad: Tensor):
+        q, k, v, context, log_sum_exp = ctx.saved_tensors
+        grad, *wide = _widened(ctx.width, grad, q, k, v, context)
+        grads = flash_on_cpu_backward(grad, *wide, log_sum_exp, 0.0, True, scale=ctx.scale)
+        return tuple(grad[..., : x.shape[-1]] for grad, x in zip(grads, (q, k, v)))

@@ -1,0 +1,230 @@
+"""Today's layer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no dropout, no biases.
+
+Reads like the paper's ``transformer.py``: the same exchanges around the same two blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actmem.config import Parallel
+from actmem.drop import KEEP_ALL, Terms, stores
+from actmem.keep import stays_eager
+from actmem.layers.gpt import ModelPart, OutputLayer, ends_of
+from actmem.layers.transformer import check_tokens
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import column_parallel
+from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
+from actmem.parallel.weights import ParallelModule, Part, child_seed, fresh_seed, own_weight
+from actmem.recipes import Mode, Recompute
+from actmem.recompute import checkpoint
+from actmem_more.context import ContextParallel, attend_part, to_tokens
+from actmem_more.experts import ExpertMLP, Routing
+from actmem_more.latent import LatentAttention
+from actmem_more.llama_parts import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem_more.llama_shape import LlamaShape, llama_layer_terms, own_context_shape
+from actmem_more.store import HostMemory
+
+
+class LlamaLayer(nn.Module):
+    """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
+
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
+    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute and host: as for
+    ``TransformerLayer``.  Keeps what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
+    the weights; as for ``TransformerLayer``.  routing: of the experts, see ``actmem_more.experts``.  Positions and norms have Llama 3's θ
+    and ε: of other models the bytes are right and the values are not.  Raises ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a shorter one too.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        tp: TensorParallel = TensorParallel(),
+        *,
+        recompute: Mode = "none",
+        host: HostMemory | None = None,
+        seed: int | None = None,
+        routing: Routing = "learned",
+        context: ContextParallel = ContextParallel(),
+        **factory,
+    ):
+        super().__init__()
+        parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+        self.seq_length = own_context_shape(shape, parallel, context.kind).seq_length
+        self.recompute = Recompute.of(recompute)
+        terms = llama_layer_terms(shape, context.is_ulysses)
+        self.dropped, self.stores = terms.dropped(self.recompute), stores(terms.stored(self.recompute), host)
+        seed = fresh_seed() if seed is None else seed
+        self.shape, self.tp, self.context = shape, tp, context
+        self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
+        self.attention = (
+            LatentAttention(shape, tp, seed=child_seed(seed, "attention"), **factory)
+            if shape.latent
+            else GroupedQueryAttention(shape, tp, context, seed=child_seed(seed, "attention"), **factory)
+        )
+        self.norm2 = RMSNorm(shape.hidden_size, tp, **factory)
+        seed = child_seed(seed, "mlp")
+        self.mlp: GatedMLP | ExpertMLP
+        if shape.num_experts:
+            self.mlp = ExpertMLP(shape, tp, seed=seed, routing=routing, **factory)
+        else:
+            self.mlp = GatedMLP(shape.hidden_size, shape.ffn_hidden_size, tp, seed=seed, **factory)
+        self.mlp_input = "router input" if shape.num_experts else "gate and up input"
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_tokens(x, self.tp.sequence_parts, self.seq_length, whole=self.context.size > 1)
+        if self.recompute.region == "layer" and not self.recompute.stop_early:
+            return checkpoint(self._forward, x, stop_early=False, module=self)
+        if not torch.is_grad_enabled() or not (self.dropped or self.stores):
+            return self._forward(x)
+        return self._by_terms(x)
+
+    @stays_eager
+    def _by_terms(self, x: Tensor) -> Tensor:
+        with Terms(self.dropped, self.stores) as terms:
+            return self._forward(x, terms)
+
+    def _forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        x = terms.input("norm 1 input", x)
+        y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
+        x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
+        y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
+        return terms.result(self, x + self.mlp(y, terms))
+
+
+class GroupedQueryAttention(ParallelModule):
+    """a query heads share k key and value heads; whole query heads to each rank.
+
+    With t <= k each rank has k/t key and value heads; with t > k it has one, as t/k − 1 neighbouring ranks have.  Each of
+    these finds the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
+    """
+
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
+        super().__init__()
+        h, self.head_size, self.tp, self.context = shape.hidden_size, shape.d, tp, context
+        parts = min(tp.size, shape.num_key_value_heads)
+        part = Part(parts, tp.rank * parts // tp.size)
+        held = shape.key_value_size // part.size
+        own = shape.query_size // tp.size
+        self.q = own_weight(tp, child_seed(seed, "q"), own, h, dim=0, **factory)
+        self.k = own_weight(tp, child_seed(seed, "k"), held, h, dim=0, part=part, **factory)
+        self.v = own_weight(tp, child_seed(seed, "v"), held, h, dim=0, part=part, **factory)
+        self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(self.head_size, tp, of_heads=True, **factory) for _ in "qk")
+        self.qk_norm = shape.qk_norm
+        self.seq_length = shape.seq_length
+        for name, table in self.constants(factory.get("device")).items():
+            self.register_buffer(name, table, persistent=False)
+        self.core = FlashCore()
+
+    def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        """One pair of tables for all of this rank's tokens: not activations."""
+        tables = rotary_tables(self.seq_length, self.head_size)
+        own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
+        return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        if self.qk_norm:
+            q, k, v = terms(("Q before its norm", "K before its norm", "V"), self.heads, x)
+            q = terms("Q after its norm", self.q_norm, q, also="Q norm statistics")
+            q = terms("Q", self.turned, q, self.context.enter_query)
+            k = terms("K after its norm", self.k_norm, k, also="K norm statistics")
+            k = terms("K", self.turned, k, self.context.enter_key)
+        else:
+            q, k, v = terms(("Q", "K", "V"), self.turned_heads, x)
+        if self.context.is_ulysses:
+            y = terms("attention output before all-to-all", self.core, q, k, v, also="log-sum-exp")
+            y = terms("attention projection input", self.to_tokens, y)
+        else:
+            y = terms("attention projection input", self.attend, q, k, v, also="log-sum-exp")
+        return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, V ``[b, k/t, s, d]`` as attention reads it."""
+        parts = column_parallel(x, self.tp, self.q, self.k, self.v)
+        q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
+        return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
+
+    def turned(self, x: Tensor, enter: Callable[[Tensor], Tensor]) -> Tensor:
+        """``[s/c, b, heads, d]``, rotated by position, as attention reads it: a view ``[b, heads, s, d]`` of a tensor of its own."""
+        return enter(rotate(x, self.cos[: len(x)], self.sin[: len(x)])).permute(1, 2, 0, 3)  # type: ignore[index]
+
+    def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``."""
+        q, k, v = self.heads(x)
+        return self.turned(q, self.context.enter_query), self.turned(k, self.context.enter_key), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention to ``[s/c, b, heads·d]``; among context-parallel ranks that of this rank's tokens."""
+        return attend_part(q, k, v, self.context) if self.context.size > 1 else attend(q, k, v)
+
+    def to_tokens(self, y: Tensor) -> Tensor:
+        """``[s, b, a/(tc)·d]`` to ``[s/c, b, a/t·d]``."""
+        return to_tokens(y.unflatten(2, (-1, self.head_size)), self.context.ranks).flatten(2)
+
+
+class FlashCore(nn.Module):
+    """Over all tokens of some heads.  A module of its own, which tells its result from what the projection reads."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of ``[b, heads, s, d]`` to ``[s, b, heads·d]``: a view of what the kernel keeps."""
+    grouped = q.shape[1] != k.shape[1]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return context.permute(2, 0, 1, 3).flatten(2)
+
+
+class LlamaStage(ModelPart):
+    """The layers of ``layers``, default all; the part with layer 0 has the embedding, the part with the last layer the end.
+
+    shape: of the whole model and sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its
+    own, or with ``tied_embeddings`` the embedding's, of which each end of a pipeline holds a copy.  routing: of experts;
+    an emulated rank needs a forced one.  ``forward`` and ``loss`` are as those of ``GPT``.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        tp: TensorParallel = TensorParallel(),
+        *,
+        layers: range | None = None,
+        recompute: Mode = "none",
+        host: HostMemory | None = None,
+        routing: Routing = "learned",
+        context: ContextParallel = ContextParallel(),
+        **factory,
+    ):
+        super().__init__()
+        layers = range(shape.num_layers) if layers is None else layers
+        self.is_first, self.is_last = ends_of(layers, shape.num_layers)
+        self.tp = tp
+        parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+        self.shape = own_context_shape(shape, parallel, context.kind)
+        if self.is_first or (self.is_last and shape.tied_embeddings):
+            self.words = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, tp, seed=1, **factory)
+        options = dict(recompute=recompute, host=host or HostMemory(), routing=routing, context=context, **factory)
+        self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
+        if self.is_last:
+            self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
+            if not shape.tied_embeddings:
+                self.head = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, tp, seed=2, **factory)
+            self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            x = self.words(x.t())
+        for layer in self.layers:
+            x = layer(x)
+        if self.is_last:
+            x = KEEP_ALL.input("final RMSNorm input", x)
+            x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
+            x = self.output(x, (self.words if self.shape.tied_embeddings else self.head).weight)
+        return x

@@ -1,0 +1,349 @@
+"""Activation bytes, FLOPs and exchanges of Llama's layer: RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.
+
+Attention runs through a flash kernel, so the scores are never stored: the terms with as²b are gone,
+and with them the reason for selective recomputation.  ``e`` is the size of one activation element.
+
+A model can replace three parts.  Experts: the ranks share them, each expert whole.  Latent attention: letters as in
+2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with one,
+its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
+
+What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k ranks,
+one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context parallelism cuts
+all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each weight's
+gradient is summed over the c ranks, as over data-parallel ones.
+
+One layer, forward and backward, in exchanges among the c ranks:
+
+    gather          all-gather K and V; in backward again, and reduce-scatter their gradients    2 + 2 + 2
+    gather-plain    without the second gather: K and V stay whole on every rank                  2 + 2
+    ulysses         all-to-all Q, K, V and the result; in backward their gradients               4 + 4
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from actmem.config import ELEMENT_BYTES, ConfigError, ModelShape, Parallel, check_choice, check_divides, check_size
+from actmem.formulas.communication import Exchange, layer_exchanges
+from actmem.recipes import Mode, Recompute
+from actmem.rows import Row, on_device
+from actmem_more.llama_shape import LatentHeads, LlamaShape, check_llama_ranks, llama_layer_terms, own_context_shape
+
+
+def llama_rows(
+    shape: LlamaShape,
+    parallel: Parallel = Parallel(),
+    recompute: Mode = "none",
+    element_size: int = 2,
+    routed_tokens: int | None = None,
+    context_kind: str = "gather",
+) -> list[Row]:
+    """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.  shape: with the whole sequence.
+
+    In 16 bits and without parallelism: 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
+    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise); ad is h in most models.  Under sequence
+    parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
+    K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
+    Latent attention: see ``_latent_rows``.  routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+    On one of c context-parallel ranks "gather" keeps this for s/c tokens; "gather-plain" K and V of all s; "ulysses"
+    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops one.
+    Raises ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
+    """
+    shape = own_context_shape(shape, parallel, context_kind)
+    check_choice("element_size", element_size, ELEMENT_BYTES)
+    s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
+    a, e, t = shape.num_attention_heads, element_size, parallel.tensor_parallel_size
+    cut = parallel.sequence_parts
+    wide = max(e, FLOAT32)
+    rows = [
+        Row("norm 1 input", e * s * b * h // cut, cut, "RMSNorm"),
+        Row("norm 1 statistics", wide * s * b // cut, cut, "RMSNorm: 1/rms of each token"),
+        Row("QKV projection input", e * s * b * h // cut, cut, "Q, K, V products"),
+        *(_latent_rows(shape, shape.latent, parallel, e) if shape.latent else _head_rows(shape, t, e)),
+        Row("log-sum-exp", wide * a * s * b // t, t, "attention: one number a query"),
+        Row("attention projection input", e * s * b * a * shape.value_size // t, t, "attention and projection"),
+        Row("norm 2 input", e * s * b * h // cut, cut, "RMSNorm"),
+        Row("norm 2 statistics", wide * s * b // cut, cut, "RMSNorm: 1/rms of each token"),
+    ]
+    if shape.num_experts:
+        rows += expert_mlp_rows(shape, parallel, element_size, routed_tokens)
+    elif routed_tokens is not None:
+        raise ConfigError("routed_tokens", "this layer has no experts")
+    else:
+        rows += [
+            Row("gate and up input", e * s * b * h // cut, cut, "gate and up products"),
+            Row("gate", e * s * b * f // t, t, "SwiGLU"),
+            Row("up", e * s * b * f // t, t, "SwiGLU"),
+            Row("down input", e * s * b * f // t, t, "down product"),
+        ]
+    c, ulysses = parallel.context_parallel_size, _is_ulysses(parallel, context_kind)
+    if c > 1:
+        rows = [shared for row in rows for shared in _context_rows(row, c, context_kind)]
+    return on_device(rows, llama_layer_terms(shape, ulysses), recompute, element_size)
+
+
+def _is_ulysses(parallel: Parallel, context_kind: str) -> bool:
+    """Whether heads are exchanged for tokens: a single rank exchanges nothing."""
+    return context_kind == "ulysses" and parallel.context_parallel_size > 1
+
+
+def _context_rows(row: Row, c: int, context_kind: str) -> list[Row]:
+    """A row of this rank's tokens as c ranks keep it."""
+    if row.term in ("K", "V") and context_kind == "gather-plain":
+        return [replace(row, bytes=c * row.bytes, source="attention, gathered")]
+    row = replace(row, split_by=c * row.split_by)
+    if row.term == "attention projection input" and context_kind == "ulysses":
+        return [replace(row, term="attention output before all-to-all", source="attention"), row]
+    return [row]
+
+
+def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
+    """Q, K and V, and what their norms keep if the model has them."""
+    tokens, d, wide = shape.seq_length * shape.micro_batch_size, shape.d, max(e, FLOAT32)
+    heads = {"Q": shape.num_attention_heads, "K": shape.num_key_value_heads}
+    ranks = {name: min(t, count) for name, count in heads.items()}
+    rows = []
+    for name, count in heads.items():
+        size = e * tokens * count * d // ranks[name]
+        if shape.qk_norm:
+            statistics = wide * tokens * count // ranks[name]
+            rows += [
+                Row(f"{name} before its norm", size, ranks[name], "RMSNorm over each head"),
+                Row(f"{name} norm statistics", statistics, ranks[name], "RMSNorm: 1/rms of each head"),
+            ]
+        rows.append(Row(name, size, ranks[name], "attention, rotated"))
+    return [*rows, Row("V", rows[-1].bytes, ranks["K"], "attention")]
+
+
+def llama_products(shape: LlamaShape) -> dict[str, int]:
+    """FLOPs of each product of one layer's forward pass over all ranks, named as in ``recipes``.
+
+    Attention counts all s² scores, as 2205.05198 appendix A does.  The router's counts once, also where every
+    rank runs it on every token.
+    """
+    tokens, h, a, d = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads, shape.d
+    pairs = 2 * tokens * shape.seq_length * a
+    f, taken, shared = shape.ffn_hidden_size, shape.experts_per_token or 1, shape.shared_ffn_size
+    heads = {"QKV projection": 2 * tokens * h * (a + 2 * shape.num_key_value_heads) * d}
+    router = {"router": 2 * tokens * h * shape.num_experts} if shape.num_experts else {}
+    of_shared = {"shared gate and up": 4 * tokens * h * shared, "shared down": 2 * tokens * h * shared}
+    return {
+        **(_latent_products(shape, shape.latent) if shape.latent else heads),
+        "QKᵀ": pairs * d,
+        "attention over V": pairs * shape.value_size,
+        "attention projection": 2 * tokens * a * shape.value_size * h,
+        **router,
+        "gate and up": 4 * tokens * taken * h * f,
+        "down": 2 * tokens * taken * h * f,
+        **(of_shared if shared else {}),
+    }
+
+
+def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
+    """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
+    products = llama_products(shape)
+    return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
+
+
+def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: int) -> list[Row]:
+    """From the two latents to Q, K and V, in the order of the forward pass.
+
+    In 16 bits and without parallelism: 4sbq + 4sbc + 2sbr + 8sb for the latents, before and after their norms,
+    and 4sba(n + r) + 2sbav for the heads.  The heads are divided by t.  A latent is made from whole tokens, so
+    only sequence parallelism divides it.  The key's part with positions lies in the KV latent's tensor.
+    """
+    t, cut = parallel.tensor_parallel_size, parallel.sequence_parts
+    own = shape.seq_length * shape.micro_batch_size // cut
+    heads = e * shape.seq_length * shape.micro_batch_size * shape.num_attention_heads // t
+    rows = []
+    for name, rank, more in (("Q", sizes.query_rank, 0), ("KV", sizes.key_value_rank, sizes.rope_head_size)):
+        rows += [
+            Row(f"{name} latent", e * own * (rank + more), cut, "RMSNorm of the latent"),
+            Row(f"{name} latent norm statistics", max(e, FLOAT32) * own, cut, "RMSNorm: 1/rms of each latent"),
+            Row(f"{name} up-projection input", e * own * rank, cut, "up-projection to the heads"),
+        ]
+    return [
+        *rows[:3],
+        Row("Q", heads * shape.d, t, "attention, partly rotated"),
+        *rows[3:],
+        Row("K", heads * shape.d, t, "attention, partly rotated"),
+        Row("V", heads * sizes.value_head_size, t, "attention"),
+    ]
+
+
+def _latent_products(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
+    """FLOPs of the products that make Q, K and V, forward, over all ranks; a latent's counts once, as a router's does."""
+    tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
+    return {
+        "Q down-projection": 2 * tokens * h * sizes.query_rank,
+        "Q up-projection": 2 * tokens * sizes.query_rank * a * shape.d,
+        "KV down-projection": 2 * tokens * h * (sizes.key_value_rank + sizes.rope_head_size),
+        "KV up-projection": 2 * tokens * sizes.key_value_rank * a * (sizes.nope_head_size + sizes.value_head_size),
+    }
+
+
+#: Bytes of a norm's statistic, of a log-sum-exp and of a routing weight, which are float32 for every e up to 4.
+FLOAT32 = 4
+#: Bytes of a token's or an expert's number.
+INDEX = 8
+
+
+def expert_mlp_rows(
+    shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2, routed_tokens: int | None = None
+) -> list[Row]:
+    """What the router and this rank's experts keep; no token is dropped.  shape: with this rank's part of the sequence.
+
+    routed_tokens (R): pairs of a token and an expert that this rank's experts take; None: as many as
+    every other rank's, sbκ/t.  In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf, and 6sb times
+    the width of the experts that all tokens share.  Under sequence parallelism the ranks' R add up to sbκ
+    and all else is divided by t.  A sigmoid in place of the softmax keeps as much.  Raises ConfigError
+    on a layer without experts, if t ranks can't share it, or on more tokens than can be routed there.
+    """
+    most = most_routed_tokens(shape, parallel)
+    check_llama_ranks(shape, parallel)
+    e, t, taken = element_size, parallel.tensor_parallel_size, shape.experts_per_token or 0
+    pairs = shape.seq_length * shape.micro_batch_size * taken
+    if routed_tokens is None:
+        routed_tokens = check_divides("routed_tokens", pairs, "tensor_parallel_size", t)
+    check_size("routed_tokens", routed_tokens, most, least=0)
+    cut = parallel.sequence_parts
+    own, weight = pairs // cut, max(e, FLOAT32)
+    wide = e * routed_tokens * shape.ffn_hidden_size
+    shared = e * (pairs // taken) * shape.shared_ffn_size // t
+    weighing = "sigmoid of the chosen scores" if shape.sigmoid_router else "softmax over the chosen experts"
+    rows = [
+        Row("router input", e * own // taken * shape.hidden_size, cut, "router; the experts dispatch it again"),
+        Row("chosen experts", INDEX * own, cut, "routing weights"),
+        Row("routing weights", weight * own, cut, weighing),
+        Row("dispatch order", INDEX * own, cut, "pairs sorted by expert"),
+        Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
+        Row("gate", wide, t, "SwiGLU of the experts"),
+        Row("up", wide, t, "SwiGLU of the experts"),
+        Row("down input", wide, t, "down products of the experts"),
+    ]
+    if shared:
+        rows += [
+            Row("shared gate", shared, t, "SwiGLU of the shared experts"),
+            Row("shared up", shared, t, "SwiGLU of the shared experts"),
+            Row("shared down input", shared, t, "down product of the shared experts"),
+        ]
+    return rows
+
+
+def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
+    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t)."""
+    if not shape.num_experts or not shape.experts_per_token:
+        raise ConfigError("shape", "this layer has no experts")
+    held = check_divides("num_experts", shape.num_experts, "tensor_parallel_size", parallel.tensor_parallel_size)
+    return shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
+
+
+def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
+    """R of a rank if the router's scores are ignored.  shape: with this rank's part of the sequence.
+
+    routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's go to
+    the first κ experts).  Raises ConfigError on another one, or a rank that is not among the t.
+    """
+    most_routed_tokens(shape, parallel)
+    check_llama_ranks(shape, parallel)
+    check_choice("routing", routing, ("even", "one-sided"))
+    t, experts, taken = parallel.tensor_parallel_size, shape.num_experts or 0, shape.experts_per_token or 0
+    check_size("rank", rank, t - 1, least=0)
+    senders = parallel.sequence_parts
+    tokens = shape.seq_length * shape.micro_batch_size // senders
+    own = range(rank * experts // t, (rank + 1) * experts // t)
+    if routing == "one-sided":
+        return senders * sum(tokens for expert in own if expert < taken)
+    each, more = divmod(tokens * taken, experts)
+    return senders * sum(each + (expert < more) for expert in own)
+
+
+#: What ``where`` begins with in exchanges among the ranks that share experts, and among context-parallel ranks.
+EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
+
+
+def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[Exchange]:
+    """Exchanges of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
+
+    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's exchanges; where
+    every rank has every token, there is one more sum.
+    """
+    own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
+    s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
+    rows = layer_exchanges(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
+    if not shape.num_experts or t == 1:
+        return rows
+    pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
+    if not parallel.sequence_parallel:
+        return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
+    region = Recompute.of(recompute).region
+    again, weighed_again = int(region == "layer"), int(region != "none")
+    all_to_alls = [
+        ("rows", 2 * h * pairs, {"forward": 2, "recompute": again, "backward": 3}),
+        ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": weighed_again, "backward": 1}),
+    ]
+    of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
+    return of_attention + [
+        Exchange("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
+        for what, size, counts in all_to_alls
+        for phase, count in counts.items()
+        if count
+    ]
+
+
+def context_exchanges(
+    shape: LlamaShape,
+    parallel: Parallel = Parallel(),
+    context_kind: str = "gather",
+    recompute: Mode = "none",
+    element_size: int = 2,
+) -> list[Exchange]:
+    """Exchanges of one microbatch in one layer among the c ranks; none for c = 1.
+
+    Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
+    Raises ConfigError if the ranks can't share the layer.
+    """
+    c, t = parallel.context_parallel_size, parallel.tensor_parallel_size
+    own = own_context_shape(shape, parallel, context_kind)
+    if c == 1:
+        return []
+    dropped = llama_layer_terms(shape, _is_ulysses(parallel, context_kind)).dropped(recompute)
+    one_head = element_size * own.seq_length * own.micro_batch_size * own.d
+    key = one_head * max(own.num_key_value_heads // t, 1)
+    query = one_head * (own.num_attention_heads // t)
+    again = _made_again(shape, dropped)
+    if context_kind == "ulysses":
+        sizes = {"Q": query, "K": key, "V": key, "the result": query}
+        return [
+            Exchange("all-to-all", phase, f"{what}, {way}", c, size)
+            for phase, way in (("forward", "to heads or back"), ("recompute", "again"), ("backward", "gradients"))
+            for what, size in sizes.items()
+            if phase != "recompute" or what in again
+        ]
+    gathers = {"forward": 2, "backward": 2}
+    if context_kind == "gather-plain":
+        gathers = {"forward": 2, "recompute": len(again & {"K", "V"})}
+    elif again & {"attention"}:
+        gathers["recompute"] = 2
+    return [
+        *(
+            Exchange("all-gather", phase, CONTEXT_EXCHANGE, c, c * key, count)
+            for phase, count in gathers.items()
+            if count
+        ),
+        Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", c, c * key, 2),
+    ]
+
+
+def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
+    """The exchanged tensors that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
+    projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
+    query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
+    made_with = {
+        "Q": query,
+        "K": key,
+        "V": projected,
+        "attention": {"log-sum-exp", "attention projection input"},
+        "the result": {"attention projection input"},
+    }
+    return {what for what, terms in made_with.items() if dropped & terms}

@@ -1,0 +1,155 @@
+"""Keep a tensor for backward somewhere else, or smaller: in the host's memory, or in eight bits.
+
+``recipes`` says what becomes of each of a layer's tensors, ``drop`` calls these: ``put(flat, name)`` takes a whole
+storage as one row of elements, keeps what it needs, and returns a function that makes the row again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actmem.config import check_sizes
+from actmem.drop import STORES
+from actmem.keep import keep
+from actmem.recipes import BLOCK
+from actmem.rows import on_the_host
+
+
+class HostMemory:
+    """Keeps tensors in the host's memory while the device computes: two copies for each, one out and one back.
+
+    ahead: how many tensors may be on their way at once.  Forward waits for the oldest copy before it starts one
+    more; backward, when it reads a tensor, starts to fetch the ``ahead`` that were put before it and not read yet.
+    So besides what is being read the device holds at most that many.  Layers that share one of these fetch across
+    their borders.  On a GPU the host's memory is pinned and the copies run on a stream of their own; on a CPU "device"
+    and "host" are the same memory, the copies are real, and the ledger lists them as "…, on the host".
+    Keeps nothing on the device, and all bytes of the storage on the host, until the layer's graph goes.
+    """
+
+    def __init__(self, ahead: int = 1):
+        check_sizes(ahead=ahead)
+        self.ahead = ahead
+        self._last: weakref.ref[_HostCopy] | None = None
+        self.arriving: weakref.WeakSet[_HostCopy] = weakref.WeakSet()
+        self._leaving: deque[Any] = deque()  # events
+        self._streams: dict[torch.device, Any] = {}
+
+    def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
+        stream = self.stream(flat.device)
+        host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=stream is not None)
+        if stream is None:
+            host.copy_(flat)
+        else:
+            while len(self._leaving) >= self.ahead:
+                self._leaving.popleft().synchronize()
+            stream.wait_stream(torch.get_device_module(flat.device).current_stream(flat.device))
+            with torch.get_device_module(flat.device).stream(stream):
+                host.copy_(flat, non_blocking=True)
+                self._leaving.append(stream.record_event())
+            flat.record_stream(stream)  # its memory is free for others once the copy is done
+        copy = _HostCopy(self, host, flat.device, name, self._last)
+        self._last = weakref.ref(copy)
+        return copy.fetch
+
+    def copies(self) -> list[Tensor]:
+        """The tensors on the host, if the last that was put is still there."""
+        found: list[Tensor] = []
+        copy = self._last() if self._last is not None else None
+        while copy is not None:
+            found += copy.kept.tensors()
+            copy = copy.before()
+        return found
+
+    def __reduce__(self) -> tuple:
+        return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
+
+    def stream(self, device: torch.device) -> Any:
+        """The stream of copies to and from that device; None for a CPU."""
+        if device.type == "cpu":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.get_device_module(device).Stream(device)
+        return self._streams[device]
+
+
+class _HostCopy:
+    """One storage on the host.  arriving: its copy on the device from the start of the fetch until it is read.
+
+    previous: the copy that was put before.  reads: how often it was read; more than once if a graph is retained.
+    """
+
+    def __init__(
+        self, memory: HostMemory, host: Tensor, device: torch.device, name: str, previous: weakref.ref[_HostCopy] | None
+    ):
+        self.memory, self.device, self.previous, self.reads = memory, device, previous, 0
+        self.kept = keep(host, name=on_the_host(name))
+        self.arriving: Tensor | None = None
+
+    def start(self) -> None:
+        if self.arriving is not None:
+            return
+        self.memory.arriving.add(self)
+        (host,) = self.kept.read_once()
+        stream = self.memory.stream(self.device)
+        if stream is None:
+            self.arriving = host.clone()
+        else:
+            with torch.get_device_module(self.device).stream(stream):
+                self.arriving = host.to(self.device, non_blocking=True)
+
+    def fetch(self) -> Tensor:
+        self.start()
+        tensor, self.arriving, self.reads = self.arriving, None, self.reads + 1
+        self.memory.arriving.discard(self)
+        assert tensor is not None
+        if (stream := self.memory.stream(self.device)) is not None:
+            current = torch.get_device_module(self.device).current_stream(self.device)
+            current.wait_stream(stream)
+            tensor.record_stream(current)
+        other = self.before()
+        while other is not None and len(self.memory.arriving) < self.memory.ahead:
+            if other.reads < self.reads:
+                other.start()
+            other = other.before()
+        return tensor
+
+    def before(self) -> _HostCopy | None:
+        """The copy that was put before this one, if it is still there."""
+        return self.previous() if self.previous is not None else None
+
+
+class EightBits:
+    """Keeps whole numbers of 8 bits, and for each block of ``recipes.BLOCK`` elements a float32 scale.
+
+    So 260 bytes for 256 elements where 16 bits take 512.  An element comes back within 1/254 of its block's largest, from 1e-35 on:
+    the gradients are those of a backward pass that read the rounded tensor.  A block with an infinite element comes
+    back as NaN.
+    """
+
+    def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
+        size, dtype = len(flat), flat.dtype
+        values, scales = eight_bits(flat)
+        kept = keep(values, scales, name=name)
+        return lambda: from_eight_bits(*kept.read_once())[:size].to(dtype)
+
+
+def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Elements ``[n]`` as int8 ``[blocks, 256]``, the last block filled up with zeros, and scales ``[blocks, 1]``."""
+    blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK).float()
+    scales = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (blocks / scales).round().to(torch.int8), scales
+
+
+def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:
+    """The elements in float32, with those that filled up the last block."""
+    return (values * scales).flatten()
+
+
+STORES.update(offload=HostMemory, compress=EightBits)

@@ -1,0 +1,1 @@
+"""Programs on top of both: record any model, solve tapes, plan a job, run a plan."""

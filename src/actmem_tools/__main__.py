@@ -1,0 +1,50 @@
+"""``actmem WORD …``: the library's commands, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+COMMANDS = ("plan", "record", "diff", "tape")
+
+
+def _plan(argv: list[str]) -> int:
+    """The planner, and what it needs torch for."""
+    from actmem_tools.plan.plan_command import main as run
+
+    def solved(*request):
+        from actmem_tools.tape.model_tape import solved_target
+
+        return solved_target(*request)
+
+    def verify(*plan):
+        from actmem_tools.verify import report_verification
+
+        return report_verification(*plan)
+
+    return run(argv, solved, verify)
+
+
+def _command(word: str) -> Callable[[list[str]], int]:
+    if word == "record":
+        from actmem_tools.record_command import main as run
+    elif word == "diff":
+        from actmem_tools.diagnosis import main as run
+    elif word == "tape":
+        from actmem_tools.tape.tape_command import main as run
+    else:
+        run = _plan
+    return run
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command, of the command line by default; exit code 2, with one line, on an unknown word."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return _command(argv[0])(argv[1:])
+    print(f"usage: actmem {{{','.join(COMMANDS)}}} …; each has --help", file=sys.stderr)
+    return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

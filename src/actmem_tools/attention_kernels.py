@@ -1,0 +1,135 @@
+"""Which kernel ``scaled_dot_product_attention`` runs on an NVIDIA GPU, and what each one keeps for backward.
+
+Every kernel keeps Q, K, V, its output, and in float32 the log-sum-exp of each query.  None repeats the K and V of
+grouped queries.  The first of these that can run the call does:
+
+| kernel | runs | keeps besides |
+|---|---|---|
+| cuDNN | only ranked (and then first) on sm_90 and sm_100, cuDNN > 9.15; 16 bits; widths of heads that 8 divides, up to 128, or 192 with values of 128, or 256 (torch 2.14, cuDNN > 9.22); dropout in steps of 1/16; any mask without a gradient | seed and offset, 8 B each; the mask |
+| flash | sm_80 or newer; 16 bits; no mask; one width of heads, up to 256; causal only with as many keys as queries | seed 16 B, offset 8 B; if 8 does not divide the width, padded copies of Q, K, V and the output |
+| memory-efficient | float32 too, float16 before sm_80; widths that 8 (16 bits) or 4 (float32; any before sm_80) divides; any mask; grouped queries from torch 2.14 on | seed and offset, 8 B each, on the CPU; a log-sum-exp padded to 32 queries; the mask |
+| math | everything else | the scores, Q and K scaled, repeated K and V, in 16 bits copies in float32 |
+
+Read in torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (who can run, in which order) as of 2.14.1, whose
+library has the same messages, and ``attention.cpp`` beside it (padding, masks); ``torch/_meta_registrations.py`` of
+2.13.0 and 2.14.1 (shapes and dtypes of what is kept); ``torch/nn/functional.py`` of both (which kernel takes grouped
+queries).  A GPU that is here is asked instead, by a small call.
+
+An H200 with torch 2.11 and cuDNN 9.19 chose what the table says in 12 of 12 calls, and each kernel kept what it says
+(``labs/results``, step "kernels").  That run added the two rules of torch before 2.12: there cuDNN takes any dropout, and
+on sm_90 heads up to 256 wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actmem.rows import Row
+
+#: kernel → the node that autograd records for it; math is composed of others.
+KERNEL_NODES = {
+    "flash": "ScaledDotProductFlashAttention",
+    "memory-efficient": "ScaledDotProductEfficientAttention",
+    "cuDNN": "ScaledDotProductCudnnAttention",
+}
+#: Seed and offset of the dropout, which all but math keep even where there is none.
+SEED_BYTES = {"flash": 24, "memory-efficient": 16, "cuDNN": 16}
+#: Queries of which the memory-efficient kernel's backward reads a block of log-sum-exps.
+_LOG_SUM_EXP_BLOCK = 32
+#: The flash kernel's heads are padded to a multiple of this.
+FLASH_WIDTH = 8
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """capability: (9, 0) is an H100's.  cudnn: as torch.backends.cudnn.version() gives it, 0 for none.  torch: its version."""
+
+    capability: tuple[int, int] = (9, 0)
+    cudnn: int = 91900
+    torch: tuple[int, int] = (2, 13)
+
+    @property
+    def ranks_cudnn_first(self) -> bool:
+        """Otherwise math comes before cuDNN in torch's order, and always runs."""
+        return self.capability in ((9, 0), (10, 0), (10, 3)) and self.cudnn > 91500
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What decides: dtype's name, widths of a query's and a value's head, heads, tokens, and what is asked for."""
+
+    dtype: str
+    head_size: int
+    value_size: int
+    num_heads: int
+    num_key_value_heads: int
+    num_queries: int
+    num_keys: int
+    masked: bool = False
+    causal: bool = False
+    dropout: float = 0.0
+
+
+def attention_kernel(gpu: Gpu, call: AttentionCall) -> str:
+    """The kernel that runs the call in training: one of KERNEL_NODES, or "math"."""
+    if gpu.ranks_cudnn_first and _cudnn_runs(gpu, call):
+        return "cuDNN"
+    if _flash_runs(gpu, call):
+        return "flash"
+    return "memory-efficient" if _memory_efficient_runs(gpu, call) else "math"
+
+
+def _cudnn_runs(gpu: Gpu, call: AttentionCall) -> bool:
+    widths = call.head_size, call.value_size
+    before_212 = gpu.torch < (2, 12)
+    widest = 256 if before_212 and gpu.capability == (9, 0) and gpu.cudnn >= 91000 else 128
+    large = widths == (192, 128) or widths == (256, 256) and gpu.torch >= (2, 14) and gpu.cudnn > 92200
+    return (
+        call.dtype in _SIXTEEN_BITS
+        and not any(width % 8 for width in widths)
+        and (max(widths) <= widest or large)
+        and (before_212 or call.dropout * 16 == int(call.dropout * 16))
+        and call.num_keys > 1
+    )
+
+
+def _flash_runs(gpu: Gpu, call: AttentionCall) -> bool:
+    square = not call.causal or call.num_queries == call.num_keys
+    # On these, whose shared memory is small, it has no backward for the widest heads.
+    small = gpu.capability[0] == 12 or (8, 6) <= gpu.capability <= (8, 9)
+    too_wide = small and call.head_size > 192 and (call.head_size <= 224 or call.dropout > 0)
+    return (
+        gpu.capability >= (8, 0)
+        and call.dtype in _SIXTEEN_BITS
+        and not call.masked
+        and call.head_size == call.value_size <= 256
+        and square
+        and not too_wide
+    )
+
+
+def _memory_efficient_runs(gpu: Gpu, call: AttentionCall) -> bool:
+    recent = gpu.capability >= (8, 0)
+    if call.dtype not in ("float16", "float32", *(("bfloat16",) if recent else ())):
+        return False
+    tensor_cores = recent or gpu.capability >= (7, 0) and call.dtype == "float16"
+    step = (8 if call.dtype in _SIXTEEN_BITS else 4) if tensor_cores else 1
+    grouped = call.num_heads != call.num_key_value_heads
+    return not (call.head_size % step or call.value_size % step or grouped and gpu.torch < (2, 14))
+
+
+def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: int, split_by: int = 1) -> list[Row]:
+    """What a fused kernel keeps of unpadded heads beyond Q, K, V, its output and 4 bytes a query, on one rank.
+
+    num_heads: of this rank.  Raises ValueError on "math", which keeps the scores.
+    """
+    if kernel == "math":
+        raise ValueError("math keeps the scores: it has no rows here")
+    reason = f"the {kernel} kernel keeps its random numbers' seed and offset, with no dropout too"
+    rows = [Row("attention seed", SEED_BYTES[kernel], 1, f"{kernel} attention", reason)]
+    if kernel == "memory-efficient" and (missing := -num_queries % _LOG_SUM_EXP_BLOCK):
+        padding = 4 * batch_size * num_heads * missing
+        reason = f"padded to a multiple of {_LOG_SUM_EXP_BLOCK} queries"
+        rows.append(Row("log-sum-exp", padding, split_by, f"{kernel} attention", reason))
+    return rows

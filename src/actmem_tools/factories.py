@@ -1,0 +1,230 @@
+"""Load ``pkg.module:factory`` or ``file.py:factory``, and run what it returns.
+
+A factory returns ``(model, inputs)``: inputs is a tuple of positional or a dict of keyword arguments.
+It may take keywords of its own (``seq_length=128``): then a size can be set from the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actmem.config import ConfigError
+from actmem.ledger.census import arguments_of
+from actmem.ledger.tools import replaced
+from actmem.torch_private import fake_tensors, is_fake, no_dispatch_modes, tree_map_only
+from actmem_tools.attention_kernels import Gpu
+from actmem_tools.no_device import cuda_without_device
+
+#: What a factory may call the size of each of the paper's letters, besides the letter itself.
+SIZE_NAMES = {
+    "s": ("seq_length", "seq_len", "sequence_length", "length"),
+    "b": ("batch_size", "micro_batch_size", "batch"),
+    "h": ("hidden_size", "hidden", "d_model", "dim"),
+    "a": ("num_attention_heads", "num_heads", "heads", "n_heads"),
+    "k": ("num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads"),
+    "f": ("intermediate_size", "ffn_hidden_size", "ffn_size", "mlp_size"),
+    "l": ("num_layers", "num_hidden_layers", "layers", "n_layers"),
+    "v": ("vocab_size", "vocab"),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def load_factory(target: str) -> Callable[..., Any]:
+    """The function that ``target`` names; ConfigError if there is none."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise ConfigError("target", f"must be pkg.module:factory or file.py:factory, got {target!r}")
+    factory: Any = _module(place)
+    for part in name.split("."):
+        if not hasattr(factory, part):
+            raise ConfigError("target", f"{place} has no {name}")
+        factory = getattr(factory, part)
+    if not callable(factory) or isinstance(factory, nn.Module):
+        raise ConfigError(
+            "target", f"{target} is a {type(factory).__name__}, not a function that returns (model, inputs)"
+        )
+    return factory
+
+
+def _module(place: str) -> Any:
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ConfigError("target", f"there is no file {place}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        load: Callable[[], Any] = partial(spec.loader.exec_module, module)
+        sys.path.insert(0, str(path.parent.resolve()))
+    else:
+        load = partial(pkgutil.resolve_name, place)
+        sys.path.insert(0, os.getcwd())
+    try:
+        with _quiet():
+            loaded = load()
+    except (Exception, SystemExit) as error:
+        raise ConfigError("target", f"{place} can't be loaded: {one_line(error)}") from error
+    finally:
+        del sys.path[0]
+    return module if place.endswith(".py") else loaded
+
+
+def built_model(
+    factory: Callable[..., Any], sizes: Mapping[str, int], dtype: str = "", device: str = "cpu"
+) -> tuple[nn.Module, Any]:
+    """The factory's model, with its gradients on, and inputs, in the sizes, the dtype and on the device asked for.
+
+    Each size goes to the factory.  Raises ConfigError if it doesn't take one, on anything that it must not return, and if
+    it fails.
+    """
+    taken = {}
+    for size, value in sizes.items():
+        if not (keyword := keyword_of(factory, size)):
+            rule = f"the factory takes none of {', '.join((size, *SIZE_NAMES.get(size, ())))}"
+            raise ConfigError(size, rule)
+        taken[keyword] = value
+    there = {"device": device} if device != "cpu" and keyword_of(factory, "device") else {}
+    before = torch.get_default_dtype()
+    try:
+        if dtype:
+            torch.set_default_dtype(DTYPES[dtype])
+        with _quiet():
+            made = factory(**taken, **there)
+        _take_rows_as_whole_sequences()
+    except (Exception, SystemExit) as error:
+        raise ConfigError("target", f"the factory raised {one_line(error)}") from error
+    finally:
+        torch.set_default_dtype(before)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        got = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        raise ConfigError("target", f"the factory must return (model, inputs), and returned {got}")
+    model, inputs = made
+    to: dict[str, Any] = {"device": device} if device != "cpu" else {}
+    if dtype:
+        to["dtype"] = DTYPES[dtype]
+    if to:
+        model.to(**to)
+
+        def moved(tensor: Tensor) -> Tensor:
+            new = tensor.detach().to(**to) if tensor.is_floating_point() else tensor.detach().to(device)
+            return new.requires_grad_(tensor.requires_grad)
+
+        args, kwargs = arguments_of(inputs)
+        inputs = tree_map_only(Tensor, moved, kwargs or args)
+    return model, inputs
+
+
+def _take_rows_as_whole_sequences() -> None:
+    """Let Hugging Face's models take fake position ids as those of one sequence a row.
+
+    They read the ids' values to see whether a row packs several sequences.  Fake ids have none, so they would make a mask
+    for the worst case, and repeat keys and values for it: 3% more at the peak of Llama 3.2 1B, seen on an H200.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def run(position_ids: Tensor) -> Tensor | None:
+        return None if is_fake(position_ids) else original(position_ids)
+
+    masks.find_packed_sequence_indices = run  # type: ignore[union-attr]
+
+
+def run_forward(model: nn.Module, inputs: Any) -> Any:
+    """``model(*inputs)`` or ``model(**inputs)``; ConfigError if it fails."""
+    args, kwargs = arguments_of(inputs)
+    try:
+        with _quiet():
+            return model(*args, **kwargs)
+    except Exception as error:
+        raise ConfigError("inputs", f"the model's forward raised {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iterator[None]:
+    """Fake tensors in the block if asked for; on ``cuda`` without a GPU too, with the attention kernels of ``gpu``."""
+    with contextlib.ExitStack() as stack:
+        if fake:
+            stack.enter_context(fake_tensors())
+            stack.enter_context(replaced(nn.Module, "_apply", lambda original: _applied))
+            stack.enter_context(
+                replaced(nn.init, "_no_grad_trunc_normal_", lambda original: lambda tensor, *_, **__: tensor)
+            )
+            stack.enter_context(replaced(torch, "linspace", _real))
+        if fake and device == "cuda" and not torch.cuda.is_available():
+            stack.enter_context(cuda_without_device(gpu))
+        yield
+
+
+def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``Module._apply``, so ``.to``, ``.bfloat16``, ``.cuda``, for fake parameters, which can't be swapped.  Ties stay."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            new = vars(parameter).get("_applied")
+            if new is None:
+                new = nn.Parameter(function(parameter.detach()), parameter.requires_grad)
+                vars(parameter)["_applied"] = new
+            module._parameters[name] = new
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+class _Real(Tensor):
+    """Numbers with their values where others are fake: models read rates of dropped paths one by one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if not all(issubclass(one, cls) for one in types):
+            return Tensor.__torch_function__(func, types, args, kwargs)
+        with no_dispatch_modes():
+            return super().__torch_function__(func, types, args, kwargs)
+
+
+def _real(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*args, **kwargs):
+        with no_dispatch_modes():
+            return original(*args, **kwargs).as_subclass(_Real)
+
+    return run
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 200 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def keyword_of(factory: Callable[..., Any], size: str) -> str:
+    """What the factory calls a size, a letter; "" if it doesn't take it."""
+    names = (size, *SIZE_NAMES.get(size, ()))
+    try:
+        return next((name for name in names if name in inspect.signature(factory).parameters), "")
+    except (TypeError, ValueError):  # it has no signature
+        return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What their code prints goes to standard error: standard output is for the result."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

@@ -1,0 +1,113 @@
+"""Stand in for a GPU that isn't there: its generators, and its choice of an attention kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actmem.ledger.tools import replaced
+from actmem.torch_private import cudnn_attention, efficient_attention, flash_attention, torch_release
+from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
+
+#: Philox: a seed and an offset of 8 bytes each.
+_STATE_BYTES = 16
+#: Its compute capability.
+H100 = (9, 0)
+#: The memory-efficient kernel reads a mask's rows by blocks of this many elements.
+_MASK_WIDTH = 8
+
+
+def gpu_of_this_build(capability: tuple[int, int] = H100) -> Gpu:
+    """A GPU of this compute capability with the cuDNN and the torch that are installed."""
+    return Gpu(capability, torch.backends.cudnn.version() or 0, torch_release())
+
+
+@contextmanager
+def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
+    """In the block, fake CUDA tensors keep what a GPU would, on a machine without one and without a driver.
+
+    Needs a CUDA build of torch, and fake tensors.  gpu: whose choice of a kernel; an H100's by default.  Two things ask for
+    the device itself and are replaced: generators, and the choice of an attention kernel.  Backward does not run:
+    autograd starts a thread for the device.
+    """
+    gpu = gpu or gpu_of_this_build()
+    with replaced(torch, "Generator", lambda original: _Generator):
+        with replaced(F, "scaled_dot_product_attention", lambda original: _attention(original, gpu)):
+            yield
+
+
+@contextmanager
+def fused_attention_on_cpu() -> Iterator[None]:
+    """In the block, attention with dropout keeps on a CPU what a GPU's fused kernel does, but for its seed: no scores.
+
+    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.
+    """
+
+    def without_dropout(original):
+        def run(query, key, value, attn_mask=None, dropout_p=0.0, **options):
+            return original(query, key, value, attn_mask, 0.0 if query.device.type == "cpu" else dropout_p, **options)
+
+        return run
+
+    with replaced(F, "scaled_dot_product_attention", without_dropout):
+        yield
+
+
+class _Generator(torch.Generator):
+    """A generator that nothing draws from, with the state of CUDA's; on a CPU a plain one."""
+
+    def __new__(cls, device: Any = "cpu"):
+        # The stub says nothing of arguments here.
+        return super().__new__(cls, "cpu") if torch.device(device).type == "cuda" else _Plain(device)  # type: ignore[call-arg]
+
+    def get_state(self):
+        return torch.frombuffer(bytearray(_STATE_BYTES), dtype=torch.uint8)
+
+    def set_state(self, state):
+        return self
+
+
+_Plain = torch.Generator
+
+
+def _attention(original, gpu: Gpu):
+    def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        kernel = "math"
+        if query.is_cuda and query.dim() == 4:
+            kernel = attention_kernel(gpu, _call(query, key, value, attn_mask, dropout_p, is_causal))
+        if kernel == "math":
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        width, scale = query.shape[-1], query.shape[-1] ** -0.5 if scale is None else scale
+        if kernel == "flash":
+            if not width % FLASH_WIDTH:
+                return flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+            padded = (F.pad(x, (0, -width % FLASH_WIDTH)) for x in (query, key, value))
+            return flash_attention(*padded, dropout_p, is_causal, scale=scale)[0][..., :width]
+        bias = None if attn_mask is None else _bias(attn_mask, query, key, kernel)
+        if kernel == "cuDNN":
+            return cudnn_attention(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+        return efficient_attention(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+
+    return run
+
+
+def _call(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool
+) -> AttentionCall:
+    dtype = str(query.dtype).removeprefix("torch.")
+    heads, lengths = (query.shape[1], key.shape[1]), (query.shape[2], key.shape[2])
+    return AttentionCall(dtype, query.shape[3], value.shape[3], *heads, *lengths, mask is not None, causal, dropout)
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: str) -> Tensor:
+    """A mask as these kernels keep it: a boolean one as numbers to add, its rows padded for the memory-efficient kernel."""
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+    if kernel == "memory-efficient" and any(stride % _MASK_WIDTH for stride in mask.stride()[:-1]):
+        mask = F.pad(mask, (0, _MASK_WIDTH - mask.shape[-1] % _MASK_WIDTH))[..., : mask.shape[-1]]
+    return mask.expand(*query.shape[:3], key.shape[2])

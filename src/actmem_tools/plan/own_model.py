@@ -1,0 +1,332 @@
+"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits on one GPU or several, and what makes it fit.
+
+Its blocks are solved from tiny runs (``actmem_tools.tape.blocks``).  What is planned: how many of the first blocks run again, the
+microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is of the code that is printed with it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from actmem.config import Parallel
+from actmem.formulas.states import states_with
+from actmem.rows import Row, total
+from actmem_tools.command_line import empty_table
+from actmem_tools.plan.planned_models import RankWork
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
+from actmem_tools.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel, Need, adapter_code, recompute_code
+
+if TYPE_CHECKING:  # only the screen needs it
+    from rich.console import Console
+    from rich.table import Table
+
+#: Above these ``largest`` doesn't look.
+LARGEST_MICROBATCH, LARGEST_SEQUENCE = 2**14, 2**24
+_SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
+for block in model.{path}.children():
+    fully_shard(block, mp_policy=policy)
+fully_shard(model, mp_policy=policy)"""
+
+
+#: The code of each optimizer.  torchao's isn't run here: weights below 4,096 elements keep whole states.
+_OPTIMIZER_CODE = {
+    "adamw": "",
+    "adamw8bit": "torchao.optim.AdamW8bit(model.parameters())",
+    "sgd": "torch.optim.SGD(model.parameters(), lr=0.1)",
+    "momentum": "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a step.  again: blocks of which ``part`` runs again, ``""`` all of it.
+
+    sharded: by FSDP2, with float32 shards; else weights are whole on every rank.
+    """
+
+    micro_batch_size: int
+    again: int
+    sharded: bool
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """Tapes by what of a block runs again, the sizes without b, the number of blocks, the GPUs, and the sequences of one step."""
+
+    parts: Mapping[str, BlockModel]
+    sizes: Mapping[str, int]
+    num_blocks: int
+    cluster: Cluster
+    global_batch_size: int
+    optimizer: str = "adamw"
+    loss: str = "whole"
+    lora: int = 0
+
+    @property
+    def blocks(self) -> BlockModel:
+        """What is the same whatever runs again."""
+        return next(iter(self.parts.values()))
+
+    def num_elements(self) -> tuple[int, int, int]:
+        """Of all weights that are trained, of those of one block, and of those after the blocks."""
+        ends, block, early, *_ = self.blocks.num_elements({**self.sizes, "b": 2})
+        return ends + self.num_blocks * block, block, early
+
+    def num_frozen(self) -> int:
+        """Elements of all weights that aren't trained."""
+        *_, ends, block = self.blocks.num_elements({**self.sizes, "b": 2})
+        return ends + self.num_blocks * block
+
+    def may_shard(self) -> bool:
+        """Whether FSDP2 is planned: with frozen weights its first block, without a gradient of its input, differs from the others."""
+        return self.cluster.gpus > 1 and not self.num_frozen()
+
+    def need(self, way: Way) -> Need:
+        """Of one microbatch, on one rank; of blocks whose inputs are on the host, only the one at work has its own here."""
+        sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
+        need = self.parts[way.part].need(sizes, way.again, whole)
+        if way.part != OFFLOAD:
+            return need
+        here = self.parts[way.part].need(sizes, min(way.again, 1), whole)
+        return replace(here, product_flops=need.product_flops, moved_bytes=need.moved_bytes)
+
+    def host_bytes(self, way: Way) -> int:
+        """What a microbatch keeps on the host: the inputs of the blocks that run again."""
+        if way.part != OFFLOAD or not way.again:
+            return 0
+        sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
+        one, two = (self.parts[""].need(sizes, again, whole).kept_bytes for again in (1, 2))
+        return way.again * (two - one)
+
+    def static_rows(self, way: Way) -> list[Row]:
+        """Weights, gradients and the optimizer's states, and of DDP its buckets."""
+        whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
+        number, size = self._held_weights(way)
+        if way.sharded:
+            # Every weight is cut into rows, the last rank's are padded: at most a row more than this.
+            sources = (f"float32, 1/{ranks} of them",) * 3
+        else:
+            sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
+        rows = [
+            Row("weights", size * (number + self.num_frozen()), source=sources[0]),
+            Row("gradients", size * number, source=sources[1]),
+        ]
+        rows += [replace(row, source=sources[2]) for row in self._moments(number, size)]
+        buckets = Row("DDP's buckets", each * whole, source="a copy of all gradients")
+        return [*rows, buckets] if ranks > 1 and not way.sharded else rows
+
+    def _moments(self, elements: int, element_size: int) -> list[Row]:
+        """The optimizer's states of so many weights, each as wide as a weight unless it has eight bits."""
+        _, _, _, *states = states_with(self.optimizer)  # after the weights, the gradients and their float32 copy
+        return [
+            Row(state.term, elements * element_size if state.bytes_per_parameter == 4 else state.bytes_of(elements))
+            for state in states
+        ]
+
+    def _held_weights(self, way: Way) -> tuple[int, int]:
+        """Trained weights that one rank holds, and bytes of an element of them."""
+        whole = self.num_elements()[0]
+        return (-(-whole // self.cluster.gpus), 4) if way.sharded else (whole, self.blocks.element_size)
+
+    def _fsdp_rows(self, in_blocks: bool, need: Need) -> list[Row]:
+        """What FSDP2 holds beside shards: while the model's ends run, the next block is gathered already.
+
+        In a block the next one is; gradients of this block, and of what ran before all blocks, wait for their division.
+        Those of the block before are float32 until this one ends, which counts where that is more than it kept.
+        """
+        (whole, block, early), each = self.num_elements(), self.blocks.element_size
+        ends = whole - self.num_blocks * block
+        number = min(1 + in_blocks, self.num_blocks)
+        rows = [
+            Row("gathered weights", each * (ends + number * block), source=f"FSDP2: the ends, {number} of the blocks")
+        ]
+        if in_blocks:
+            rows.append(Row("gathered gradients", each * (early + block), source="FSDP2: the head, a block"))
+            if self.num_blocks > 1 and (more := 4 * block - need.last_block_bytes) > 0:
+                rows.append(Row("float32 gradients", more, source="FSDP2: a block, less what it kept"))
+        return rows
+
+    def bill(self, way: Way) -> list[Row]:
+        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may make a copy."""
+        need, static = self.need(way), self.static_rows(way)
+        number, size = self._held_weights(way)
+        copy = Row(
+            "AdamW's copy", size * number * (self.optimizer == "adamw"), source="foreach: the roots of the moments"
+        )
+        moments = [[*(self._fsdp_rows(in_blocks, need) if way.sharded else ()), *peak.rows]
+                   for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
+        return [*static, *max([*moments, [copy]], key=total)]
+
+    def bytes(self, way: Way) -> int:
+        """Of ``bill``."""
+        return total(self.bill(way))
+
+    def fits(self, way: Way) -> bool:
+        """Whether it leaves the allowance free."""
+        return self.bytes(way) <= self.cluster.usable_bytes
+
+    def seconds(self, way: Way) -> StepSeconds:
+        """Of one step; what runs again is in ``compute``."""
+        need, ranks = self.need(way), self.cluster.gpus
+        (whole, block, _), number = self.num_elements(), self.global_batch_size // (ranks * way.micro_batch_size)
+        compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
+        each = self.blocks.element_size
+        shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if way.sharded else each)
+        layout = Parallel(data_parallel_size=ranks, zero_stage=3 if way.sharded else 0)
+        of_block = compute / (3 * self.num_blocks)
+        data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
+        held, size = self._held_weights(way)
+        # Gradients are read, weights and states read and written.
+        moved = 3 * size * held + 2 * total(self._moments(held, size))
+        step = moved / self.cluster.device.memory_bytes_per_second
+        # torch's save_on_cpu copies while nothing computes.
+        copies = 2 * self.host_bytes(way) / self.cluster.device.host_bytes_per_second
+        return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
+
+    def fewest_again(self, way: Way) -> Way | None:
+        """The way with as few blocks again as fit, or None."""
+        counts = range(way.again, self.num_blocks + 1)
+        place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
+        return replace(way, again=counts[place]) if place < len(counts) else None
+
+    def ways(self, asked: Way) -> list[Way]:
+        """Those that fit, fastest first: each microbatch that divides the batch, sharded or not, with as few blocks again as fit."""
+        rounds = self.global_batch_size // self.cluster.gpus
+        found = {
+            self.fewest_again(Way(size, 0, sharded, part))
+            for part in self.parts
+            for size in range(1, min(rounds, 64) + 1)
+            if rounds % size == 0
+            for sharded in ((False, True) if self.may_shard() else (False,))
+        }
+        different = {replace(way, part=way.part if way.again else asked.part) for way in found if way}
+        return sorted(different, key=lambda way: (self.seconds(way).total, way.again, way.part))
+
+    def largest(self, letter: str, way: Way) -> int:
+        """The largest b or s that fits this way, 0 if none does."""
+
+        def too_large(size: int) -> bool:
+            if letter == "b":
+                return not self.fits(replace(way, micro_batch_size=size))
+            return not replace(self, sizes={**self.sizes, letter: size}).fits(way)
+
+        # No tape has runs of one token, and one with chunks has whole ones.
+        least, step = (LOSS_CHUNKS, LOSS_CHUNKS) if LOSS_CODE[self.loss] else (2, 1)
+        longest = min(LARGEST_SEQUENCE, self.blocks.longest)
+        sizes = range(1, LARGEST_MICROBATCH + 1) if letter == "b" else range(least, longest + 1, step)
+        place = bisect_left(sizes, True, key=too_large)
+        return sizes[place - 1] if place else 0
+
+    def code(self, way: Way, dtype: str) -> list[str]:
+        """What to paste."""
+        changes = f"{LOSS_CODE[self.loss]}\n{adapter_code(self.blocks.path, self.lora)}"
+        lines = [line for line in changes.split("\n") if line]
+        lines += recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
+        lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
+        return lines + ([f"optimizer = {_OPTIMIZER_CODE[self.optimizer]}"] if _OPTIMIZER_CODE[self.optimizer] else [])
+
+
+def way_text(way: Way, num_blocks: int, gpus: int) -> str:
+    """A way in one line."""
+    again = f"{way.again} of {num_blocks} blocks" if way.again else "no block"
+    of_it = way.part if way.again and way.part != OFFLOAD else ""
+    again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
+    if way.part == OFFLOAD and way.again:
+        again += ", inputs on the host"
+    spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
+    return f"b {way.micro_batch_size}, {again}{spread}"
+
+
+def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
+    """The whole outcome: plain numbers and text."""
+
+    def described(way: Way) -> dict:
+        seconds = model.seconds(way)
+        return {
+            "text": way_text(way, model.num_blocks, model.cluster.gpus),
+            "micro_batch_size": way.micro_batch_size,
+            "blocks_again": way.again,
+            "sharded": way.sharded,
+            "bytes": model.bytes(way),
+            "host_bytes": model.host_bytes(way),
+            "seconds": seconds.total,
+            "waiting_seconds": seconds.data,
+            "hidden_seconds": seconds.hidden,
+            "code": model.code(way, dtype),
+        }
+
+    every = replace(asked, again=model.num_blocks)
+    trained, frozen = model.num_elements()[0], model.num_frozen()
+    return {
+        "num_parameters": trained + frozen,
+        "num_trained": trained,
+        "blocks": {"path": model.blocks.path, "number": model.num_blocks},
+        "sizes": dict(model.sizes),
+        "asked": described(asked),
+        "usable_bytes": model.cluster.usable_bytes,
+        "fits": model.fits(asked),
+        "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
+        "kept_bytes": model.need(asked).kept_bytes,
+        "ways": [described(way) for way in model.ways(asked)[:3]],
+        "all_blocks": [described(way) for way in (asked, *(replace(every, part=part) for part in model.parts))],
+        "largest": {
+            name: {letter: model.largest(letter, way) for letter in "bs"}
+            for name, way in (("no block runs again", asked), ("all blocks run again", every))
+        },
+    }
+
+
+def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
+    """``outcome``, in tables of at most 80 columns."""
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def ways(title: str, some: Sequence[Mapping]) -> Table:
+        made = empty_table(title, "plan", "s a step", "waits", "hidden", "GiB")
+        for way in some:
+            there = f": {gib_or_mib(way['host_bytes'])} there" if way["host_bytes"] else ""
+            seconds = (f"{way[name]:,.3f}" for name in ("seconds", "waiting_seconds", "hidden_seconds"))
+            made.add_row(way["text"] + there, *seconds, f"{way['bytes'] / GIBIBYTE:.2f}")
+        return made
+
+    asked, usable = found["asked"], found["usable_bytes"]
+    say(
+        f"{found['num_parameters'] / 1e9:.2f} billion parameters, {found['blocks']['number']} blocks in {found['blocks']['path']}"
+    )
+    if found["num_trained"] < found["num_parameters"]:
+        say(f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU")
+    say(" ".join(f"{letter}={size}" for letter, size in found["sizes"].items()))
+    say(f"{asked['text']}: {asked['bytes'] / GIBIBYTE:.2f} GiB needed, {usable / GIBIBYTE:.2f} there")
+    over = asked["bytes"] - usable
+    verdict = f"It doesn't fit: {gib_or_mib(over)} too much" if over > 0 else f"It fits: {gib_or_mib(-over)} free"
+    largest = max(found["bill"], key=lambda line: line["bytes"])
+    say(f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB")
+    bill, rest = empty_table("The bill", "line", "GiB", "source"), found["bill"][16:]
+    lines = [
+        *found["bill"][:16],
+        {"term": f"{len(rest)} smaller lines", "bytes": sum(line["bytes"] for line in rest), "source": ""},
+    ]
+    for line in lines if rest else lines[:-1]:
+        bill.add_row(line["term"][:42], f"{line['bytes'] / GIBIBYTE:.2f}", line["source"])
+    bill.add_row("together", f"{asked['bytes'] / GIBIBYTE:.2f}", "", style="bold")
+    console.print(bill)
+    if found["ways"]:
+        console.print(ways(f"Fits, fastest first, by {cluster.device.name}'s data sheet", found["ways"]))
+    else:
+        say("Nothing fits: neither with every block again nor, on several GPUs, sharded.")
+    console.print(ways("With all blocks alike", found["all_blocks"]))
+    for name, most in found["largest"].items():
+        b, s = (
+            f"{size:,}{' or more' * (size == largest)}"
+            for size, largest in ((most["b"], LARGEST_MICROBATCH), (most["s"], LARGEST_SEQUENCE))
+        )
+        say(f"The largest that fits if {name}: b = {b}; at b = {asked['micro_batch_size']}, s = {s}")
+    if found["ways"] and found["ways"][0]["code"]:
+        say(f"\nFor {found['ways'][0]['text']}:")
+        say("\n".join(found["ways"][0]["code"]))

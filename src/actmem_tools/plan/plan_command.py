@@ -1,0 +1,275 @@
+"""``actmem plan``: the command line of both planners, of named models' layouts and of models of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
+from actmem.formulas.states import OTHER_MOMENTS, states_with
+from actmem_tools.command_line import Parser, screen, write
+from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
+from actmem_tools.plan.plan_report import as_object, nearest_that_fits, print_plans, what_ifs
+from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
+from actmem_tools.plan.search import Plan, Request
+from actmem_tools.plan.settings import hugging_face_config
+from actmem_tools.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
+from actmem_tools.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel
+from actmem_tools.tape.evaluate import parsed_sizes
+
+if TYPE_CHECKING:  # only the screen needs it
+    from rich.console import Console
+
+#: ``actmem_tools.tape.model_tape.solved_target``, which needs torch: of a target, the sizes asked for, rules of letters, the dtype, parts of a
+#: block, the loss and the rank of adapters the tapes, all sizes, and the number of blocks.
+Solved = Callable[..., tuple[dict[str, BlockModel], dict[str, int], int]]
+#: Prints, on a console, the bill of a model's plan beside what is counted, and returns whether they agree; it needs torch.
+Verify = Callable[["Console", PlannedModel, Plan], bool]
+
+#: Options that fix one axis, and the size that each fixes.
+_AXES = {
+    "--tensor": "tensor_parallel_size",
+    "--pipeline": "pipeline_parallel_size",
+    "--chunks": "num_model_chunks",
+    "--context": "context_parallel_size",
+    "--data": "data_parallel_size",
+    "--micro-batch-size": "micro_batch_size",
+    "--zero": "zero_stage",
+}
+#: Options that replace a device's rate: the field of Device, its unit, what it is.
+_RATES = {
+    "--device-flops": ("flops_per_second", "TFLOPS", "dense 16-bit rate"),
+    "--memory-bandwidth": ("memory_bytes_per_second", "GB/s", "bandwidth of its memory"),
+    "--node-bandwidth": ("node_bytes_per_second", "GB/s", "what it sends in one direction inside its node"),
+    "--network-bandwidth": ("network_bytes_per_second", "GB/s", "the same to another node"),
+    "--host-bandwidth": ("host_bytes_per_second", "GB/s", "the same to the host's memory"),
+}
+
+
+#: What only a named model's layouts take, and only a model in its own or Hugging Face's code; which of these ask for that code.
+_OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--verify")
+_OF_CODE = ("--at", "--framework", "--letters", "--again", "--loss", "--lora", "--dtype")
+_ASKS_FOR_CODE = ("--framework", "--loss", "--lora")
+_HUGGING_FACE = "hugging-face"
+#: Parts of a block of Hugging Face's decoders that may run again.
+_ITS_PARTS = "mlp,self_attn"
+_HELP = """
+For code of one's own --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a
+config.json.  The factory takes the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns
+(model, inputs); it is run at tiny sizes, with one to five layers.  Backward starts from the output's loss, or from the
+sum of its first tensor.  Counted as CPUs run it, attention by a fused kernel, with dropout too; a GPU's keeps a few
+bytes more.
+"""
+
+
+def _parser() -> Parser:
+    """All options.  Those of one planner only are None unless they are given."""
+    what = "Layouts of a training job that fit, fastest first.\nOf a model of your own: whether it fits, and what makes it fit."
+    parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "model",
+        help="a name, as llama3-70b or 175B; or your own: file.py:factory, pkg.module:factory or a Hugging Face config.json",
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of the whole job (default for your own model: 1)")
+    parser.add_argument("--memory", type=_gib, required=True, metavar="GIB", help="memory of one GPU")
+    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
+    allowance = ALLOWANCE_BYTES / GIBIBYTE
+    parser.add_argument(
+        "--allowance", type=_gib, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
+    )
+    parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
+    for option, (field, unit, what) in _RATES.items():
+        parser.add_argument(option, dest=field, type=float, metavar=unit, help=f"{what}, instead of the device's")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="sequences of one step (default: what the model's paper states; of your own model, b on each GPU)",
+    )
+    parser.add_argument("--optimizer", default="adamw", help=f"adamw (the default), {', '.join(OTHER_MOMENTS)}")
+    parser.add_json("everything")
+
+    layouts = parser.add_argument_group("a named model's layouts")
+    layouts.add_argument("--seq-length", type=int, metavar="N", help="tokens of a sequence (default: the model's own)")
+    layouts.add_argument("--top", type=int, metavar="N", help="how many plans to show (default: 5)")
+    for option, size in _AXES.items():
+        layouts.add_argument(option, dest=size, type=int, metavar="N", help=f"only layouts with this {size}")
+    layouts.add_argument(
+        "--recompute",
+        action="append",
+        metavar="MODE",
+        help="only this mode; may be repeated (default: all of the model's); offload: a Llama's full, layers' inputs on the host",
+    )
+    layouts.add_argument(
+        "--routing",
+        metavar="WHAT",
+        help="of experts: even (the default), or one-sided: every token goes to the same ones, the worst case",
+    )
+    layouts.add_argument(
+        "--verify",
+        action="store_true",
+        default=None,
+        help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
+    )
+    own = parser.add_argument_group(
+        f"your own model, or a named one in Hugging Face's code ({', '.join(_ASKS_FOR_CODE)})"
+    )
+    own.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default of a name: its own, b = 1)")
+    own.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
+    own.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
+    own.add_argument(
+        "--again",
+        metavar="mlp,…",
+        help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again; "
+        "offload: all of it, its input on the host",
+    )
+    own.add_argument("--loss", help="of a configuration: whole (the default), or chunked: eight chunks")
+    own.add_argument("--lora", type=int, metavar="RANK", help="adapters beside the blocks' frozen linears")
+    own.add_argument("--dtype", help="of weights and floating inputs (default: bfloat16)")
+    return parser
+
+
+def _gib(text: str) -> float:
+    """A number of GiB, with the unit or without.  GB are refused: data sheets say 80 GB of what is 80 GiB."""
+    try:
+        return float(text.removesuffix("GiB"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of GiB above 0, as 80 or 80GiB, got {shown(text)}"
+        ) from None
+
+
+def _cluster(args: argparse.Namespace) -> Cluster:
+    """The GPUs that the options describe.  Raises ConfigError on anything impossible."""
+    check_choice("device", args.device, DEVICES)
+    for name, least in (("memory", "above 0"), ("allowance", "from 0 on")):
+        if not 0 <= getattr(args, name) < 2**20 or (name == "memory" and not args.memory):
+            raise ConfigError(name, f"must be a number of GiB {least}, got {getattr(args, name):g}")
+    rates = {}
+    for option, (field, unit, _) in _RATES.items():
+        rate = getattr(args, field)
+        if rate is not None:
+            if not 0 < rate < 10**9:
+                raise ConfigError(option.lstrip("-"), f"must be a number of {unit} above 0, got {rate:g}")
+            rates[field] = max(1, round(rate * {"TFLOPS": 10**12, "GB/s": 10**9}[unit]))
+    name = " ".join([args.device, *(["with other rates"] if rates else [])])
+    device = replace(DEVICES[args.device], name=name, **rates)
+    memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
+    return Cluster(args.gpus, memory, args.per_node, device, allowance)
+
+
+def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
+    """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
+
+    Of a model of one's own 0 if it fits as asked, 1 if not.  solved, verify: what needs torch, which --help and plans of
+    named models don't.
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        asks = "" if not _is_code(args.model) else args.model
+        asks = asks or next(_given(args, _ASKS_FOR_CODE), "")
+        for option in _given(args, _OF_LAYOUTS if asks else _OF_CODE):
+            other = f"{', '.join(_ASKS_FOR_CODE)} or a file's model"
+            rule = f"is for a named model's layouts, not for {asks}" if asks else f"is for {other}"
+            raise ConfigError(option.strip("-"), rule)
+        return _plan_code(args, solved) if asks else _plan_layouts(args, verify)
+
+    return _parser().run(argv, run)
+
+
+def _is_code(model: str) -> bool:
+    return ":" in model or model.endswith(".json")
+
+
+def _given(args: argparse.Namespace, options: Iterable[str]) -> Iterator[str]:
+    """Those of the options that were typed."""
+    return (option for option in options if getattr(args, _AXES.get(option, option[2:].replace("-", "_"))) is not None)
+
+
+def _write_or_print(args: argparse.Namespace, found: dict, show: Callable[[], None]) -> None:
+    if args.json:
+        write(args.json, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    if args.json != "-":
+        show()
+
+
+def _plan_layouts(args: argparse.Namespace, verify: Verify) -> int:
+    request = _request(args)
+    if args.verify:  # before the search, which can take a minute
+        request.model.check_verifiable()
+    try:
+        found = request.search(keep=5 if args.top is None else check_size("top", args.top, 10_000))
+    except ConfigError as error:
+        options = {size: option.strip("-") for option, size in _AXES.items()}
+        raise ConfigError(options.get(error.argument, error.argument), error.rule) from None
+    would_fit = what_ifs(request) if found.plans else [nearest_that_fits(request, found)]
+    outcome, console = as_object(request, found, would_fit), screen()
+    _write_or_print(args, outcome, lambda: print_plans(console, outcome))
+    if not found.plans:
+        return 1
+    return 0 if not args.verify or verify(console, request.model, found.plans[0]) else 1
+
+
+def _request(args: argparse.Namespace) -> Request:
+    if args.gpus is None:
+        raise ConfigError("gpus", "must be given")
+    model, cluster = planned_model_of(args.model).with_optimizer(args.optimizer), _cluster(args)
+    batch = model.global_batch_size if args.global_batch is None else args.global_batch
+    if batch is None:
+        raise ConfigError("global_batch", f"must be given: {model.name}'s paper states none")
+    if args.seq_length is not None:
+        model = model.with_sizes(seq_length=args.seq_length)
+    if args.routing:
+        model = model.with_routing(args.routing)
+    if args.recompute:
+        model = model.with_modes(args.recompute)
+    fixed = {_AXES[option]: getattr(args, _AXES[option]) for option in _given(args, _AXES)}
+    return Request(model, cluster, batch, fixed)
+
+
+def _plan_code(args: argparse.Namespace, solved: Solved) -> int:
+    model, asked = _asked(args, solved)
+    found = outcome(model, asked, args.dtype or "bfloat16")
+    _write_or_print(args, found, lambda: print_outcome(screen(), found, model.cluster))
+    return 0 if found["fits"] else 1
+
+
+def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
+    """The model, solved, and how it was asked to run.  What can be refused is refused before it is solved, which takes a minute."""
+    target: str | dict = args.model
+    given = parsed_sizes(args.at) if args.at else {}
+    args.gpus = 1 if args.gpus is None else args.gpus
+    is_named = args.framework is not None or not _is_code(args.model)
+    if is_named:
+        check_choice("framework", args.framework or _HUGGING_FACE, (_HUGGING_FACE,))
+        named = planned_model_of(args.model)
+        target = hugging_face_config(named)
+        given = {"s": named.seq_length, "b": 1} | given
+    for letter in "sb":
+        if letter not in given:
+            raise ConfigError("at", f"{letter} is missing")
+    # No tape has runs of one token.
+    least, largest = {"s": 2}, {"s": LARGEST_SEQUENCE, "b": LARGEST_MICROBATCH}
+    for letter, size in given.items():
+        check_size(letter, size, largest.get(letter, LARGEST_SIZE), least.get(letter, 1))
+    rank, loss = check_size("lora", args.lora or 0, least=0), args.loss or "whole"
+    if LOSS_CODE.get(loss):
+        check_divides("s", given["s"], "the loss's chunks", LOSS_CHUNKS)
+    states_with(args.optimizer)
+    cluster = _cluster(args)
+    size = given["b"]
+    batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
+    if batch % (args.gpus * size):
+        raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
+    again = args.again if args.again is not None else _ITS_PARTS if is_named else ""
+    parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
+    solving = [part for part in parts if part != OFFLOAD]
+    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", solving, loss, rank)
+    if OFFLOAD in parts:
+        blocks = {**blocks, OFFLOAD: blocks[""]}
+    sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
+    model = OwnModel(blocks, sizes, number, cluster, batch, args.optimizer, loss, rank)
+    return model, Way(size, 0, model.may_shard())

@@ -1,0 +1,301 @@
+"""A search's outcome as one JSON object, and as the tables that are printed from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from actmem.config import ConfigError, Parallel
+from actmem.rows import Row, total
+from actmem_tools.command_line import empty_table
+from actmem_tools.plan.planned_models import PlannedModel
+from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
+from actmem_tools.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
+from actmem_tools.plan.step_time import (
+    CONTEXT_BYTES,
+    GIBIBYTE,
+    GROUP_BYTES,
+    MODEL_ERROR,
+    PRODUCT_SHARE,
+    Cluster,
+    gib_or_mib,
+)
+
+if TYPE_CHECKING:  # a page has the plan's words and not rich
+    from rich.console import Console
+    from rich.table import Table
+
+#: What each line of a plan's time is: counted, with an assumed rate.
+SECONDS_SOURCES = {
+    "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
+    "recompute": "as compute, for what runs again; copies to the host and back that take longer than a layer",
+    "tensor": "bytes counted, stated bandwidth; of backward's reductions what takes longer than weights' gradients",
+    "pipeline": "bytes counted, stated bandwidth, nothing hidden",
+    "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
+    "bubble": "counted from the schedule: (p − 1)/(nm) of the working time",
+    "optimizer": "bytes counted, memory bandwidth",
+    "hidden": "not in the sum: exchanges beside computing, if it hides them as assumed",
+}
+#: Characters of a line's name that leave room for its bytes.
+_LONGEST_LINE = 50
+
+
+def as_object(request: Request, found: Found, what_if: Sequence[str]) -> dict:
+    """The whole outcome: plain numbers and text.  what_if: ``what_ifs``, or ``nearest_that_fits``."""
+    model, cluster, batch = request.model, request.cluster, request.global_batch_size
+    chosen = found.plans[0] if found.plans else None
+    return {
+        "request": {
+            "model": model.name,
+            "num_parameters": model.num_parameters,
+            "seq_length": model.seq_length,
+            "routing": model.routing,
+            "optimizer": model.optimizer,
+            "global_batch_size": batch,
+            **asdict(cluster),
+            "device": cluster.device.name,
+            "product_share": PRODUCT_SHARE,
+            "fixed": dict(request.fixed),
+        },
+        "counted": found.counted,
+        "fitting": found.fitting,
+        "plans": [_plan_object(request, plan) for plan in found.plans],
+        "ranking": _ranking_text(found) if chosen else "",
+        "bill": _bill_object(model, chosen, cluster) if chosen else None,
+        "refused": [
+            {
+                **asdict(refused),
+                "over_bytes": refused.bytes - cluster.usable_bytes,
+                "text": refusal_text(model, refused, cluster),
+            }
+            for refused in found.nearest
+        ],
+        "sizes_that_do_not_fit_together": found.unfit,
+        "what_if": list(what_if),
+        "whose_bill": _whose_bill(request),
+        "settings": {
+            name: settings(model, chosen, batch) if chosen else [] for name, settings in FRAMEWORK_SETTINGS.items()
+        },
+    }
+
+
+def _plan_object(request: Request, plan: Plan) -> dict:
+    flops = request.model.model_flops(request.global_batch_size)
+    peak = request.cluster.gpus * request.cluster.device.flops_per_second
+    sizes = asdict(plan)
+    return {
+        **sizes.pop("layout"),
+        **sizes,
+        "seconds": sizes["seconds"] | {"total": plan.seconds.total},
+        "mfu": flops / (plan.seconds.total * peak),
+        "text": plan_text(plan),
+    }
+
+
+def _lines(rows: Iterable[Row], **more: str) -> list[dict]:
+    return [{**more, "term": row.term, "bytes": row.bytes, "source": row.source} for row in rows]
+
+
+def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
+    bill = bill_of(model, plan)
+    return {
+        "moment": bill.moment,
+        "bytes": bill.bytes,
+        "lines": [line for part, rows in bill.parts.items() for line in _lines(rows, part=part)],
+        "host_bytes": total(bill.host_rows),
+        "allowance_bytes": cluster.allowance_bytes,
+        "allowance_lines": _lines(allowance_rows(plan.layout, cluster)),
+        "free_bytes": cluster.usable_bytes - bill.bytes,
+    }
+
+
+def allowance_rows(layout: Parallel, cluster: Cluster) -> list[Row]:
+    """What the allowance is for, as others saw it; the allocator has the rest, none if the others take all."""
+    sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size)
+    groups = sum(size > 1 for size in (*sizes, layout.replicas))
+    rows = [
+        Row("CUDA's context", CONTEXT_BYTES, source="pytorch issue 107667, kernels loaded when they run"),
+        Row(
+            f"NCCL, {groups} group{'s' * (groups != 1)} of ranks",
+            groups * GROUP_BYTES,
+            source="NVIDIA/nccl issue 964, more than two A100",
+        ),
+    ]
+    rest = max(0, cluster.allowance_bytes - total(rows))
+    return [*rows, Row("the allocator, beyond what it hands out", rest, source="0.15 to 2.8 GiB in 36 nanotron runs")]
+
+
+def _ranking_text(found: Found) -> str:
+    """The rule by which plans are ranked, and how many of them it can't tell apart."""
+    rule = "Ranked by predicted seconds, then bytes. Hidden: exchanges that must run beside computing."
+    near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, closer than these times can tell apart."
+    return f"{rule} {near}" if found.near > 1 else rule
+
+
+def _whose_bill(request: Request) -> str:
+    """Whose code the bill is of, and how to get that of other code."""
+    text = "The bill is of this library's layer; the code that these set runs its own, which may keep more."
+    model, cluster = request.model, request.cluster
+    try:
+        hugging_face_config(model)
+    except ConfigError:
+        return text
+    sizes = (
+        f"--gpus {cluster.gpus} --memory {cluster.memory_bytes / GIBIBYTE:g} --global-batch {request.global_batch_size}"
+    )
+    command = f"plan {model.name} {sizes} --at s={model.seq_length} --framework hugging-face"
+    command += f" --optimizer {model.optimizer}" * (model.optimizer != "adamw")
+    return f"{text} Hugging Face's, counted: {command}"
+
+
+def layout_text(layout: Parallel) -> str:
+    """A layout in one line: only the sizes that aren't 1."""
+    parts = [f"TP {layout.tensor_parallel_size}" + (" + SP" if layout.sequence_parallel else "")]
+    for name, size in (
+        ("PP", layout.pipeline_parallel_size),
+        ("chunks", layout.num_model_chunks),
+        ("CP", layout.context_parallel_size),
+    ):
+        if size > 1:
+            parts.append(f"{name} {size}")
+    zero = f" ZeRO-{layout.zero_stage}" if layout.zero_stage else ""
+    return ", ".join([*parts, f"DP {layout.data_parallel_size}{zero}", f"b {layout.micro_batch_size}"])
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan in one line."""
+    whole = plan.whole_microbatches
+    kept = f", {whole} microbatch{'es' * (whole > 1)} whole" if whole else ""
+    return f"{layout_text(plan.layout)}, {plan.recompute}{kept}"
+
+
+def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
+    """What did not fit and by how much, with the two largest parts of the bill."""
+    largest = sorted(bill_of(model, refused).by_part().items(), key=lambda part: -part[1])[:2]
+    parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
+    over = refused.bytes - cluster.usable_bytes
+    return (
+        f"{layout_text(refused.layout)}: {gib_or_mib(over)} too much on pipeline rank {refused.pipeline_rank} "
+        f"with recomputation {refused.recompute} ({parts} GiB)"
+    )
+
+
+def what_ifs(request: Request) -> list[str]:
+    """What half the GPUs would do, and sequences of twice the length: a search for each."""
+    gpus, length = request.cluster.gpus, request.model.seq_length
+    half = "their number is odd" if gpus % 2 else _best_text(request, gpus // 2, length)
+    return [
+        f"half the GPUs: {half}",
+        f"twice the sequence ({2 * length:,}): {_best_text(request, gpus, 2 * length)}",
+    ]
+
+
+def _best_text(request: Request, gpus: int, seq_length: int) -> str:
+    """The fastest plan on so many GPUs, for sequences of that length; else why there is none."""
+    try:
+        model, cluster = request.model.with_sizes(seq_length=seq_length), replace(request.cluster, gpus=gpus)
+        found = replace(request, model=model, cluster=cluster).search()
+    except ConfigError as error:
+        return str(error)
+    if found.plans:
+        return f"{found.plans[0].seconds.total:.2f} s a step by {plan_text(found.plans[0])}"
+    return f"nothing fits; nearest: {refusal_text(model, found.nearest[0], cluster)}"
+
+
+def nearest_that_fits(request: Request, found: Found) -> str:
+    """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 times the GPUs that fits."""
+    cluster, least = request.cluster, found.nearest[0]
+    tenths = -(-10 * (least.bytes + cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
+    needed = f"with {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
+    for factor in (2, 4, 8, 16):
+        try:
+            more = replace(cluster, gpus=factor * cluster.gpus)
+            plans = replace(request, cluster=more).search().plans
+        except ConfigError:
+            continue
+        if plans:
+            return f"{needed}; on {more.gpus:,} GPUs {plan_text(plans[0])} fits"
+    return f"{needed}; up to {16 * cluster.gpus:,} GPUs nothing does"
+
+
+def print_plans(console: Console, outcome: Mapping) -> None:
+    """``as_object``'s outcome, in tables of at most 80 columns."""
+
+    def say(*lines: str) -> None:
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+
+    def head(text: str) -> None:
+        console.print(f"\n[bold]{text}[/]", highlight=False)
+
+    asked = outcome["request"]
+    routing = f"{asked['routing']} routing, " if asked["routing"] else ""
+    say(
+        f"{asked['model']}, {asked['num_parameters'] / 1e9:,.1f} billion parameters, s = {asked['seq_length']:,}, {routing}"
+        f"{asked['global_batch_size']:,} sequences a step",
+        f"{asked['gpus']:,} × {asked['device']}, {asked['per_node']} a node, {_gib(asked['memory_bytes'])} GiB each, "
+        f"{_gib(asked['allowance_bytes'])} GiB of it left free for CUDA, NCCL and the allocator",
+        f"{outcome['counted']:,} layouts counted, {outcome['fitting']:,} fit",
+    )
+    if outcome["plans"]:
+        console.print(_plans_table(outcome["plans"]))
+        say(outcome["ranking"])
+        head(f"The fastest: {outcome['plans'][0]['text']}")
+        console.print(_bill_table(outcome["bill"]))
+        console.print(_seconds_table(outcome["plans"][0]["seconds"]))
+        say(outcome["whose_bill"])
+        for name, lines in outcome["settings"].items():
+            head(f"Settings for {name}")
+            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    if outcome["refused"]:
+        head("Nearest of those that do not fit")
+        say(*(f"- {refused['text']}" for refused in outcome["refused"][:3]))
+    if unfit := outcome["sizes_that_do_not_fit_together"]:
+        head("Sizes that do not go together")
+        most = sorted(unfit.items(), key=lambda item: (-item[1], item[0]))[:3]
+        say(*(f"- {count:,} layouts: {reason}" for reason, count in most))
+    head("What it would take")
+    say(*(f"- {line}" for line in outcome["what_if"]))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIBIBYTE:g}"
+
+
+def _plans_table(plans: list[dict]) -> Table:
+    found = empty_table("Plans, fastest first", "plan", "s a step", "hidden", "MFU", "GiB")
+    for plan in plans:
+        seconds = (f"{plan['seconds'][name]:,.3f}" for name in ("total", "hidden"))
+        found.add_row(plan["text"], *seconds, f"{100 * plan['mfu']:.1f}%", f"{plan['bytes'] / GIBIBYTE:.1f}")
+    return found
+
+
+def _bill_table(bill: Mapping) -> Table:
+    """A bill, line by line, and what stays free."""
+    found = empty_table(f"The bill of the fullest rank: {bill['moment']}", "line", "bytes", "GiB")
+
+    def add(name: str, size: int, lines: Iterable[Mapping] = ()) -> None:
+        found.add_row(name, f"{size:,}", f"{size / GIBIBYTE:.2f}", style="bold")
+        for line in lines:
+            term, size = f"  {line['term']}", line["bytes"]
+            found.add_row(term[:_LONGEST_LINE], f"{size:,}", f"{size / GIBIBYTE:.2f}", style="dim")
+
+    for part, group in groupby(bill["lines"], key=lambda line: line["part"]):
+        lines = list(group)
+        add(part, sum(line["bytes"] for line in lines), lines)
+    add("together", bill["bytes"])
+    add("allowance", bill["allowance_bytes"], bill["allowance_lines"])
+    add("free", bill["free_bytes"])
+    if bill["host_bytes"]:
+        add("on the host, besides", bill["host_bytes"])
+    return found
+
+
+def _seconds_table(seconds: Mapping[str, float]) -> Table:
+    """Where the predicted time of a step goes, and what each part rests on."""
+    found = empty_table(f"Seconds of one step: {seconds['total']:.3f}", "line", "s", "source")
+    for name, source in SECONDS_SOURCES.items():
+        found.add_row(name, f"{seconds[name]:.3f}", source)
+    return found

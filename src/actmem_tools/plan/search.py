@@ -1,0 +1,471 @@
+"""The search: every layout of a job that ``layouts`` lists is counted; what fits is ranked by predicted time, what doesn't says by how much.
+
+Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients added
+up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel ranks as
+the ZeRO stage says, and what forward passes keep.  Pipeline outputs are freed once they are sent (2205.05198 appendix B).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from itertools import product
+
+from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
+from actmem.formulas.first_stage import embeddings_in_flight, in_flight
+from actmem.formulas.schedule import recomputed_share
+from actmem.formulas.states import State
+from actmem.rows import Row, total
+from actmem_more.actions import copy_seconds
+from actmem_tools.plan.planned_models import PlannedModel
+from actmem_tools.plan.step_time import (
+    MODEL_ERROR,
+    Cluster,
+    Shards,
+    StepSeconds,
+    Traffic,
+    data_seconds,
+    layer_traffic,
+    optimizer_seconds,
+    pipeline_seconds,
+    work_seconds,
+)
+from actmem_tools.tape.stage_tapes import Transient, transient
+
+#: ZeRO-3 holds two layers' gathered weights: the one at work, and the next one on its way.
+_GATHERED_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank; those on the host apart."""
+
+    moment: str
+    parts: Mapping[str, Sequence[Row]]
+    host_rows: Sequence[Row] = ()
+
+    @property
+    def bytes(self) -> int:
+        """All rows together."""
+        return sum(total(rows) for rows in self.parts.values())
+
+    def by_part(self) -> dict[str, int]:
+        """Bytes of each part, without the empty ones."""
+        sums = {part: total(rows) for part, rows in self.parts.items()}
+        return {part: size for part, size in sums.items() if size}
+
+
+@lru_cache(maxsize=2**12)
+def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
+    """Layers on each pipeline rank, all chunks together.
+
+    Where p·m does not divide L, the last rank and then the first hold fewer: they have the model's ends.
+    Raises ConfigError if chunks would differ, or if an end would have no layer.
+    """
+    p, m = pipeline_parallel_size, num_model_chunks
+    each = -(-num_layers // (p * m))
+    short = each * p * m - num_layers
+    layers = [each * m] * p
+    if short:
+        at_first = short // 2
+        if m > 1 or p == 1 or each <= short - at_first:
+            name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
+            raise ConfigError("num_layers", f"{num_layers} can't be spread over {name} = {p * m}")
+        layers[0], layers[-1] = each - at_first, each - (short - at_first)
+    return tuple(layers)
+
+
+# A search asks for thousands of layouts: what some of them share is computed once for the axes that it depends on.
+
+
+@lru_cache(maxsize=2**12)
+def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
+    """Why ranks can't share the model as the layout says; empty if they can."""
+    if reason := _layer_refusal(model, stage_axes.layer_axes):
+        return reason
+    try:
+        stage_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(maxsize=2**12)
+def _layer_refusal(model: PlannedModel, layer_axes: Parallel) -> str:
+    try:
+        model.check(layer_axes)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(maxsize=2**12)
+def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int]:
+    """Elements on one rank; of them, those of one layer and those of the model's ends."""
+    p = stage_axes.pipeline_parallel_size
+    layer = model.layer_parameters(stage_axes.layer_axes)
+    ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
+    layers = stage_layers(model.num_layers, p, stage_axes.num_model_chunks)[pipeline_rank]
+    return layers * layer + ends, layer, ends
+
+
+def share(elements: int, layout: Parallel, divided: bool) -> int:
+    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
+    return -(-elements // layout.replicas) if divided else elements
+
+
+def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterator[tuple[str, str, int, str | State]]:
+    """What doesn't depend on recomputation: part, term, bytes, and where they come from; a search needs no more."""
+    elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
+    states, zero, replicas = model.states, layout.zero_stage, layout.replicas
+    for part, some, from_stage in (
+        ("weights", states[:1], 3), ("gradients", states[1:2], 2), ("optimizer states", states[2:], 1),
+    ):  # fmt: skip
+        own = share(elements, layout, zero >= from_stage)
+        for state in some:
+            yield part, state.term, state.bytes_of(own), state
+    part = "communication buffers"
+    if layout.pipeline_parallel_size > 1:
+        yield part, "pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"
+    if replicas > 1 and zero >= 2:
+        if zero == 3:
+            size = 2 * (_GATHERED_LAYERS * of_layer + ends)
+            yield part, "gathered weights", size, "16-bit, two layers and the model's ends"
+        yield part, "gradients before they are divided", 2 * of_layer, "16-bit, one layer"
+
+
+def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> dict[str, list[Row]]:
+    """Weights, gradients, optimizer states and communication buffers, by part: what doesn't depend on recomputation."""
+    parts: dict[str, list[Row]] = {
+        part: [] for part in ("weights", "gradients", "optimizer states", "communication buffers")
+    }
+    for part, term, size, source in _static(model, layout, pipeline_rank):
+        if isinstance(source, State):
+            source = f"{source.bytes_per_parameter} B each: {source.reason}"
+        parts[part].append(Row(term, size, source=source))
+    return parts
+
+
+def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
+    """Chunk-microbatches in flight on a rank, and layers of each."""
+    m = layout.num_model_chunks
+    layers = stage_layers(model.num_layers, layout.pipeline_parallel_size, m)[pipeline_rank]
+    return in_flight(layout, pipeline_rank, num_microbatches), layers // m
+
+
+def _at_its_fullest(
+    model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
+) -> tuple[list[tuple[str, int]], Transient]:
+    """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often; and
+    what the backward pass that comes then makes."""
+    flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
+    first, last = pipeline_rank == 0, pipeline_rank == layout.pipeline_parallel_size - 1
+    kept = [(recompute, (flight - whole) * layers), ("none", whole * layers)]
+    kept += [("first", embeddings_in_flight(layout, num_microbatches))] * first + [("last", 1)] * last
+    # With several chunks backward begins with the last one, which has no embedding.
+    first = first and layout.num_model_chunks == 1
+    ends = "whole" if first and last else "first" if first else "last" if last else ""
+    axes = layout.layer_axes
+    parts = model.part(axes, f"layer {recompute}"), model.part(axes, ends) if ends else None
+    return [(what, count) for what, count in kept if count], transient(*parts, first, last, layers)
+
+
+@lru_cache(maxsize=2**10)
+def held_bytes(
+    model: PlannedModel, stage_axes: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
+) -> int:
+    """The bytes of ``rank_bill`` without ``static_rows``: a search needs no more."""
+    kept, backward = _at_its_fullest(model, stage_axes, recompute, num_microbatches, pipeline_rank)
+    return backward.bytes + sum(count * _kept_bytes(model, stage_axes.layer_axes, what) for what, count in kept)
+
+
+@lru_cache(maxsize=2**12)
+def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
+    return total(model.rows(layer_axes, what))
+
+
+def rank_bill(
+    model: PlannedModel,
+    layout: Parallel,
+    recompute: str,
+    num_microbatches: int,
+    pipeline_rank: int,
+    whole_microbatches: int = 0,
+) -> Bill:
+    """Everything on one pipeline rank at its peak.
+
+    whole_microbatches: of the chunk-microbatches in flight, those that keep everything (appendix C).
+    """
+    kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank, whole_microbatches)
+
+    def times(rows: Iterable[Row], count: int) -> list[Row]:
+        return [replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows]
+
+    held: dict[str, list[Row]] = {"activations": [], "logits and loss": []}
+    host: list[Row] = []
+    for what, count in kept:
+        held["logits and loss" if what == "last" else "activations"] += times(
+            model.rows(layout.layer_axes, what), count
+        )
+        host += times(model.host_rows(layout.layer_axes, what), count)
+    *states, buffers = static_rows(model, layout, pipeline_rank).items()
+    flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
+    rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
+    moment = f"{rank}, {flight} microbatch{'es' * (flight > 1)} in flight"
+    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]), host)
+
+
+#: Microbatches of more sequences than this only hold more.
+LARGEST_MICRO_BATCH = 32
+#: Context-parallel ranks share one sequence, and hold at least so many tokens of it.
+LEAST_CONTEXT_TOKENS = 2048
+
+
+def divisors(number: int, largest: int) -> list[int]:
+    """Divisors up to ``largest``, in order."""
+    return [each for each in range(1, min(number, largest) + 1) if number % each == 0]
+
+
+def layouts(
+    model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
+) -> Iterator[Parallel]:
+    """Layouts of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
+
+    t divides a node, c is a power of 2 that leaves 2,048 tokens a rank, b is at most 32.
+
+    fixed: sizes by their names in Parallel; only layouts that have them.
+    """
+
+    def allowed(name: str, sizes: Iterable[int]) -> list[int]:
+        return [size for size in sizes if fixed.get(name, size) == size]
+
+    contexts = [1]
+    while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
+        contexts.append(2 * contexts[-1])
+    tensors = allowed("tensor_parallel_size", divisors(cluster.per_node, cluster.per_node))
+    for t, cp in product(tensors, allowed("context_parallel_size", contexts)):
+        if cluster.gpus % (t * cp):
+            continue
+        for p in allowed("pipeline_parallel_size", divisors(cluster.gpus // (t * cp), model.num_layers)):
+            dp = cluster.gpus // (t * cp * p)
+            if global_batch_size % dp or not allowed("data_parallel_size", [dp]):
+                continue
+            sequential = allowed("sequence_parallel", (False, True) if t > 1 else (False,))
+            stages = allowed("zero_stage", ZERO_STAGES if dp * cp > 1 else (0,))
+            chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
+            batches = allowed("micro_batch_size", divisors(global_batch_size // dp, LARGEST_MICRO_BATCH))
+            for m, sp, b in product(allowed("num_model_chunks", chunks), sequential, batches):
+                if m > 1 and (global_batch_size // dp // b) % p:
+                    continue
+                for zero in stages:
+                    yield Parallel(t, bool(sp), p, m, b, dp, cp, zero)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
+
+    layout: Parallel
+    recompute: str
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
+
+    whole_microbatches: of those in flight on pipeline_rank, how many keep everything (appendix C).  recomputed_share: of
+    all microbatches, those that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
+    """
+
+    layout: Parallel
+    recompute: str
+    whole_microbatches: int
+    recomputed_share: float
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+    seconds: StepSeconds
+
+    @property
+    def order(self) -> tuple:
+        """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
+        one = self.layout
+        sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
+        return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
+
+
+@dataclass
+class Found:
+    """The outcome of a search.  plans: that fit, fastest first.  nearest: of those that don't, the smallest first.
+
+    counted: layouts whose bytes were computed; fitting: of them, those that fit; near: of these, those whose times are
+    within MODEL_ERROR of the first's.  unfit: reasons why sizes don't go together, with how many layouts each ruled out.
+    """
+
+    plans: list[Plan]
+    nearest: list[Refused]
+    counted: int
+    fitting: int
+    unfit: dict[str, int] = field(default_factory=dict)
+    near: int = 0
+
+
+def find_plans(
+    model: PlannedModel,
+    cluster: Cluster,
+    global_batch_size: int,
+    keep: int = 10,
+    fixed: Mapping[str, int] = {},
+    windows: bool = True,
+) -> Found:
+    """Search all layouts.  keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
+
+    windows: whether microbatches may keep everything where there is room (appendix C).
+
+    Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
+    """
+    check_size("global_batch_size", global_batch_size)
+    for name, size in fixed.items():
+        Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
+    if fixed.get("context_parallel_size", 1) > 1 and not model.context_parallel:
+        raise ConfigError("context_parallel_size", f"{model.name}'s layer has no context parallelism")
+    return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: the model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have."""
+
+    model: PlannedModel
+    cluster: Cluster
+    global_batch_size: int
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    def search(self, keep: int = 1) -> Found:
+        """The layouts of this request (``find_plans``)."""
+        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed)
+
+
+class _Search:
+    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool):
+        self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
+        self.counted = 0
+        self.unfit: dict[str, int] = {}
+        self._times = cache(self._layer_seconds)
+
+    def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
+        plans: list[Plan] = []
+        nearest: list[Refused] = []
+        for layout in layouts(self.model, self.cluster, self.batch, fixed):
+            if reason := refusal(self.model, layout.stage_axes):
+                self.unfit[reason] = self.unfit.get(reason, 0) + 1
+                continue
+            outcome = self._best(layout)
+            (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
+        if not self.counted:
+            reasons = max(self.unfit, key=lambda reason: self.unfit[reason]) if self.unfit else ""
+            wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
+            rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
+            raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
+        best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
+        close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)
+        near = sum(plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total for plan in plans)
+        return Found(best, close, self.counted, len(plans), self.unfit, near)
+
+    def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
+        """One layer: forward, recomputation, exchanges; and the output layer's forward."""
+        forward = work_seconds(self.model.layer_work(layout), self.cluster)
+        again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
+        copy = total(self.model.host_rows(layout, recompute)) / self.cluster.device.host_bytes_per_second
+        return (
+            forward,
+            again + copy_seconds(copy, forward, again),
+            layer_traffic(self.model, layout, recompute, self.cluster),
+            work_seconds(self.model.last_work(layout), self.cluster),
+        )
+
+    def _best(self, layout: Parallel) -> Plan | Refused:
+        """With the least recomputation that fits; refused if none does."""
+        self.counted += 1
+        n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
+        p = layout.pipeline_parallel_size
+        # Ranks between hold as much as rank 1 or less; rank 1 may have a layer more than the ends.
+        ranks = sorted({0, min(1, p - 1), p - 1})
+        static = {rank: sum(size for _, _, size, _ in _static(self.model, layout, rank)) for rank in ranks}
+        room = self.cluster.usable_bytes
+        sizes: dict[int, int] = {}
+        # Where not even the states fit, only the smallest sizes are of interest.
+        hopeless = max(static.values()) > room
+        for recompute in self.model.recompute_modes[-1:] if hopeless else self.model.recompute_modes:
+            sizes = {
+                rank: static[rank] + held_bytes(self.model, layout.stage_axes, recompute, n, rank) for rank in ranks
+            }
+            if max(sizes.values()) <= room:
+                break
+        else:
+            fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
+            return Refused(layout, self.model.recompute_modes[-1], n, fullest, sizes[fullest])
+        whole, recomputed = self._whole(layout, recompute, n, sizes)
+        fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
+        seconds = self._seconds(layout, recompute, n, recomputed)
+        return Plan(layout, recompute, whole[fullest], recomputed, n, fullest, sizes[fullest], seconds)
+
+    def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[dict[int, int], float]:
+        """Microbatches of each rank that keep everything in the room that is left (appendix C), and the share that recomputes.
+
+        The rank with the largest share sets the pace, and the others keep no more than it takes to keep up.  Rank 0
+        recomputes at least one: a plan without any is that of "none".  Adds what they keep to ``sizes``.
+        """
+        whole = dict.fromkeys(sizes, 0)
+        everything, least = (_kept_bytes(self.model, layout.layer_axes, mode) for mode in ("none", recompute))
+        if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or everything <= least:
+            return whole, float(recompute != "none")
+        flight, more = {}, {}
+        for rank in sizes:
+            flight[rank], layers = flights(self.model, layout, n, rank)
+            more[rank] = (everything - least) * layers
+        room = {rank: (self.cluster.usable_bytes - size) // more[rank] for rank, size in sizes.items()}
+        most = {rank: min(flight[rank] - (rank == 0), places) for rank, places in room.items()}
+        share = max(recomputed_share(places, flight[rank], n) for rank, places in most.items())
+        for rank in sizes:
+            whole[rank] = next(k for k in range(flight[rank] + 1) if recomputed_share(k, flight[rank], n) <= share)
+            sizes[rank] += whole[rank] * more[rank]
+        return whole, float(share)
+
+    def _seconds(self, layout: Parallel, recompute: str, n: int, recomputed: float) -> StepSeconds:
+        forward, again, traffic, head = self._times(layout.layer_axes, recompute)
+        p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+        per_rank = stage_layers(self.model.num_layers, p, m)
+        # The slowest stage sets the pace: the one with most layers, or the last with its output layer.
+        most = max(per_rank)
+        loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]
+        layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
+        compute = n * 3 * (layers * forward + ends)
+        extra = n * layers * again * recomputed
+        # Backward's reductions run beside the products of weights' gradients, which take as long as forward's.
+        beside = sum(link.beside for link in traffic.values())
+        late = max(0.0, beside - forward)
+        tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
+        pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
+        bubble = (p - 1) / (n * m) * (compute + extra + tensor)
+        elements, of_layer, of_ends = rank_parameters(self.model, layout.stage_axes, 0)
+        # While a layer's exchanges wait, the other link is free.
+        inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
+        own, other = traffic[inside], traffic[not inside]
+        room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)
+        data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)
+        stepped = share(elements, layout, layout.zero_stage >= 1)
+        step = optimizer_seconds(stepped, self.model.states, self.cluster)
+        hidden += n * layers * (beside - late)
+        return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
+
+
+def bill_of(model: PlannedModel, plan: Plan | Refused) -> Bill:
+    """The plan's bill on its fullest rank, line by line."""
+    whole = plan.whole_microbatches if isinstance(plan, Plan) else 0
+    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole)

@@ -1,0 +1,298 @@
+"""A foreign model with any number of blocks, of which the first run again in backward: solved from runs of one to three.
+
+A tape holds a fixed number of blocks.  What one block more adds is the difference of two tapes, moment by moment.
+Line two tapes up where forward turns into backward: while both run the same operations, the longer one holds exactly
+one block's kept bytes more, until the shorter one's only block frees what all blocks share, as rotary tables.  From there
+the longer one is read, and in it the second block too, which adds to gradients that the first has made.  Later blocks
+of backward do the same with fewer left.  ``model_tape.solved_blocks`` solves them, and checks this on a run of more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+from actmem.config import LARGEST_SIZE
+from actmem.rows import Row, by_term
+from actmem_tools.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, alive_after, moments, read_events, value
+
+#: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
+BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
+
+#: What asks for policies of operations, and how the name of one begins.
+OPERATIONS, ALL_BUT = "operations", "all but "
+_ATTENTION = "attention"
+_RECOMPUTE = """from functools import partial
+from torch.utils.checkpoint import checkpoint
+for block in list(model.{path}.children())[:{again}]:
+    {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
+#: The part that is all of a block, with its input on the host until it runs again; and its code.
+OFFLOAD = "offload"
+_RECOMPUTE_OFFLOADED = """from functools import partial
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+def on_host(forward, *args, **kwargs):
+    with save_on_cpu(pin_memory=True):
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+for block in list(model.{path}.children())[:{again}]:
+    block.forward = partial(on_host, block.forward)"""
+_RECOMPUTE_ALL_BUT = """from collections import Counter
+from functools import partial
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+def contexts():
+    seen = Counter()
+    def policy(ctx, op, *args, **kwargs):
+        name = "attention" if "dot_product" in op.name() else op.overloadpacket.__name__
+        seen[ctx.is_recompute, name] += 1
+        keep = seen[ctx.is_recompute, name] in {kept}.get(name, ())
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)
+for block in list(model.{path}.children())[:{again}]:
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)"""
+
+_ADAPTERS = """from torch import nn
+class Adapted(nn.Module):
+    def __init__(self, linear, rank):
+        super().__init__()
+        like = {{"device": linear.weight.device, "dtype": linear.weight.dtype}}
+        self.linear, self.down = linear, nn.Linear(linear.in_features, rank, bias=False, **like)
+        self.up = nn.Linear(rank, linear.out_features, bias=False, **like)
+        nn.init.zeros_(self.up.weight)
+    def forward(self, x):
+        return self.linear(x) + self.up(self.down(x))
+model.requires_grad_(False)
+for parent in [*model.{path}.modules()]:
+    for name, linear in [*parent.named_children()]:
+        if isinstance(linear, nn.Linear):
+            setattr(parent, name, Adapted(linear, {rank}))"""
+#: What ``--loss`` takes, and the code of each, of Hugging Face's models; chunks of all tokens.
+LOSS_CHUNKS = 8
+LOSS_CODE = {
+    "whole": "",
+    "chunked": f"""from torch.nn.functional import pad
+from actmem_more.chunked_loss import LinearCrossEntropy
+from actmem.parallel.groups import TensorParallel
+def forward(input_ids, labels, attention_mask=None):
+    x = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+    targets = pad(labels[:, 1:], (0, 1), value=-100)
+    in_chunks = LinearCrossEntropy(TensorParallel(), chunk=-(-targets.numel() // {LOSS_CHUNKS}))
+    losses = in_chunks(x, model.get_output_embeddings().weight, targets)
+    return {{"loss": losses.sum() / (targets != -100).sum()}}
+model.forward = forward""",
+}
+
+
+def place_of(path: str) -> str:
+    """How Python reaches a part of a module: ``layers``, or ``get_submodule("1.0")``, as a Sequential's parts have no names."""
+    return path if all(map(str.isidentifier, path.split("."))) else f'get_submodule("{path}")'
+
+
+def adapter_code(path: str, rank: int) -> str:
+    """Python that freezes the model and puts an adapter of that rank (LoRA) beside each linear of ``model.<path>``; none for rank 0."""
+    return _ADAPTERS.format(path=path, rank=rank) if rank else ""
+
+
+def recompute_code(path: str, again: int, part: str) -> str:
+    """Python that lets the first blocks in ``model.<path>``, or a part of each, run again in backward.
+
+    part: ``""`` for all of a block, ``offload`` for all of it with its input on the host, the name of a module in it, or ``all but mm 1 2``: of these operations, each counted from
+    the block's first, results are kept.
+    """
+    if part == OFFLOAD:
+        return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
+    if not part.startswith(ALL_BUT):
+        return _RECOMPUTE.format(path=path, again=again, part=f"block.{place_of(part)}" if part else "block")
+    kept = {name: [*map(int, places)] for name, *places in map(str.split, part.removeprefix(ALL_BUT).split(","))}
+    return _RECOMPUTE_ALL_BUT.format(path=path, again=again, kept=kept)
+
+
+def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int], first: str) -> list[str]:
+    """Parts for ``recompute_code``: of the operations that run again, those with the most FLOPs for each byte they make,
+    then those and the next, until only what takes no FLOPs is left.  blocks: of whole blocks that run again.  first: the
+    first one's name.
+    """
+    again, whole = (blocks.tapes[base].events(sizes) for base in ((1, 0), (0, 1)))
+    # Backward runs a block again from its beginning, and no further than it must.
+    left = read_events(again).flops.total() - read_events(whole).flops.total()
+    counts = Counter[str]()
+    found: list[tuple[Fraction, str, int]] = []
+    for event in again[: again.index(Mark(BACKWARD))]:
+        if left and isinstance(event, Run) and f"{event.where}.".startswith(f"{first}."):
+            name = _ATTENTION if "dot_product" in event.op else event.op
+            counts[name] += 1
+            left -= event.flops
+            if event.flops:
+                found.append((Fraction(event.flops, sum(event.written)), name, counts[name]))
+    parts = []
+    for least in sorted({ratio for ratio, *_ in found}, reverse=True):
+        kept = {name: [str(i) for ratio, other, i in found if other == name and ratio >= least] for name in counts}
+        parts.append(ALL_BUT + ", ".join(f"{name} {' '.join(places)}" for name, places in kept.items() if places))
+    return parts
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes alive after any operation, and its rows, the largest first."""
+
+    bytes: int
+    rows: tuple
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model's step needs at given sizes on one rank, without weights, gradients, buffers and inputs.
+
+    kept_bytes: alive when forward ends; last_block_bytes: of them, those of the block that backward meets first.  ends: the
+    peak of forward and of backward until that block.  blocks: of what follows.  product_flops, moved_bytes: of forward,
+    backward and what runs again.
+    """
+
+    kept_bytes: int
+    last_block_bytes: int
+    ends: Peak
+    blocks: Peak
+    product_flops: int
+    moved_bytes: int
+
+    @property
+    def peak(self) -> Peak:
+        """Of the whole step."""
+        return max(self.ends, self.blocks, key=lambda peak: peak.bytes)
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """Tapes by (blocks that run again, blocks that keep), and elements of trained weights: outside the blocks, of one block,
+    and of those outside that have their gradients before any block has.
+
+    frozen: elements of weights that need no gradient, beside adapters: outside the blocks, and of one block.
+    path: where the blocks are, as Python has it after ``model.``.  element_size: bytes of a weight's element.  longest: sequence
+    that the model can read and the tapes hold for.
+    """
+
+    tapes: Mapping[tuple[int, int], Tape]
+    path: str
+    elements: tuple[Formula, Formula, Formula]
+    element_size: int
+    frozen: tuple[Formula, Formula] = ((), ())
+    longest: int = LARGEST_SIZE
+    _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Of the sizes that ``need`` takes, without the number of blocks."""
+        return self.tapes[0, 1].letters
+
+    def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of trained weights: outside the blocks, of one block, and of those outside whose gradients come before any block's;
+        then of frozen ones: outside the blocks, and of one block."""
+        own = [sizes[letter] for letter in self.letters]
+        return tuple(value(formula, own) for formula in (*self.elements, *self.frozen))
+
+    def need(self, sizes: Mapping[str, int], again: int, whole: int) -> Need:
+        """The step of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything."""
+        base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
+        more = [(again - base[0], self._moments(base[0] + 1, base[1], at))] if again else []
+        more += [(whole - base[1], self._moments(base[0], base[1] + 1, at))] if whole else []
+        return self._moments(*base, at).with_more(more, self._head(at))
+
+    def _head(self, at: tuple) -> int:
+        """Operations of backward before its first block; the same at all sizes, but for those that are 1.
+
+        What follows the only block of a tape can begin as a block does: of two kinds of blocks the shorter is right.
+        """
+        ones = tuple(letter for letter, size in at if size == 1)
+        if ones not in self._heads:
+            pairs = [[self._moments(*each, at) for each in bases] for bases in (BASES[:2], BASES[2:4])]
+            self._heads[ones] = min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
+        return self._heads[ones]
+
+    @cached_property
+    def _moments(self) -> Callable[[int, int, tuple], _Moments]:
+        """The last that were asked for: searches vary only the number of blocks."""
+        return lru_cache(32)(lambda again, whole, at: _Moments(self.tapes[again, whole], dict(at)))
+
+
+class _Moments:
+    """The moments of a tape at some sizes: bytes alive after each operation of forward, from its end, and of backward."""
+
+    def __init__(self, tape: Tape, sizes: Mapping[str, int]):
+        self.events = tape.events(sizes)
+        self.forward: list[tuple[int, str, int]] = []
+        self.backward: list[tuple[int, str, int]] = []
+        phase = self.forward
+        for place, (event, live, _) in enumerate(moments(self.events)):
+            if isinstance(event, Mark) and event.name == BACKWARD:
+                self.kept, self.end = live, place
+                phase = self.backward
+            elif isinstance(event, Run):
+                phase.append((live, event.op, place))
+        self.forward.reverse()
+        self.reading = read_events(self.events)
+
+    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int) -> Need:
+        """head: operations of backward before its first block.  more: further blocks of each kind, those that backward meets last
+        first, and the moments of a tape with one of them."""
+        added = [other.kept - self.kept for _, other in more]
+        found: dict[bool, tuple] = {False: (0,), True: (0,)}
+
+        def consider(in_blocks: bool, tape: _Moments, moment: tuple[int, str, int], counts: list[int]) -> None:
+            live = moment[0] + sum(number * each for number, each in zip(counts, added))
+            if live > found[in_blocks][0]:
+                found[in_blocks] = live, tape, moment[2], counts
+
+        # In forward only what all tapes end with is known to come last.
+        for moment in self.forward[: min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))]:
+            consider(False, self, moment, [number for number, _ in more])
+        alike = [self._alike(other, "backward", each) for (_, other), each in zip(more, added)]
+        for i, moment in enumerate(self.backward):
+            counts = [number if i < length else 0 for (number, _), length in zip(more, alike)]
+            consider(i >= head, self, moment, counts)
+        for k, ((number, other), start) in enumerate(zip(more, alike)):
+            end = self.num_alike(other) + self.num_more(other)
+            for moment in other.backward[start:end] if number else ():
+                consider(True, other, moment, [*(n for n, _ in more[:k]), number - 1, *(0 for _ in more[k + 1 :])])
+
+        def whole(name: str) -> int:
+            each = getattr(self.reading, name).total()
+            return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
+
+        kept = self.kept + sum(number * each for (number, _), each in zip(more, added))
+        ends, blocks = (self._with_rows(more, *found[in_blocks]) for in_blocks in (False, True))
+        return Need(kept, added[-1], ends, blocks, whole("flops"), whole("moved_bytes"))
+
+    def _with_rows(self, more: Sequence, size: int, tape: _Moments, place: int, counts: Sequence[int]) -> Peak:
+        """The peak at a place of a tape, with more blocks' kept rows."""
+        sums, kept = Counter(tape._rows(place)), self._rows(self.end)
+        for number, (_, other) in zip(counts, more):
+            if number:
+                theirs = other._rows(other.end)
+                for term in {**kept, **theirs}:
+                    sums[term] += number * (theirs.get(term, 0) - kept.get(term, 0))
+        found = sorted(((each, term) for term, each in sums.items() if each), reverse=True)
+        return Peak(size, tuple(Row(term, each) for each, term in found))
+
+    def num_alike(self, other: _Moments) -> int:
+        """For how many operations of backward the other tape runs the same."""
+        pairs = zip(self.backward, other.backward)
+        return next((i for i, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1]), len(self.backward))
+
+    def num_more(self, other: _Moments) -> int:
+        """How many more operations of backward the other tape has: those of one block."""
+        return len(other.backward) - len(self.backward)
+
+    def _alike(self, other: _Moments, side: str, each: int) -> int:
+        """For how many moments the other tape runs the same and holds ``each`` bytes more."""
+        pairs = zip(getattr(self, side), getattr(other, side))
+        return next(
+            (i for i, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1] or theirs[0] - mine[0] != each),
+            min(len(getattr(self, side)), len(getattr(other, side))),
+        )
+
+    def _rows(self, place: int) -> dict[str, int]:
+        alive = alive_after(self.events, place).values()
+        return by_term(Row(re.sub(r"\.\d+(?=[.:])", ".*", made.name), made.bytes) for made in alive)

@@ -1,0 +1,180 @@
+"""Record a step: what its operations make, what is freed, in order, with FLOPs, bytes moved and exchanges."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from actmem.ledger.comms import kind_of, whole_bytes
+from actmem.ledger.savers import RunningModules
+from actmem.ledger.tools import noting_states, plain_tensors, replaced, storage_of, storages_in, tensors_in
+from actmem.main_grad import gradient_of
+from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, ranks_of
+from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
+
+GENERATOR_STATE = "generator state"
+#: torch's counter doesn't know the CPU's kernels.
+_CPU_FLOPS: dict[Any, Callable[..., int]] = {
+    flash_on_cpu: lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape),
+    flash_on_cpu_backward: lambda g, q, k, v, *_: sdpa_backward_flop_count(g.shape, q.shape, k.shape, v.shape),
+}
+
+
+class Recorder(TorchDispatchMode):
+    """``events`` of the operations in its block, known by the names of the module's parts.
+
+    existing: tensors that are there before and stay; nothing counts them.
+
+    A storage counts from the operation that returns it first until nothing refers to it.  What a kernel
+    allocates and frees inside itself is not seen.
+    """
+
+    def __init__(self, module: nn.Module, existing: Iterable[Tensor] = ()):
+        super().__init__()
+        self.events: list[Event] = [Mark(FORWARD)]
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._sizes: list[int] = []
+        self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
+        self._modules = RunningModules(module)
+
+    def mark(self, name: str) -> None:
+        """Note that this place is reached."""
+        self.events.append(Mark(name))
+
+    def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
+        """The storages that are alive, with their numbers on the tape."""
+        return list(self._numbers.items())
+
+    def resized(self, tensor: Tensor) -> None:
+        """Note that the tensor's storage may have another size now."""
+        for storage in storages_in([tensor]):
+            self._note_size(storage)
+
+    def _note_size(self, storage: torch.UntypedStorage) -> None:
+        number = self._numbers.get(storage)
+        if number is not None and self._sizes[number] != storage.nbytes():
+            self._sizes[number] = storage.nbytes()
+            self.events.append(Resize(number, storage.nbytes()))
+
+    def note_state(self, state: Tensor) -> None:
+        """Note the state of a generator, which no operation makes."""
+        for storage in storages_in([state]):
+            if storage not in self._numbers and storage not in self._existing:
+                self._begin(storage, GENERATOR_STATE)
+
+    def named(self, call: Callable) -> Callable:
+        """``nn.Module.__call__`` that notes which module runs, also one that an exception leaves, as a checkpoint's second run does.
+
+        No hook: for one that is always called torch makes a cycle that holds the arguments.
+        """
+
+        def run(part, *args, **kwargs):
+            self._modules.enter(part)
+            try:
+                return call(part, *args, **kwargs)
+            finally:
+                self._modules.leave(part)
+
+        return run
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [part for tensor in tensors_in((args, kwargs)) for part in plain_tensors(tensor)]
+        storages = [storage for tensor in given if (storage := storage_of(tensor)) is not None]
+        # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.
+        if func.overloadpacket is not torch.ops.aten.lift_fresh:
+            self._existing.update(s for s in storages if s not in self._numbers)
+        result = func(*args, **kwargs)
+        for storage in storages:
+            self._note_size(storage)
+        self._note(func, args, kwargs, given, {id(storage) for storage in storages}, result)
+        return result
+
+    def _note(self, func, args, kwargs, given: list[Tensor], before: set[int], result: Any) -> None:
+        op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
+        where = self._modules.name_or_node
+        arguments = func._schema.arguments
+        named = {**{a.name: x for a, x in zip(arguments, args)}, **kwargs}
+        changed = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        written, made = [_bytes(tensor) for tensor in tensors_in(changed)], False
+        for tensor in tensors_in(result):
+            for part in plain_tensors(tensor):
+                storage = storage_of(part)
+                if storage is None:
+                    continue
+                if storage not in self._numbers and storage not in self._existing:
+                    self._begin(storage, f"{where}: {op}" if where else op)
+                    made = True
+                if id(storage) not in before and "empty" not in op:
+                    written.append(_bytes(part))
+        if kind := kind_of(func):
+            self.events.append(Transfer(kind, ranks_of(named), whole_bytes(*named.values(), result), where))
+        if made or written:
+            read = tuple(map(_bytes, given)) if written else ()
+            self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))
+
+    def _begin(self, storage: torch.UntypedStorage, name: str) -> None:
+        number = len(self._sizes)
+        self._numbers[storage] = number
+        self._sizes.append(storage.nbytes())
+        self.events.append(Make(number, storage.nbytes(), name))
+        weakref.finalize(storage, self.events.append, Free(number)).atexit = False
+
+
+def _bytes(tensor: Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
+
+
+def _flops(func, args, kwargs, named: dict[str, Any], result: Any) -> int:
+    packet = func.overloadpacket
+    if packet in _CPU_FLOPS:
+        flops = _CPU_FLOPS[packet](*args)
+    elif packet in flop_registry:
+        flops = flop_registry[packet](*args, **kwargs, out_val=result)
+    else:
+        return 0
+    return flops // 2 if named.get("is_causal") else flops
+
+
+def record_step(
+    module: nn.Module,
+    forward: Callable[[Recorder], Tensor],
+    backward: Callable[[Tensor, Recorder], object],
+    inputs: object = (),
+) -> list[Event]:
+    """The events of ``forward`` and of ``backward`` of what it returned.
+
+    Weights, their gradients (which wait already, so that each new one is added and freed), buffers and inputs don't count.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad and gradient_of(parameter) is None:
+            parameter.grad = torch.zeros_like(parameter)
+    weights = [tensor for p in module.parameters() for tensor in (p, gradient_of(p)) if tensor is not None]
+
+    def run(recorder: Recorder) -> None:
+        output = forward(recorder)
+        recorder.mark(BACKWARD)
+        backward(output, recorder)
+        recorder.mark("end")
+
+    return recorded_run(module, run, [*weights, *module.buffers(), *tensors_in(inputs)])
+
+
+def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing: Iterable[Tensor]) -> list[Event]:
+    """The events of ``run``, by the names of the module's parts.  existing: see ``Recorder``."""
+    collects = gc.isenabled()
+    gc.disable()  # or what cycles hold would go at any moment
+    try:
+        recorder = Recorder(module, existing)
+        with recorder, replaced(nn.Module, "__call__", recorder.named), noting_states(recorder.note_state):
+            run(recorder)
+        return list(recorder.events)
+    finally:
+        if collects:
+            gc.enable()

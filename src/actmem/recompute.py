@@ -1,6 +1,6 @@
 """Activation recomputation: our own checkpoint function (2205.05198 section 5).
 
-How it works, in five rules:
+How it works, in six rules:
 
 1. Forward runs normally and builds its graph, but each tensor that autograd wants to save is replaced by an empty slot.
    Only the inputs and the random-number states are kept, and what the function closes over.

@@ -32,7 +32,7 @@ LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 CPU_INDEX_SECONDS = 30
 
-.PHONY: help setup course labs progress lint test test-all matrix mutants report tapes measure notebooks site clean
+.PHONY: help setup course labs progress lint test test-all matrix tapes measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
@@ -64,19 +64,13 @@ lint: $(TESTS) ## check style, format, types and imports: a part of `make test`
 # What must pass before pytest is a prerequisite; pytest's summary stays the last output.  By day each process has one
 # thread, which leaves the other cores to the others.
 test: $(TESTS) lint ## run what CI runs: lint, tests, every notebook against its stored outputs (FAST=1: what an edit needs)
-	FAST=$(FAST) ALL=$(ALL)$(if $(filter 1,$(ALL)),, OMP_NUM_THREADS=1) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),,--junitxml=build/tests.xml $(NBVAL)) $(PYTEST_ARGS)
+	FAST=$(FAST) ALL=$(ALL)$(if $(filter 1,$(ALL)),, OMP_NUM_THREADS=1) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),,$(NBVAL)) $(PYTEST_ARGS)
 
 test-all: ## run all tests there are, also those that CI runs at night
 	@$(MAKE) --no-print-directory test ALL=1
 
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
 	KEEP=$(KEEP) $(RUN) .ci/matrix.py $(ARGS)
-
-mutants: $(TESTS) ## break the library in 80 ways and list those that no test notices (half an hour on two idle cores)
-	@$(RUN) .ci/mutants.py $(ARGS)
-
-report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write FINDINGS.md's table
-	@$(RUN) .ci/report.py $(ARGS)
 
 tapes: $(TESTS) ## record again what the stages of the planner's models make and free: an hour
 	OMP_NUM_THREADS=1 $(RUN) -m tests.tape.stages

@@ -1,8 +1,8 @@
 """Run the library's tests on every version of torch that actmem says it works on.  CI does not run this: ``make matrix`` does.
 
 Each version gets a virtual environment of its own in build/matrix, some gigabytes where pip brings a
-CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json and
-into FINDINGS.md.  ``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
+CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json.
+``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from actmem.torch_private import CHECKED_ON
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "matrix"
 RESULTS = ROOT / ".ci" / "torch_versions.json"
-FINDINGS = ROOT / "FINDINGS.md"
-START, END = "<!-- make matrix writes from here -->", "<!-- make matrix writes to here -->"
 #: What runs on each version: a part passes if some of its tests pass and none fails.
 PARTS = {
     "formulas": ["tests/formulas", "tests/test_schedule.py"],
@@ -32,7 +30,7 @@ PARTS = {
     "ledger": [
         "tests/measure/test_ledger.py",
         "tests/measure/test_table2_exact.py",
-        "tests/bench/test_hold.py",
+        "tests/lab_tools/test_held_bytes.py",
     ],
     "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": [
@@ -61,8 +59,9 @@ def main(arguments: list[str]) -> int:
         print(f"torch {version}", flush=True)
         found_python = shutil.which(f"python{python}") if python else None  # it was looked for above
         found[version] = check_version(version, found_python or sys.executable)
-        write_results([found[v] for v in CHECKED_ON if v in found])
-        print(table([found[version]]), flush=True)
+        entries = [found[v] for v in CHECKED_ON if v in found]
+        RESULTS.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        print(table(entries), flush=True)
     return int(any(works(found[version]) != "yes" for version, _ in wanted))
 
 
@@ -151,18 +150,6 @@ def table(entries: list[dict]) -> str:
 
 def read_results() -> list[dict]:
     return json.loads(RESULTS.read_text(encoding="utf-8"))
-
-
-def write_results(entries: list[dict]) -> None:
-    """Store the results, and their table in FINDINGS.md."""
-    RESULTS.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    FINDINGS.write_text(with_table(FINDINGS.read_text(encoding="utf-8"), entries), encoding="utf-8")
-
-
-def with_table(findings: str, entries: list[dict]) -> str:
-    before, rest = findings.split(START)
-    _, after = rest.split(END)
-    return f"{before}{START}\n{table(entries)}\n{END}{after}"
 
 
 if __name__ == "__main__":

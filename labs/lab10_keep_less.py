@@ -42,10 +42,17 @@ def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
 
-    x: [s, b, h]; codes: int8 [o, h]; scale: [o, 1] in the dtype of x.  Returns [s, b, o]; only x gets a gradient.
-    Keeps nothing but codes and scale, which the model holds anyway.  torch's operators keep the widened
-    weight, 2oh bytes in 16 bits, and would keep x, 2sbh, for a weight that trains.  2205.05198 section 4.1
-    counts the inputs of linears that train.
+    Args:
+        x: [s, b, h].
+        codes: int8 [o, h].
+        scale: [o, 1], in the dtype of x.
+
+    Returns:
+        [s, b, o]; only x gets a gradient.
+
+    Saves: nothing but codes and scale, which the model holds anyway.  torch's operators save the widened weight,
+        2oh bytes in 16 bits, and would save x, 2sbh, for a weight that trains.
+    Source: 2205.05198 section 4.1 counts the inputs of linears that train.
     """
     raise NotImplementedError
 
@@ -54,12 +61,21 @@ def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
 
-    x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x).  Returns
-    [s, b, o].  Products with weight are in the dtype of x; x, a and b get gradients of their own dtypes
-    (those of a and b may be rounded to the dtype of x first).  Keeps x and F.linear(x, a) in the dtype of x, 2sbh + 2sbr
-    bytes in 16 bits, beside weight, a and b.  Makes nothing of the size of weight, neither weight + alpha/r · b @ a nor a
-    gradient for it, and multiplies by weight once in forward and once in backward.  2205.05198 section 4.1 counts
-    2sbh for a linear.
+    Make nothing of the size of weight, neither weight + alpha/r · b @ a nor a gradient for it, and multiply by
+    weight once in forward and once in backward, in the dtype of x.
+
+    Args:
+        x: [s, b, h].
+        weight: [o, h], in the dtype of x, frozen.
+        a: [r, h], in the dtype of wide(x).
+        b: [o, r], in the dtype of wide(x).
+
+    Returns:
+        [s, b, o].  x, a and b get gradients of their own dtypes (those of a and b may be rounded to the dtype of x
+        first).
+
+    Saves: x and F.linear(x, a) in the dtype of x, 2sbh + 2sbr bytes in 16 bits, beside weight, a and b.
+    Source: 2205.05198 section 4.1 counts 2sbh for a linear.
     """
     raise NotImplementedError
 
@@ -68,23 +84,41 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
 
-    x: [s, b, h]; up: [f, h]; down: [h, f]; tile need not divide s.  Returns [s, b, h]; gradients as mlp gives them,
-    those of up and down added up in the dtype of wide(up).  Keeps x, 2sbh bytes in 16 bits, where mlp keeps
-    2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of
-    x, up and down.  At most 8 products of s·b·h·f run, where mlp runs 6.  2506.13996.
+    In forward and backward at most four tensors [tile, b, f] are alive at once, beside three of each of x, up and
+    down.  At most 8 matmuls of s·b·h·f run, where mlp runs 6.
+
+    Args:
+        x: [s, b, h].
+        up: [f, h].
+        down: [h, f].
+        tile: positions; it need not divide s.
+
+    Returns:
+        [s, b, h].  Gradients are as mlp gives them, those of up and down added up in the dtype of wide(up).
+
+    Saves: x, 2sbh bytes in 16 bits, where mlp saves 2sbh + 4sbf.
+    Source: 2506.13996.
     """
     raise NotImplementedError
 
 
 # 10.4: read “Step 3: the layers' inputs on the host” in notebooks/13_long_sequences.ipynb
 def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
-    """function(x), run again in backward from an x that was on the host in between.
+    """function(x), recomputed in backward from an x that was on the host in between.
 
-    function takes a tensor and returns one.  It draws no random numbers.  It has weights of its own, which get their
-    gradients even if x needs none.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
-    without arguments: call it, and a copy is back on the device.  Copy once out in forward, and once back in backward;
-    the copy on the host is freed with the graph.  Keeps nothing on the device, and x's bytes on the host.  Gradients
-    are bit-identical to those of function(x).  With it, a stack of L layers keeps none of the 2sbhL bytes that
-    2205.05198 section 5 counts for full recomputation.
+    Copy x once out in forward, and once back in backward; the copy on the host is freed with the graph.
+
+    Args:
+        function: takes a tensor and returns one, and draws no random numbers.  It has weights of its own, which get
+            their gradients even if x needs none.
+        x: a tensor of any shape.
+        host: host.put(tensor, name) copies a tensor to the host's memory and returns a function without arguments:
+            call it, and a copy is back on the device.
+
+    Returns:
+        What function returns.  Gradients are bit-identical to those of function(x).
+
+    Saves: nothing on the device, and x's bytes on the host.
+    Source: 2205.05198 section 5 counts 2sbhL bytes for full recomputation of L layers, of which none stay.
     """
     raise NotImplementedError

@@ -28,13 +28,21 @@ from actmem_course.pieces import Dropouts, LayerWeights, core_attention, layer
 
 # 4.1 and 4.2: read “How a checkpoint function works, in four steps”
 def checkpoint(function, *inputs: Tensor) -> Tensor:
-    """function(*inputs), keeping only the inputs for backward; backward runs function again.
+    """function(*inputs), saving only the inputs for backward; backward runs function again.
 
-    function returns one tensor; it may use parameters that are not among inputs, which get their
-    gradients too.  At least one input requires a gradient; not all need to.
-    4.2: function may draw random numbers from torch's default generators (dropout).  Gradients are
-    the same as without checkpoint, and so are the generators' states after forward and after
-    backward; you may keep states as well.  2205.05198 section 5.
+    4.2: function may draw random numbers from torch's default generators (dropout).  Gradients are the same as
+    without checkpoint, and so are the generators' states after forward and after backward; you may save states as
+    well.
+
+    Args:
+        function: returns one tensor; it may use parameters that are not among inputs, which get their gradients too.
+        inputs: tensors of any shape; at least one requires a gradient, not all need to.
+
+    Returns:
+        What function returns.
+
+    Saves: the inputs.
+    Source: 2205.05198 section 5.
     """
     raise NotImplementedError
 
@@ -43,18 +51,35 @@ def checkpoint(function, *inputs: Tensor) -> Tensor:
 def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """layer(x, w, dropouts), recomputing the core attention, and nothing else, in backward.
 
-    x: [s, b, h].  layer takes a fourth argument, core: what to call instead of core_attention,
-    with the same arguments (q, k, v, dropout).  dropouts draw from torch's default generators.
-    2205.05198 section 5.
+    Args:
+        x: [s, b, h].
+        w: the weights.
+        dropouts: they draw from torch's default generators.
+
+    Returns:
+        [s, b, h].  layer takes a fourth argument, core: what to call instead of core_attention, with the same
+        arguments (q, k, v, dropout).
+
+    Saves: all but the three tensors of the core attention, 34sbh.
+    Source: 2205.05198 section 5.
     """
     raise NotImplementedError
 
 
 # 4.4: read “How a checkpoint function works, in four steps”
 def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
-    """layer(x, w, dropouts), keeping only x for backward.
+    """layer(x, w, dropouts), saving only x for backward.
 
-    2205.05198 section 5.
+    Args:
+        x: [s, b, h].
+        w: the weights.
+        dropouts: they draw from torch's default generators.
+
+    Returns:
+        [s, b, h].
+
+    Saves: x.
+    Source: 2205.05198 section 5.
     """
     raise NotImplementedError
 
@@ -63,7 +88,16 @@ def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
 def checkpoint_stopping_early(function, *inputs: Tensor) -> Tensor:
     """Like checkpoint, but the second run stops at the last tensor that backward reads.
 
-    What function computes after that, often its last matrix product, gives only the result, which
-    exists already.  2205.05198 section 5 counts the whole region instead.
+    What function computes after that, often its last matmul, gives only the result, which exists already.
+
+    Args:
+        function: as in checkpoint.
+        inputs: as in checkpoint.
+
+    Returns:
+        What function returns.
+
+    Saves: the inputs.
+    Source: 2205.05198 section 5 counts the whole region instead.
     """
     raise NotImplementedError

@@ -24,10 +24,17 @@ import torch
 def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microbatches: int) -> list[tuple[str, int]]:
     """What one rank does in a training step under 1F1B, in order.
 
-    Returns ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.  No
-    rank holds more microbatches than 1F1B needs, and no time is lost except in the pipeline's fill
-    and drain.  num_microbatches may be smaller than pipeline_parallel_size.  2205.05198 section
-    4.2.3.
+    No rank holds more microbatches than 1F1B needs, and no time is lost except in the pipeline's fill and drain.
+
+    Args:
+        pipeline_parallel_size: p.
+        rank: from 0 to p − 1.
+        num_microbatches: n, which may be smaller than p.
+
+    Returns:
+        ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.
+
+    Source: 2205.05198 section 4.2.3.
     """
     raise NotImplementedError
 
@@ -38,10 +45,19 @@ def interleaved(
 ) -> list[tuple[str, int, int]]:
     """The same with m ≥ 2 model chunks on each rank: chunk c of rank r is part c·p + r of the model.
 
-    Returns ("F", c, i) and ("B", c, i), each once.  p microbatches go through chunk 0, then the same
-    p through chunk 1, and so on, then the next p; backward in the reverse order of chunks.
-    num_microbatches is divisible by p.  Sends take no time here, so a warm-up that doesn't hide them
-    passes as well.  2205.05198 section 4.2.3.
+    p microbatches go through chunk 0, then the same p through chunk 1, and so on, then the next p; backward in the
+    reverse order of chunks.  Sends take no time here, so a warm-up that doesn't hide them passes as well.
+
+    Args:
+        pipeline_parallel_size: p.
+        rank: from 0 to p − 1.
+        num_model_chunks: m.
+        num_microbatches: n, divisible by p.
+
+    Returns:
+        ("F", c, i) and ("B", c, i), each once.
+
+    Source: 2205.05198 section 4.2.3.
     """
     raise NotImplementedError
 
@@ -50,28 +66,47 @@ def interleaved(
 def free_output(output: torch.Tensor) -> None:
     """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
 
-    No operation has kept output for its backward.  Leave its graph, shape and dtype unchanged.
-    2205.05198 appendix B.
+    Args:
+        output: of any shape; no operation has saved it for backward.  Leave its graph, shape and dtype unchanged.
+
+    Source: 2205.05198 appendix B.
     """
     raise NotImplementedError
 
 
 # 5.4: read “Appendix C: recompute only what does not fit”
 def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
-    """How many of the microbatches in flight can keep everything, if the others are recomputed.
+    """How many of the microbatches in flight can save everything, if the others are recomputed.
 
-    A microbatch keeps full_bytes, or recomputed_bytes; all of them together must not exceed
-    budget_bytes.  At most in_flight; -1 if not even recomputing all of them fits.
-    2205.05198 appendix C.
+    Args:
+        budget_bytes: what all of them together must not exceed.
+        in_flight: how many microbatches there are.
+        full_bytes: of a microbatch that saves everything.
+        recomputed_bytes: of a microbatch that is recomputed.
+
+    Returns:
+        At most in_flight; -1 if not even recomputing all of them fits.
+
+    Source: 2205.05198 appendix C.
     """
     raise NotImplementedError
 
 
 # 5.5: read “Appendix C: recompute only what does not fit”
 def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
-    """Which microbatches keep everything under 1F1B, if at most ``places`` may at any one time.
+    """Which microbatches save everything under 1F1B, if at most ``places`` may at any one time.
 
-    As many as possible.  A microbatch holds its place from its forward to its backward.
-    2205.05198 appendix C.
+    A microbatch holds its place from its forward to its backward.
+
+    Args:
+        pipeline_parallel_size: p.
+        rank: from 0 to p − 1.
+        num_microbatches: n.
+        places: how many may save everything at once.
+
+    Returns:
+        Numbers from 0 to n − 1, as many as possible.
+
+    Source: 2205.05198 appendix C.
     """
     raise NotImplementedError

@@ -34,16 +34,23 @@ def llama_layer_bytes(
     ffn_hidden_size: int,
     tensor_parallel_size: int,
 ) -> dict[str, int]:
-    """Bytes of each of the 14 tensors that a Llama layer keeps on one of t ranks, by the names below.
+    """Bytes of each of the 14 tensors that a Llama layer saves for backward on one of t ranks.
 
-    "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V", "log-sum-exp",
-    "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input", "gate",
-    "up", "down input".
+    Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing saved twice.  Activations have 16
+    bits; the statistics of a norm (one number per token) and the log-sum-exp (one number per query and head) have
+    32.
 
-    Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing kept twice.  Activations
-    have 16 bits; the statistics of a norm (one number per token) and the log-sum-exp (one number per query
-    and head) have 32.  Of t and k one divides the other; with t > k each rank holds one key and value head.
-    2205.05198 section 4 counts the layer of 2022 in the same way.
+    Args:
+        seq_length, micro_batch_size, hidden_size, num_attention_heads: s, b, h, a.
+        num_key_value_heads: k.  Of t and k one divides the other; with t > k each rank holds one key and value head.
+        ffn_hidden_size, tensor_parallel_size: f, t.
+
+    Returns:
+        Bytes by these names: "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V", "log-sum-
+            exp", "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input", "gate",
+            "up", "down input".
+
+    Source: 2205.05198 section 4 counts the layer of 2022 in the same way.
     """
     raise NotImplementedError
 
@@ -59,9 +66,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
 
     Round once, at the end.  Rounding before weight multiplies too, as Hugging Face's norm does, also passes.
-    x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
-    wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
-    1910.07467.
+
+    Args:
+        x: [s, b, h].
+        weight: [h], in x's dtype.
+
+    Returns:
+        [s, b, h], in x's dtype.
+
+    Saves: x and 1/rms, one wide number per token: 2sbh + 4sb bytes in 16 bits, where torch's operators save 6sbh +
+        4sb or more.
+    Source: 1910.07467.
     """
     raise NotImplementedError
 
@@ -70,20 +85,36 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, where silu(x) = x · sigmoid(x).
 
-    gate, up: [s, b, f].  Returns [s, b, f].  Keeps gate and up: 4sbf bytes in 16 bits, where two
-    operators of torch keep 6sbf.  2002.05202.
+    Args:
+        gate: [s, b, f].
+        up: [s, b, f].
+
+    Returns:
+        [s, b, f].
+
+    Saves: gate and up, 4sbf bytes in 16 bits, where two operators of torch save 6sbf.
+    Source: 2002.05202.
     """
     raise NotImplementedError
 
 
 # 7.4: read “What needs no product”
 def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
-    """F.linear(recipe(*sources), weight), keeping the sources in place of the linear's own input.
+    """F.linear(recipe(*sources), weight), saving the sources in place of the linear's own input.
 
-    recipe: a function without a matrix product, such as a norm of (x, its weight) or swiglu of (gate,
-    up).  It returns [s, b, in]; weight: [out, in].  All sources get gradients.  Backward runs recipe
-    once, to recompute the linear's input, and no product but the two of a linear's backward.  Results and
-    gradients are the plain ones, up to rounding.
+    Backward runs recipe once, to recompute the linear's input, and no matmul but the two of a linear's backward.
+    Results and gradients are the plain ones, up to rounding.
+
+    Args:
+        recipe: a function without a matmul, such as a norm of (x, its weight) or swiglu of (gate, up); it returns
+            [s, b, in].
+        weight: [out, in].
+        sources: the arguments of recipe; all get gradients.
+
+    Returns:
+        [s, b, out].
+
+    Saves: the sources.
     """
     raise NotImplementedError
 
@@ -100,10 +131,22 @@ def split_grouped_heads(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
 
-    q_weight: [ad, h], k_weight and v_weight: [kd, h], head after head; projection_weight: [h, ad]; h need
-    not be a·d.  Query head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t
-    and up, and the key and value heads that these read, no others: of t and k one divides the other, so with
-    t > k several ranks take the same head.  2205.05198 section 4.2.1 cuts whole heads.
+    Query head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t and up, and the key
+    and value
+    heads that these read, no others: of t and k one divides the other, so with t > k several ranks take the same
+        head.
+
+    Args:
+        q_weight: [a·d, h], head after head; h need not be a·d.
+        k_weight: [k·d, h].
+        v_weight: [k·d, h].
+        projection_weight: [h, a·d].
+        num_attention_heads, num_key_value_heads: a, k.
+
+    Returns:
+        This rank's four parts: [a·d/t, h], twice [k·d/min(t, k), h], and [h, a·d/t].
+
+    Source: 2205.05198 section 4.2.1 shards whole heads.
     """
     raise NotImplementedError
 
@@ -112,9 +155,14 @@ def split_grouped_heads(
 def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
     """Complete k_weight.grad and v_weight.grad after the backward of grouped-query attention.
 
-    k_weight, v_weight: this rank's, as split_grouped_heads gives them, [kd/min(t, k), h].  Each rank found
-    its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the sum of
-    theirs.  Make no process group: all ranks of group call this, so exchange within group.
-    2305.13245.
+    Each rank found its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the
+    sum of theirs.  Make no process group: all ranks of group call this, so a collective of group can do it.
+
+    Args:
+        k_weight: [k·d/min(t, k), h], this rank's, as split_grouped_heads gives it.
+        v_weight: [k·d/min(t, k), h], this rank's.
+        num_key_value_heads: k.
+
+    Source: 2305.13245.
     """
     raise NotImplementedError

@@ -3,94 +3,318 @@
 What the ranks of one transformer layer exchange (2205.05198 section 4.2): number, kind and bytes of
 the collectives in every mode, by formula and counted; what the ranks' sockets really sent for them;
 the time of one all-reduce against a reduce-scatter and an all-gather of the same bytes; and how much of
-backward's exchanges the matrix products hide, by its time with and without overlap.
+backward's collectives the matmuls hide, by its time with and without overlap.
 Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
 """
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
+from measure_parity import FORMS
+from measure_speed import check_speed
+from rich.table import Table
 
-from actmem.config import Parallel, check_layer
+from actmem.config import ModelShape, Parallel, check_layer
+from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
+from actmem.ledger.comms import Collective, count_collectives
+from actmem.ledger.parts import layer_input
+from actmem.ledger.tools import replaced
+from actmem.parallel import linear
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
+from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.arguments import add_shape_arguments, shape_from
-from actmem_course.bench.measure_communication import (
-    TORCHS,
-    compare_collectives,
-    compare_overlap,
-    count_exchanges,
-    measure_sent,
-)
-from actmem_course.bench.measure_speed import timed_shape
-from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import LAYER, add_timing_arguments, check_timing, setting
-from actmem_course.others.ring import HEADER_BYTES, MESSAGES
+from actmem_course.files import check_files
+from actmem_course.lab_tools import options
+from actmem_course.lab_tools.held_bytes import layer_runner
+from actmem_course.lab_tools.machine import clock_name, described
+from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
+from actmem_course.lab_tools.socket_bytes import bytes_sent_by, can_count
+from actmem_course.lab_tools.tables import numbers, red_if, table
+from actmem_course.lab_tools.timing import Work, time_in_turns
+from actmem_course.others.ring import HEADER_BYTES, MESSAGES, gloo_header_bytes
 from actmem_course.process import lab
-from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.results import TimedPair, plain
-from actmem_course.show.tables import compared_line, exchanges_table, sent_table
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.show.style import milliseconds
+from actmem_course.show.text import overhead_text
 
+COUNTED_MODES = ("none", "selective", "full", "paper-full")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter")
+#: torch's own reduce-scatter, which over gloo is an all-reduce.
+TORCHS = "torch's reduce-scatter"
 GLOO = (
-    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
-    "over gloo is an all-reduce that forgets the rest; ours sends only what is kept (parallel/collectives.py)."
+    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. Torch's "
+    "reduce-scatter over gloo is an all-reduce that forgets the rest; ours sends only what is kept "
+    "(parallel/collectives.py)."
 )
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__)
-    add_shape_arguments(run.parser, LAYER)
-    add_rank_arguments(run.parser)
-    add_timing_arguments(run.parser)
-    with run.asked() as args:
-        size = check_ranks(args, run.parser.prog)
-        dtype = check_timing(args)
+    parser = options.lab_parser("measure_communication.py", __doc__ or "")
+    add_shape_arguments(parser, options.DEFAULT_LAYER)
+    add_rank_arguments(parser)
+    options.add_timing_arguments(parser)
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json")
+        size = check_ranks(args, parser.prog)
+        dtype = options.check_timing(args)
         if args.emulate is None:
-            shape = timed_shape(args, size, dtype)
+            shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
         else:  # an emulated rank needs no memory: it only counts
             shape = shape_from(args)
             check_layer(shape, Parallel(size, sequence_parallel=True))
 
-    with run.ranks() as here:
+    with ranks(args) as here:
+        screen = screen_of(here.rank)
+        torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
-        counted, sent = count_exchanges(*place), measure_sent(*place)
-        timed = {} if here.emulated else time_exchanges(run, place)
-        wrong = [one for one in run.gathered(counted) + sent if not one.exact]
-        run.progress()
-        run.show(exchanges_table(counted, f"Exchanges: {setting(shape, here, dtype)}"))
-        run.show(*((sent_table(sent), GLOO) if sent else ()))
-        run.wrong(*(one.difference for one in wrong))
-        run.show(*(() if wrong else ("Every number, kind and byte agrees with the formulas.",)))
-        if timed:
-            run.show(*(f"{title}: {compared_line(one)}" for title, one in timed.items()))
-            run.show(f"Times: medians of {args.rounds} rounds, of exchanges alone {10 * args.rounds}; {run.clock}.")
-            if args.device == "cuda":
-                queues = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
-                run.show(
-                    f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: with 1 an exchange starts before the product that hides it."
-                )
+        own = count_layers(*place)
+        counted, sent = gather_rows(here, own), measure_sockets(*place)
+        compared = [] if here.emulated else time_collectives(*place, args.rounds)
+        screen.print(counts_table(own, f"Collectives: {described(shape, here, dtype)}"))
+        if sent:
+            screen.print(sockets_table(sent), GLOO)
+        wrong = [row for row in counted + sent if not row["exact"]]
+        for row in wrong:
+            screen.print(row["difference"], style=WRONG, markup=False)
+        if not wrong:
+            screen.print("Every number, kind and byte agrees with the formulas.")
+        if note := options.shortened(shape):
+            screen.print(note)
+        for row in compared:
+            screen.print(f"{row['comparison']}: {comparison_text(row)}")
+        if here.emulated:
+            screen.print("One emulated rank exchanges nothing, so nothing is timed.")
         else:
-            run.show("One emulated rank exchanges nothing, so nothing is timed.")
-        run.write([
-            *counted,
-            *({"on_sockets": one.name, **plain(one)} for one in sent),
-            *({"comparison": title, **plain(one)} for title, one in timed.items()),
-        ])  # fmt: skip
+            alone = f"of collectives alone {10 * args.rounds}"
+            screen.print(f"Times: medians of {args.rounds} rounds, {alone}; {clock_name(here.device)}.")
+        if args.device == "cuda" and compared:
+            queues = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
+            screen.print(f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: with 1 a collective starts before its matmul.")
+        write_rows(args.json, here.rank, [*own, *sent, *compared])
     return 1 if wrong else 0
 
 
-def time_exchanges(run: Measurement, place) -> dict[str, TimedPair]:
-    """The three comparisons by their titles.  Every rank must call it."""
-    rounds, title = run.args.rounds, "Same bytes"
+# Counted
 
-    def say(number: int) -> None:
-        run.progress(f"{title}: round {number}")
 
-    # An exchange alone is over in no time, so it is timed more often.
-    found = {title: compare_collectives(*place, rounds=10 * rounds, on_round=say)}
-    for title, shared in (("Backward, tensor parallel", False), ("Backward, tensor + sequence", True)):
-        found[title] = compare_overlap(*place, sequence_parallel=shared, rounds=rounds, on_round=say)
-    return found
+def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The collectives of one layer in every form and mode, predicted and counted.  Every rank must call it."""
+    rows = []
+    for name, sharing in FORMS.items():
+        tp = tensor_parallel(**sharing)
+        for recompute in COUNTED_MODES:
+            layer = layer_runner(shape, tp, here.device, dtype, recompute)
+            with count_collectives() as seen:
+                layer.run()
+            predicted, counted = predict(shape, tp, dtype, recompute), exchanges_of(seen.collectives, here.size)
+            row: dict[str, Any] = {
+                "name": name,
+                "recompute": recompute,
+                "predicted": counts(predicted),
+                "measured": counts(counted),
+                "predicted_wire_bytes": wire_bytes(predicted),
+                "measured_wire_bytes": wire_bytes(counted),
+            }
+            same_bytes = row["predicted_wire_bytes"] == row["measured_wire_bytes"]
+            row["exact"] = same_bytes and row["predicted"] == row["measured"]
+            row["difference"] = f"{name}, {recompute}: by formula {row['predicted']}, counted {row['measured']}"
+            rows.append(row)
+    return rows
+
+
+def predict(shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none") -> list[Exchange]:
+    """What one layer exchanges, forward and backward, in the form that ``tp`` has."""
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    return layer_exchanges(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
+
+
+def exchanges_of(collectives: list[Collective], size: int) -> list[Exchange]:
+    """The counted collectives, as the formula names them."""
+    found = Counter((one.kind, one.payload_bytes) for one in collectives)
+    return [Exchange(kind, "measured", "", size, payload, count) for (kind, payload), count in found.items()]
+
+
+# Sent
+
+
+def measure_sockets(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """Single collectives of a layer's activations, then the whole layer, forward and backward.
+
+    Empty where sockets can't be read.  Every rank must call it, and gets the same.
+    """
+    if here.emulated or here.size == 1 or not can_count():
+        return []
+    tp = tensor_parallel(sequence_parallel=True)
+    full = layer_input(shape, TensorParallel(), here.device, dtype).detach()
+    own = full[: shape.seq_length // here.size].contiguous()
+    result = torch.empty_like(own)
+
+    def of_activations(kind: str) -> list[Exchange]:
+        return [Exchange(kind, "forward", "", here.size, full.numel() * dtype.itemsize)]
+
+    tried: list[tuple[str, list[Exchange], Callable[[], object]]] = [
+        ("all-reduce", of_activations("all-reduce"), lambda: all_reduce(full, tp)),
+        ("all-gather", of_activations("all-gather"), lambda: all_gather(own, tp)),
+        ("reduce-scatter", of_activations("reduce-scatter"), lambda: reduce_scatter(full, tp)),
+        (TORCHS, of_activations("all-reduce"), lambda: torch_reduce_scatter(result, full)),
+    ]
+    for name, sharing in FORMS.items():
+        form = tensor_parallel(**sharing)
+        layer = layer_runner(shape, form, here.device, dtype)
+        tried.append((f"layer, {name}", predict(shape, form, dtype), layer.run))
+    rows = []
+    for name, exchanges, run in tried:
+        predicted, headers = here.size * wire_bytes(exchanges), here.size * sum(map(gloo_header_bytes, exchanges))
+        sent = sum(here.gather(bytes_sent_by(run)))
+        rows.append({
+            "on_sockets": name,
+            "name": name,
+            "predicted_bytes": predicted,
+            "header_bytes": headers,
+            "sent_bytes": sent,
+            "exact": sent == predicted + headers,
+            "difference": f"{name}: {predicted:,} + {headers:,} bytes by formula, {sent:,} on the sockets",
+        })  # fmt: skip
+    return rows
+
+
+# Timed
+
+
+def time_collectives(shape: ModelShape, here: Ranks, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
+    """The three comparisons.  Every rank must call it."""
+    # A collective alone is over in no time, so it is timed more often.
+    rows = [compare_collectives(shape, here, dtype, 10 * rounds)]
+    for title, sequence_parallel in (("Backward, tensor parallel", False), ("Backward, tensor + sequence", True)):
+        show_progress(here.rank, title)
+        rows.append({"comparison": title, **compare_overlap(shape, here, dtype, sequence_parallel, rounds)})
+    show_progress(here.rank)
+    return rows
+
+
+def compare_collectives(shape: ModelShape, here: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    """Time one all-reduce of a layer's activations against a reduce-scatter and an all-gather of the same."""
+    tp = tensor_parallel(sequence_parallel=True)
+    x = layer_input(shape, TensorParallel(), here.device, dtype).detach()
+    first, second = "all-reduce", "reduce-scatter, all-gather"
+    work = {
+        first: Work(lambda: all_reduce(x, tp), lambda _: None),
+        second: Work(lambda: all_gather(reduce_scatter(x, tp), tp), lambda _: None),
+    }
+    timed = time_in_turns(work, first, here, rounds=rounds)
+    return {
+        "comparison": "Same bytes",
+        "first": first,
+        "second": second,
+        "first_seconds": timed.medians(first)["combined_seconds"],
+        "second_seconds": timed.medians(second)["combined_seconds"],
+        "over": timed.over(second, first),
+        "hidden": None,
+    }
+
+
+def compare_overlap(
+    shape: ModelShape, here: Ranks, dtype: torch.dtype, sequence_parallel: bool, rounds: int
+) -> dict[str, Any]:
+    """Time backward of one layer, and the same if it waits for each collective at once.
+
+    hidden: the share of the collectives' own time that overlap takes off backward; None if that could be noise.
+    """
+    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+    layer = layer_runner(shape, tp, here.device, dtype).work()
+    full = layer_input(shape, TensorParallel(), here.device, dtype).detach()
+    own = full[: shape.seq_length // here.size].contiguous()
+
+    def overlapped() -> None:
+        """What overlaps in backward, alone: both column-parallel linears have it."""
+        for _ in range(2):
+            if sequence_parallel:
+                all_gather(own, tp)
+                reduce_scatter(full, tp)
+            else:
+                all_reduce(full, tp)
+
+    first, second, alone = "with overlap", "without", "collectives alone"
+    work = {first: layer, second: layer.under(without_overlap), alone: Work(overlapped, lambda _: None)}
+    timed = time_in_turns(work, first, here, rounds=rounds, part="backward_seconds")
+    seconds = [timed.medians(name)["backward_seconds"] for name in (first, second)]
+    over = timed.over(second, first)
+    saved = seconds[1] - seconds[0]
+    return {
+        "first": first,
+        "second": second,
+        "first_seconds": seconds[0],
+        "second_seconds": seconds[1],
+        "over": over,
+        "hidden": saved / timed.medians(alone)["forward_seconds"] if over["is_real"] else None,
+    }
+
+
+@contextmanager
+def without_overlap() -> Iterator[None]:
+    """In the block, column-parallel linears wait for each collective of backward right after starting it.
+
+    The same collectives and matmuls run in the same order, but nothing overlaps.
+    """
+
+    def waiting(start: Callable) -> Callable:
+        def start_and_wait(x, tp, **options):
+            pending = start(x, tp, **options)
+            pending.wait()
+            return pending
+
+        return start_and_wait
+
+    with ExitStack() as stack:
+        for name in ("start_all_gather", "start_reduce_scatter", "start_all_reduce"):
+            stack.enter_context(replaced(linear, name, waiting))
+        yield
+
+
+# Printed
+
+
+def counts_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """A form and mode a line: how many of each kind, and bytes that each rank sends around a ring."""
+    columns = map(numbers, ("all-red.", "gather", "scatter", "bytes sent", "diff."))
+    made = table(title, "one layer, forward + backward", *columns, tight=True)
+    for name in FORMS:
+        made.add_row(name, style="bold")
+        for row in (row for row in rows if row["name"] == name):
+            kinds = (str(row["measured"].get(kind, 0) or "–") for kind in KINDS)
+            sent, predicted = row["measured_wire_bytes"], row["predicted_wire_bytes"]
+            style = red_if(not row["exact"])
+            made.add_row(f"  {row['recompute']}", *kinds, f"{sent:,}", f"{sent - predicted:,}", style=style)
+    return made
+
+
+def sockets_table(rows: list[dict[str, Any]]) -> Table:
+    """Bytes on the wire, all ranks together: data by formula, gloo's headers, and what the sockets say."""
+    columns = map(numbers, ("data, by formula", "headers", "sent", "diff."))
+    made = table("Bytes sent by all ranks' sockets", "", *columns, tight=True)
+    for row in rows:
+        predicted, headers, sent = row["predicted_bytes"], row["header_bytes"], row["sent_bytes"]
+        cells = (f"{count:,}" for count in (predicted, headers, sent, sent - predicted - headers))
+        made.add_row(row["name"], *cells, style=red_if(not row["exact"]))
+    return made
+
+
+def comparison_text(row: dict[str, Any]) -> str:
+    """A sentence on one comparison."""
+    times = ", ".join(f"{row[one]} {milliseconds(row[f'{one}_seconds'])} ms" for one in ("first", "second"))
+    if not row["over"]["is_real"]:
+        return f"{times}; no difference that stands out of the noise (±{100 * row['over']['within']:.0f}%)."
+    hidden = ""
+    if row["hidden"] is not None:
+        hidden = f"; overlap hides {100 * row['hidden']:.0f}% of the collectives' own time"
+    return f"{times} ({overhead_text(row['over'])}){hidden}."
 
 
 if __name__ == "__main__":

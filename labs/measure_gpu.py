@@ -12,8 +12,7 @@ import os
 import re
 import sys
 import warnings
-from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
+from argparse import Namespace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -30,11 +29,12 @@ from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_snapshot, mea
 from gpu_steps.times import matmul_rate, measure_modes, measure_table4
 from gpu_steps.trace import measure_trace
 from gpu_steps.wall import LADDER, climb
+from measure_peers import measure_peers
 
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem.ledger.emulate import emulated_rank
-from actmem_course.bench.measure_peers import measure_peers
+from actmem_course.arguments import LabParser
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks
 
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def options() -> Namespace:
-    parser = ArgumentParser(prog="measure_gpu.py", description=(__doc__ or "").split("\n\n")[1])
+    parser = LabParser(prog="measure_gpu.py", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to try the script; writes no file")
     parser.add_argument("--seconds", type=int, default=440, help="start no step after that (default: %(default)s)")
@@ -84,9 +84,9 @@ def options() -> Namespace:
     )
     args = parser.parse_args()
     if args.device == "cpu" and not args.quick:
-        parser.error("argument --device: a CPU would need days for these layers: add --quick")
+        parser.error("--device: a CPU would need days for these layers: add --quick")
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("argument --device: there is no GPU that this torch can use; try --device cpu --quick")
+        parser.error("--device: there is no GPU that this torch can use; try --device cpu --quick")
     return args
 
 
@@ -109,8 +109,9 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
             session.step("table2", f"{name}, {row.name}", partial(measure_layer_bytes, shape, row, device, dtype))
 
     budget = int(args.card * 2**30)
-    for name, *how in LADDER:
-        run = partial(climb, shapes["22B"], *how, device=device, curve=name.endswith("selective"))
+    for name, tensor, sequence, recompute in LADDER:
+        curve = name.endswith("selective")
+        run = partial(climb, shapes["22B"], tensor, sequence, recompute, device=device, curve=curve)
         session.step("wall", name, partial(run, budget_bytes=budget))
         last = session.results["wall"][-1:]
         # What this card could hold, but not the paper's: the prediction is measured there too.
@@ -126,7 +127,7 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
     one = shapes["22B"]
     session.step("trace", "selective", partial(measure_trace, one, "selective", device, dtype))
     peers = partial(measure_peers, one, ranks, dtype, rounds=rounds, peers=("DTensor", "FSDP2"))
-    session.step("peers", "22B", lambda: {"rows": [asdict(line) for line in peers()]})
+    session.step("peers", "22B", lambda: {"rows": peers()})
 
 
 def measure_kept(session: Session, args: Namespace) -> None:

@@ -9,44 +9,118 @@ Exit code 0 if every measured number equals its formula, 1 if any does not, 2 on
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from paper_steps import sections
+from paper_steps.sections import PaperEntry
+from paper_steps.tables import parts_of
 
 from actmem.config import PAPER_MODELS, check_size
-from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of
-from actmem_course.bench.runner import Measurement
+from actmem_course.files import check_files
+from actmem_course.lab_tools.options import add_choices_argument, check_single_process, chosen, lab_parser
+from actmem_course.lab_tools.output import WRONG, screen_of, status, write_rows
 from actmem_course.process import lab
 
-PROCESSES = "measure the models in up to N processes, each of about 0.4 GiB (default: %(default)s)"
+#: In the order of the paper.
+SECTIONS: dict[str, Callable[[str], list[PaperEntry]]] = {
+    "figure1": sections.figure1,
+    "table2": sections.table2,
+    "table3": sections.table3,
+    "figure7": sections.figure7,
+    "table4": sections.table4,
+    "table5": sections.table5,
+    "flops": sections.flops,
+    "figure9": sections.figure9,
+    "disagreements": sections.disagreement_entries,
+}
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__)
-    run.several("model", tuple(PAPER_MODELS))
-    run.several("section", tuple(SECTIONS))
-    run.option("--processes", type=int, metavar="N", default=min(3, os.cpu_count() or 1), help=PROCESSES)
-    with run.asked() as args:
-        run.alone()
+    parser = lab_parser("measure_paper.py", __doc__ or "")
+    add_choices_argument(parser, "model", tuple(PAPER_MODELS), "NAME")
+    add_choices_argument(parser, "section", tuple(SECTIONS), "NAME")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        default=min(3, os.cpu_count() or 1),
+        help="measure the models in up to N processes, each of about 0.4 GiB (default: %(default)s)",
+    )
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json")
+        check_single_process(parser.prog)
         check_size("processes", args.processes, largest=64)
 
-    sections, models = run.chosen("section"), run.chosen("model")
+    screen = screen_of(0)
+    names, models = chosen(args.section, tuple(SECTIONS)), chosen(args.model, tuple(PAPER_MODELS))
     started = time.monotonic()
-    with run.status(f"measuring {len(models)} models") as say:
-        entries = measure_paper(sections, models, args.processes, lambda name: say(f"measured {name}"))
+    with status(0, f"measuring {len(models)} models"):
+        found = measure_paper(names, models, args.processes)
     seconds = time.monotonic() - started
-    for section in sections:
-        run.show(*parts_of(section, entries[section]), "", crop=False)  # rather too wide than cut off
-    everything = [entry for section in sections for entry in entries[section]]
-    run.write(everything)
-    measured = [entry for entry in everything if entry.measured is not None]
+    for name in names:
+        for part in [*parts_of(name, found[name]), ""]:
+            screen.print(part, crop=False)  # rather too wide than cut off
+    entries = [entry for name in names for entry in found[name]]
+    write_rows(args.json, 0, [entry.as_row() for entry in entries])
+    measured = [entry for entry in entries if entry.measured is not None]
     wrong = [entry for entry in measured if not entry.exact]
     for entry in wrong:
         off = entry.difference if isinstance(entry.difference, int) else float(entry.difference or 0)
         what = f"{entry.section}, {entry.model}, {entry.quantity}: off by {off:,}"
-        run.show(f"{what}\n{entry.disagreement}".rstrip(), markup=False)
-    verdict = f"{len(measured) - len(wrong)} of {len(measured)} measured numbers equal their formulas exactly"
-    run.show(f"[bold red]{verdict}" if wrong else verdict if measured else "nothing in these sections is measured")
-    run.show(f"measured in {seconds:.1f} seconds")
+        screen.print(f"{what}\n{entry.disagreement}".rstrip(), markup=False)
+    if measured:
+        agree = f"{len(measured) - len(wrong)} of {len(measured)} measured numbers equal their formulas exactly"
+        screen.print(agree, style=WRONG if wrong else None)
+    else:
+        screen.print("nothing in these sections is measured")
+    screen.print(f"measured in {seconds:.1f} seconds")
     return 1 if wrong else 0
+
+
+def measure_paper(names: Sequence[str], models: Sequence[str], processes: int = 1) -> dict[str, list[PaperEntry]]:
+    """The entries of each section.
+
+    Every rank is emulated: one process is enough, and no model needs more than one.
+    """
+    wanted = {
+        model: own for model in (*models, "") if (own := [name for name in names if model in models_of(name, models)])
+    }
+    found: dict[str, list[PaperEntry]] = {name: [] for name in names}
+    for entries in in_processes(wanted, min(processes, len(models))):
+        for entry in entries:
+            found[entry.section].append(entry)
+    return found
+
+
+def models_of(section: str, models: Sequence[str]) -> Sequence[str]:
+    """Which of the models that were asked for a section is about; "" stands for the paper as a whole."""
+    if section == "disagreements":
+        return [""]
+    if section == "table4":
+        return [name for name in models if name == "22B"]
+    if section == "figure9":  # pipeline ranks: of the 530B model, or of those asked for that have any
+        piped = [name for name in models if PAPER_MODELS[name].parallel.pipeline_parallel_size > 1]
+        return ["530B"] if "530B" in piped else piped
+    return models
+
+
+def in_processes(wanted: Mapping[str, Sequence[str]], processes: int) -> Iterator[list[PaperEntry]]:
+    """The entries of each model, with its sections."""
+    if processes < 2:
+        yield from map(entries_of, wanted, wanted.values())
+        return
+    # A forked process would inherit torch's threads in the middle of their work.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(entries_of, wanted, wanted.values())
+
+
+def entries_of(model: str, names: Sequence[str]) -> list[PaperEntry]:
+    """All of one model: its sections share what is measured for them."""
+    return [entry for name in names for entry in SECTIONS[name](model)]
 
 
 if __name__ == "__main__":

@@ -8,101 +8,315 @@ What Hugging Face's blocks keep beside ours, on one process: python labs/measure
 Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
 """
 
+import argparse
 import os
 import sys
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
+from measure_speed import check_speed
+from rich.table import Table
+from rich.text import Text
 
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import layer_extra_rows
+from actmem.ledger.parts import layer_input
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import total
 from actmem_course.arguments import add_shape_arguments
-from actmem_course.bench.measure_others import measure_others
-from actmem_course.bench.measure_peers import (
-    NOTES,
-    OURS,
-    OVER_GLOO,
-    PEER_MODES,
-    PEERS,
-    SAME_EXCHANGE,
-    measure_peers,
-    table2_units,
-)
-from actmem_course.bench.measure_speed import timed_shape
-from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
+from actmem_course.files import check_files
+from actmem_course.lab_tools import options
+from actmem_course.lab_tools.held_bytes import Held, Runner, held_by
+from actmem_course.lab_tools.machine import EMULATED, clock_name, described
+from actmem_course.lab_tools.output import screen_of, show_progress, write_rows
+from actmem_course.lab_tools.tables import numbers, table, two_lines, words
+from actmem_course.lab_tools.timing import Timings, Work, time_in_turns
+from actmem_course.peers import PeerUnavailable
+from actmem_course.peers.blocks import measure_blocks
+from actmem_course.peers.build import OURS, PEERS, build
+from actmem_course.peers.plain import our_reduce_scatter
 from actmem_course.process import lab
-from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.show import tables
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.show.style import milliseconds, size_text
+from actmem_course.show.text import overhead_text
 
-TODAY = "instead: bytes of Hugging Face's blocks and of ours, each by a formula"
+PEER_MODES = ("none", "selective", "elementwise", "full")
+#: Appended to a peer's name: it ran with our reduce-scatter.
+SAME_EXCHANGE = ", our exchange"
+NOTES = {
+    "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under "
+    "sequence parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
+    "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the "
+    "activations' dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: recompute_modules "
+    "core_attn, layernorm and mlp, which recomputes the MLP's matmuls",
+    "FSDP2": "shards weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes "
+    "are compared per sequence",
+}
+#: Printed if ranks exchange over gloo.
+OVER_GLOO = (
+    "ours: its reduce-scatter over gloo sends only what is kept; the others use torch's as shipped, an all-reduce that "
+    "forgets the rest, and ours where the line says so. On GPUs all use NCCL's."
+)
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__)
-    add_shape_arguments(run.parser, LAYER)
-    add_rank_arguments(run.parser)
-    add_timing_arguments(run.parser)
-    run.several("peer", tuple(PEERS))
-    run.several("recompute", PEER_MODES, "MODE")
-    run.option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
-    run.option("--today", action="store_true", help=TODAY)
-    with run.asked() as args:
+    parser = options.lab_parser("measure_peers.py", __doc__ or "")
+    add_shape_arguments(parser, options.DEFAULT_LAYER)
+    add_rank_arguments(parser)
+    options.add_timing_arguments(parser)
+    options.add_choices_argument(parser, "peer", tuple(PEERS), "NAME")
+    options.add_choices_argument(parser, "recompute", PEER_MODES, "MODE")
+    parser.add_argument(
+        "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
+    )
+    parser.add_argument(
+        "--today", action="store_true", help="instead: bytes of Hugging Face's blocks and of ours, each by a formula"
+    )
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json")
         if not args.today:
-            size = check_ranks(args, run.parser.prog)
-            dtype = check_timing(args)
-            shape = timed_shape(args, size, dtype)
+            size = check_ranks(args, parser.prog)
+            dtype = options.check_timing(args)
+            shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
     if args.today:
-        return today(run)
+        return today(args)
 
     sequence_parallel = not args.no_sequence_parallel
-    with run.ranks(real_tensors=True) as here:
-        lines = measure_peers(
-            shape, here, getattr(torch, dtype), rounds=args.rounds,
-            peers=run.chosen("peer"), modes=run.chosen("recompute"),
-            sequence_parallel=sequence_parallel, on_progress=run.progress,
+    with ranks(args, real_tensors=True) as here:
+        screen = screen_of(here.rank)
+        torch.manual_seed(1234)
+        modes = options.chosen(args.recompute, PEER_MODES)
+        rows = measure_peers(
+            shape, here, getattr(torch, dtype), rounds=args.rounds, peers=options.chosen(args.peer, tuple(PEERS)), modes=modes,
+            sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        # Every rank counts: an exchange is part of it.
-        beside = any(line.over_selective for line in lines)
-        units = [table2_units(shape, here, m, sequence_parallel) for m in ("selective", "elementwise") if beside]
-        run.progress()
-        run.show(f"One layer by others: {setting(shape, here, dtype)}", style="bold")
-        run.show(*(tables.peers_table(lines, mode) for mode in dict.fromkeys(line.mode for line in lines)))
-        if (overheads := tables.overheads_table(lines)) is not None:
-            run.show(overheads)
-        run.show(
-            f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {run.clock}; ours against itself came out up to "
-            f"{100 * (lines[0].noise or 0):.1f}% apart. Below each: 95% interval; for bytes, over ours."
+        screen.print(f"One layer by others: {described(shape, here, dtype)}", style="bold")
+        screen.print(*(peers_table(rows, mode) for mode in modes))
+        if any(row["over"] for row in rows):
+            screen.print(overheads_table(rows))
+        screen.print(
+            f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {clock_name(here.device)}; ours against itself "
+            f"came out up to {100 * (rows[0]['noise'] or 0):.1f}% apart. Below each: 95% interval; for bytes, over ours."
         )
-        if units:
-            run.show(tables.elementwise_line(lines, OURS, *units))
-        ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
-        run.show(*(f"{name}: {NOTES[name]}." for name in PEERS if name in ran))
-        run.show(*tables.missing_lines(lines), markup=False)
+        over = next((row["over_selective"] for row in rows if row["name"] == OURS and row["over_selective"]), None)
+        if over:  # every rank counts: collectives are part of it
+            selective, elementwise = (
+                table2_units(shape, here, mode, sequence_parallel) for mode in ("selective", "elementwise")
+            )
+            screen.print(elementwise_text(over, selective, elementwise))
+        ran = {row["name"].removesuffix(SAME_EXCHANGE) for row in rows if not row["unavailable"]}
+        for name in PEERS:
+            if name in ran:
+                screen.print(f"{name}: {NOTES[name]}.")
+        for line in missing_lines(rows):
+            screen.print(line, markup=False)
         if here.device == "cpu" and here.size > 1 and not here.emulated:
-            run.show(f"{OURS}: {OVER_GLOO}.")
+            screen.print(OVER_GLOO)
+        if note := options.shortened(shape):
+            screen.print(note)
         if here.emulated:
-            run.show(EMULATED)
-        if strange := ", ".join(sorted({line.name for line in lines if line.finite is False})):
-            run.show(f"Infinities or NaNs in {strange}: kernels can run faster on those.")
-        run.write(lines)
+            screen.print(EMULATED)
+        if strange := ", ".join(sorted({row["name"] for row in rows if row["finite"] is False})):
+            screen.print(f"Infinities or NaNs in {strange}: kernels can run faster on those.")
+        write_rows(args.json, here.rank, rows)
     return 0
 
 
-def today(run: Measurement) -> int:
-    """What each layer keeps, why, and how to lose it; the exit code."""
+def today(args: argparse.Namespace) -> int:
+    """What each block keeps, why, and how to lose it; the exit code."""
     if int(os.environ.get("RANK", "0")):
         return 0
+    screen = screen_of(0)
     torch.manual_seed(1234)
-    lines = measure_others()
-    run.show(tables.others_table(lines), *(f"{names}: {why}." for why, names in tables.why_lines(lines)))
-    run.show(*(f"Left out: {reason}." for reason in dict.fromkeys(one.unavailable for one in lines) if reason))
-    ran = [line for line in lines if line.measured_bytes is not None]
-    agree = sum(line.measured_bytes == line.predicted_bytes for line in ran)
-    run.show(f"{agree} of {len(ran)} measurements agree with the formulas to the byte")
-    run.write(lines)
+    rows = measure_blocks()
+    screen.print(blocks_table(rows), *reasons(rows), sep="\n")
+    ran = [row for row in rows if row["measured_bytes"] is not None]
+    agree = sum(row["measured_bytes"] == row["predicted_bytes"] for row in ran)
+    screen.print(f"{agree} of {len(ran)} measurements agree with the formulas to the byte")
+    write_rows(args.json, 0, rows)
     return 0 if agree == len(ran) else 1
+
+
+def blocks_table(rows: list[dict[str, Any]]) -> Table:
+    """A formula, and below it the bytes at each shape, predicted and counted."""
+    title = "What everyone keeps: bytes of one layer, no parallelism"
+    made = table(title, words("layer"), *map(numbers, ("predicted", "measured", "diff.")))
+    last = ""
+    for row in rows:
+        head = f"{row['name']}, {row['dtype']}\n{row['formula']}"
+        if head != last:
+            made.add_row(head)
+        last = head
+        predicted, counted = row["predicted_bytes"], row["measured_bytes"]
+        measured = ("-", "-") if counted is None else (f"{counted:,}", f"{counted - predicted:,}")
+        made.add_row(Text(f"  {row['sizes']}", style="dim"), f"{predicted:,}", *measured)
+    return made
+
+
+def reasons(rows: list[dict[str, Any]]) -> list[str]:
+    """Each reason once, after the layers that it is about; then why layers were left out."""
+    about: dict[str, dict[str, None]] = {}
+    for row in rows:
+        about.setdefault(row["why"], {})[f"{row['name']} ({row['dtype']})"] = None
+    left_out = dict.fromkeys(row["unavailable"] for row in rows if row["unavailable"])
+    return [f"{', '.join(names)}: {why}." for why, names in about.items()] + [f"Left out: {one}." for one in left_out]
+
+
+def runner_of(
+    name: str, shape: ModelShape, here: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True
+) -> Runner:
+    """A peer's layer and its input: a shard of one microbatch, or for FSDP2 whole sequences of its own."""
+    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+    leaf = layer_input(shape, tp, here.device, dtype)
+    if name == "FSDP2":
+        shape = shape.with_sizes(micro_batch_size=own_sequences(shape, here))
+        leaf = layer_input(shape, TensorParallel(), here.device, dtype)
+    return Runner(build(name, shape, tp, mode, here.device, dtype), leaf)
+
+
+def own_sequences(shape: ModelShape, here: Ranks) -> int:
+    """How many sequences each rank runs under FSDP2: its part of the microbatch, at least 1."""
+    return max(1, shape.micro_batch_size // here.size)
+
+
+def measure_peers(
+    shape: ModelShape,
+    here: Ranks,
+    dtype: torch.dtype,
+    *,
+    rounds: int,
+    peers: Sequence[str] = tuple(PEERS),
+    modes: Sequence[str] = PEER_MODES,
+    sequence_parallel: bool = True,
+) -> list[dict[str, Any]]:
+    """A row for each mode and layer, ours first.  Every rank must call it.
+
+    All modes of all layers take turns in every round, so that modes can be compared too.  Peers that reduce-scatter over
+    gloo run as shipped, and once more with our reduce-scatter.
+    """
+    over_gloo = sequence_parallel and here.device == "cpu" and here.size > 1 and not here.emulated
+    ours = partial(our_reduce_scatter, tensor_parallel(sequence_parallel=sequence_parallel))
+    work: dict[tuple[str, str], Work] = {}
+    held: dict[tuple[str, str], Held | str] = {}  # or why it is missing
+    for mode, name in product(modes, (OURS, *peers)):
+        show_progress(here.rank, f"building {name}, recompute: {mode}")
+        try:
+            runner = runner_of(name, shape, here, mode, dtype, sequence_parallel)
+            held[mode, name] = held_by(runner)
+        except Exception as error:
+            if name == OURS:
+                raise
+            first = str(error).strip().partition("\n")[0]
+            held[mode, name] = first if isinstance(error, PeerUnavailable) else f"{type(error).__name__}: {first}"
+            continue
+        work[mode, name] = runner.work()
+        if over_gloo and name in ("DTensor", "megatron-core"):
+            same = mode, name + SAME_EXCHANGE
+            work[same], held[same] = runner.work().under(ours), held[mode, name]
+    show_progress(here.rank, f"timing {len(work)} layers in turns")
+    timed = time_in_turns(work, (modes[0], OURS), here, rounds=rounds)
+    show_progress(here.rank)
+    return [row_of(*key, timed, found, shape, here) for key, found in held.items()]
+
+
+def row_of(mode: str, name: str, timed: Timings, found: Held | str, shape: ModelShape, here: Ranks) -> dict[str, Any]:
+    """One library's layer in one mode; unavailable: why it did not run, and the rest is None then.
+
+    ours: our time over this one's, per sequence.  over, over_selective: this one's time over its own without
+    recomputation, and over its own selective one.  sequences: how many the ranks ran together.
+    """
+    row: dict[str, Any] = {"mode": mode, "name": name, "unavailable": ""}
+    times = dict.fromkeys(("forward_seconds", "backward_seconds", "combined_seconds"))
+    compared = dict.fromkeys(("ours", "over", "over_selective", "noise"))
+    if isinstance(found, str):
+        counts = dict.fromkeys(("held_bytes", "peak_bytes", "allocated_bytes", "requested_bytes", "finite"))
+        return {**row, "unavailable": found, **times, **compared, "sequences": 1, "wide_mask_bytes": 0, **counts}
+    key, without, selective = (mode, name), ("none", name), ("selective", name)
+    sequences = here.size * own_sequences(shape, here) if name == "FSDP2" else shape.micro_batch_size
+    per_sequence = sequences / shape.micro_batch_size
+    if name != OURS:
+        compared["ours"] = timed.over((mode, OURS), key, factor=per_sequence)
+    if mode != "none" and without in timed.samples:
+        compared["over"] = timed.over(key, without)
+    if mode == "elementwise" and selective in timed.samples:
+        compared["over_selective"] = timed.over(key, selective)
+    compared["noise"] = timed.noise
+    return {**row, **timed.medians(key), **compared, "sequences": sequences, **asdict(found)}
+
+
+def table2_units(shape: ModelShape, here: Ranks, mode: str, sequence_parallel: bool = True) -> float:
+    """Bytes that our layer holds in 16 bits, counted, without what the paper leaves out; in sbh/t."""
+    held = held_by(runner_of(OURS, shape, here, mode, torch.bfloat16, sequence_parallel)).held_bytes
+    rows = layer_extra_rows(shape, Parallel(here.size, sequence_parallel), mode, 2, here.device)
+    extra = total([row for row in rows if row.term != "causal mask"])  # a buffer here, which all layers share
+    _, b, h, s = shape.letters()
+    return (held - extra) * here.size / (s * b * h)
+
+
+def peers_table(rows: list[dict[str, Any]], mode: str) -> Table:
+    """The rows of one mode: medians, our time over each, bytes held (and over ours) and at the peak.  Ours is the first.
+
+    What is over ours is per sequence.  masks: what a CPU's wide dropout masks take of the bytes held.
+    """
+    columns = map(numbers, ("forward", "backward", "both, ms", "ours ÷ it", "holds", "peak"))
+    made = table(f"recompute: {mode}", "layer", *columns, tight=True)
+    ours = None
+    for row in (row for row in rows if row["mode"] == mode and not row["unavailable"]):
+        each = row["held_bytes"] / row["sequences"]
+        ours = ours or each
+        times = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
+        holds = two_lines(size_text(row["held_bytes"]), f"× {each / ours:.2f}")
+        if row["wide_mask_bytes"]:
+            holds.append(f"\nmasks:\n{size_text(row['wide_mask_bytes'])}", style="dim")
+        name = row["name"].replace(", ", "\n  ")
+        made.add_row(name, *times, ratio_text(row["ours"]), holds, size_text(row["peak_bytes"]))
+    return made
+
+
+def ratio_text(ours: dict[str, Any] | None) -> Text:
+    """A ratio and its interval; "same" where it could be noise."""
+    if ours is None:
+        return Text("–")
+    if not ours["is_real"]:
+        return two_lines("same", f"within {ours['within']:.2f}")
+    return two_lines(f"{ours['ratio']:.2f}", ours["interval"])
+
+
+def overheads_table(rows: list[dict[str, Any]]) -> Table:
+    """What each way to recompute costs each layer, over the same layer without."""
+    over = {(row["name"], row["mode"]): row["over"] for row in rows if row["over"]}
+    modes = list(dict.fromkeys(mode for _, mode in over))
+    made = table("overhead of recomputation", "layer", *map(numbers, modes), tight=True)
+    for name in dict.fromkeys(name for name, _ in over):
+        made.add_row(name, *(overhead_text(over[name, mode]) if (name, mode) in over else "" for mode in modes))
+    return made
+
+
+def elementwise_text(over: dict[str, Any], selective_units: float, elementwise_units: float) -> str:
+    """``elementwise`` beside ``selective``: time in this run, and bytes in 16 bits, in sbh/t."""
+    interval = f"{1 + over['low']:.3f}–{1 + over['high']:.3f}"
+    return (
+        f"{OURS}, elementwise beside selective: {over['ratio']:.3f} of its time ({interval}), "
+        f"{elementwise_units:g}/{selective_units:g} of its bytes in 16 bits (sbh/t)."
+    )
+
+
+def missing_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """One sentence for each peer that did not run, and in which modes."""
+    missing: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["unavailable"]:
+            missing.setdefault((row["name"], row["unavailable"]), []).append(row["mode"])
+    return [f"{name} did not run ({', '.join(modes)}): {reason}" for (name, reason), modes in missing.items()]
 
 
 if __name__ == "__main__":

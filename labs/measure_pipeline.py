@@ -5,20 +5,34 @@ most, by formula and counted, the schedule that torch ran, and each rank's memor
 Exit code 0 if all agrees to the byte, 1 if anything does not, 2 on wrong use.
 """
 
+import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from rich.table import Table
+from torch import nn
 
-from actmem.config import Parallel
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
+from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_rows
+from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
+from actmem.formulas.states import parameter_counts
+from actmem.ledger.parts import rows_by_term
+from actmem.ledger.recorder import Ledger, record
+from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
+from actmem.rows import Row, compare, extra_rows, merge, paper_rows, total
 from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
-from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
-from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import memory_bytes, ranks_here
+from actmem_course.files import check_files
+from actmem_course.lab_tools.machine import check_fits
+from actmem_course.lab_tools.options import add_dtype_argument, add_file_argument, lab_parser
+from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, status, write_figure, write_rows
+from actmem_course.lab_tools.tables import numbers, red_if, table
 from actmem_course.others.timeline import draw, timeline
 from actmem_course.process import lab
-from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.show.schedules import measured_schedule
-from actmem_course.show.tables import memory_table, pipeline_table
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 
 SPELLED = {
     "pipeline_parallel_size": "--pipeline",
@@ -27,55 +41,264 @@ SPELLED = {
     "num_microbatches": "--microbatches",
 }
 CHUNKS = "model chunks a rank, m; more than 1 interleaves (default: 1)"
+OUTPUTS_HELD = "torch holds a stage's output although the next stage has a copy (appendix B)"
+BUFFERS_HELD = "torch makes a receive buffer for every microbatch before the first one runs"
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__, SPELLED)
-    run.option("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
-    run.option("--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)")
-    run.option("--chunks", type=int, default=1, metavar="M", help=CHUNKS)
-    run.option("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
-    run.option("--recompute", choices=("none", "selective", "full"), default="none")
-    run.option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
-    run.option("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
-    add_shape_arguments(run.parser)
-    run.option("--num-layers", type=int, metavar="N", help="layers of the model (L)")
-    run.dtype()
-    add_rank_arguments(run.parser, emulate=False)
-    run.page("the schedule and the memory curves as a figure")
-    with run.asked() as args:
-        size = check_ranks(args, run.parser.prog)
+    parser = lab_parser("measure_pipeline.py", __doc__ or "", SPELLED)
+    option = parser.add_argument
+    option("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
+    option("--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)")
+    option("--chunks", type=int, default=1, metavar="M", help=CHUNKS)
+    option("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
+    option("--recompute", choices=("none", "selective", "full"), default="none")
+    option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
+    option("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
+    add_shape_arguments(parser)
+    option("--num-layers", type=int, metavar="N", help="layers of the model (L)")
+    add_dtype_argument(parser)
+    add_rank_arguments(parser, emulate=False)
+    add_file_argument(parser, "html", "write the schedule and the memory curves as a figure (needs plotly)")
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json", "html")
+        size = check_ranks(args, parser.prog)
         plan = plan_from(args)
         plan.check(size)
-        plan.check_memory(ELEMENT_SIZES[args.dtype], ranks_here(args), memory_bytes(args.device))
+        check_fits(plan.largest_bytes(ELEMENT_SIZES[args.dtype]), args)
 
-    with run.ranks() as here:
-        with run.status("running one step"):
-            own = measure_pipeline(plan, here.rank, here.device, getattr(torch, args.dtype))
-            results = run.gathered([own])
-        run.show(pipeline_table(results))
-        run.show("Schedule, a backward taking twice a forward's time:", style="bold")
-        run.show(draw(timeline(plan.schedule)), markup=False, soft_wrap=True)
-        run.show(memory_table(results))
-        run.wrong(*(f"rank {one.rank}:\n{one.disagreement}" for one in results if not one.exact))
-        other = [one for one in results if not one.order_as_drawn]
-        run.wrong(*(f"rank {one.rank} ran its actions in another order than the one drawn" for one in other))
-        agree = sum(one.exact for one in results)
-        run.show(f"{agree} of {len(results)} ranks agree with the formulas to the byte")
-        run.write(results)
-        run.draw(lambda: measured_schedule(plan.schedule, results))
-    return 0 if agree == len(results) and not other else 1
+    with ranks(args) as here:
+        screen = screen_of(here.rank)
+        torch.manual_seed(1234)
+        with status(here.rank, "running one step"):
+            rows = gather_rows(here, [measure(plan, here, getattr(torch, args.dtype))])
+        screen.print(bytes_table(rows))
+        screen.print("Schedule, a backward taking twice a forward's time:", style="bold")
+        screen.print(draw(timeline(plan.schedule)), markup=False, soft_wrap=True)
+        screen.print(memory_table(rows))
+        for row in (row for row in rows if not row["exact"]):
+            screen.print(f"rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
+        other_order = [row["rank"] for row in rows if not row["order_as_drawn"]]
+        for rank in other_order:
+            screen.print(f"rank {rank} ran its actions in another order than the one drawn", style=WRONG)
+        agree = sum(row["exact"] for row in rows)
+        screen.print(f"{agree} of {len(rows)} ranks agree with the formulas to the byte")
+        write_rows(args.json, here.rank, rows)
+        if args.html and here.rank == 0:
+            from actmem_course.show.schedules import measured_schedule
+
+            write_figure(args.html, measured_schedule(plan.schedule, rows))
+            screen.print(f"wrote {args.html}")
+    return 0 if agree == len(rows) and not other_order else 1
 
 
-def plan_from(args) -> PipelineRun:
-    """The run that the arguments describe.  Raises ConfigError on sizes that do not fit."""
+@dataclass(frozen=True)
+class Plan:
+    """One step: the model, the grid of ranks, the microbatches."""
+
+    shape: ModelShape
+    parallel: Parallel
+    num_microbatches: int
+    recompute: str = "none"
+    free_outputs: bool = False
+
+    def check(self, num_ranks: int) -> None:
+        """Raise ConfigError if this plan cannot run on ``num_ranks`` ranks."""
+        t, p, m = self.sizes
+        if p * t != num_ranks:
+            raise ConfigError("pipeline", f"p · t = {p} · {t} = {p * t} ranks wanted, {num_ranks} started")
+        check_layer(self.shape, self.parallel)
+        check_pipeline(self.shape, p, m, self.num_microbatches, self.free_outputs)
+        check_vocab_size(self.shape.vocab_size, t)
+        _ = self.schedule  # too long for one is refused here
+
+    def largest_bytes(self, element_size: int) -> int:
+        """Bytes of the fullest rank: weights and their gradients, what forward passes save, and what comes and goes.
+
+        These are two score tensors, two of logits, and the batch's tokens and targets.
+        """
+        a, b, _, s = self.shape.letters()
+        t, p, _ = self.sizes
+        passing = 2 * element_size * a * s * s * b // t + 8 * s * b * self.shape.vocab_size // t
+        passing += 16 * self.num_microbatches * b * s
+        saved = bytes_by_rank(
+            self.shape, self.parallel, self.recompute, self.num_microbatches, element_size, self.free_outputs
+        )
+        weights = [2 * element_size * sum(parameter_counts(self.shape, self.parallel, r).values()) for r in range(p)]
+        return passing + max(map(sum, zip(weights, saved)))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order of actions that torch will run."""
+        _, p, m = self.sizes
+        if m == 1:
+            return one_forward_one_backward(p, self.num_microbatches)
+        return interleaved(p, m, self.num_microbatches, self.per_round)
+
+    @property
+    def per_round(self) -> int | None:
+        """Microbatches that pass one chunk before the next chunk's turn; None for 1F1B."""
+        _, p, m = self.sizes
+        return torch_microbatches_per_round(p, self.num_microbatches) if m > 1 else None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """t, p, m."""
+        parallel = self.parallel
+        return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
+
+
+def plan_from(args: argparse.Namespace) -> Plan:
+    """The step that the arguments describe.  Raises ConfigError on sizes that do not fit."""
     shape = shape_from(args)
     if args.num_layers is not None:
         shape = shape.with_sizes(num_layers=args.num_layers)
     parallel = Parallel(args.tensor, not args.no_sequence_parallel, args.pipeline, args.chunks)
     microbatches = 2 * args.pipeline if args.microbatches is None else args.microbatches
-    return PipelineRun(shape, parallel, microbatches, args.recompute, args.free_outputs)
+    return Plan(shape, parallel, microbatches, args.recompute, args.free_outputs)
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """What a rank held right after one action of its schedule.
+
+    kind: "F" or "B".  in_flight: chunk-microbatches whose forward is done and backward is not.
+    kept_bytes: held by graphs.  output_bytes, buffer_bytes: held by torch's runtime in addition.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    in_flight: int
+    kept_bytes: int
+    output_bytes: int
+    buffer_bytes: int
+
+
+class MemoryWatcher(Watcher):
+    """Watches a Pipeline: what its graphs, and torch's runtime beside them, hold after each action."""
+
+    def __init__(self) -> None:
+        self.samples: list[MemorySample] = []
+        #: By term, when the graphs held most; with torch's own tensors.
+        self.peak_rows: list[Row] = []
+        self._ledgers: dict[tuple[int, int], list[Ledger]] = {}
+        self._stages: dict[int, Stage] = {}
+
+    @contextmanager
+    def during(self, module: nn.Module, stage: int, microbatch: int) -> Iterator[None]:
+        with record(module) as ledger:
+            yield
+        self._ledgers.setdefault((stage, microbatch), []).append(ledger)
+
+    def after(self, kind: str, stage: Stage, microbatch: int) -> None:
+        self._stages[stage.stage_index] = stage
+        if kind == "B":
+            del self._ledgers[stage.stage_index, microbatch]
+        ledgers = [ledger for own in self._ledgers.values() for ledger in own]
+        kept = {key: size for ledger in ledgers for key, size in ledger.storages().items()}
+
+        def beside(storages: dict[int, int]) -> int:
+            return sum(size for key, size in storages.items() if key not in kept)
+
+        outputs = sum(beside(one.held_outputs()) for one in self._stages.values())
+        buffers = sum(beside(one.receive_buffers()) for one in self._stages.values())
+        kept_bytes = sum(kept.values())
+        most = max((sample.kept_bytes for sample in self.samples), default=0)
+        place = kind, stage.stage_index, microbatch
+        self.samples.append(MemorySample(*place, len(self._ledgers), kept_bytes, outputs, buffers))
+        if kept_bytes >= most:  # the last maximum: the steady state, not the warm-up
+            merged = merge(row for ledger in ledgers for row in rows_by_term(ledger.saved))
+            assert total(merged) == kept_bytes, "two microbatches share a storage"
+            self.peak_rows = [
+                *merged,
+                Row("outputs held by the runtime", outputs, extra=OUTPUTS_HELD),
+                Row("receive buffers not in use", buffers, extra=BUFFERS_HELD),
+            ]
+
+    @property
+    def peak_in_flight(self) -> int:
+        """The most chunk-microbatches that this rank held at once."""
+        return max(sample.in_flight for sample in self.samples)
+
+
+def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
+    """This rank's row of one forward and backward of all microbatches.  Every rank must call it."""
+    shape, parallel = plan.shape, plan.parallel
+    t, p, m = plan.sizes
+    watcher = MemoryWatcher()
+    pipeline = Pipeline(
+        shape,
+        make_mesh(here.device, p, t),
+        num_microbatches=plan.num_microbatches,
+        num_model_chunks=m,
+        sequence_parallel=parallel.sequence_parallel,
+        free_outputs=plan.free_outputs,
+        watcher=watcher,
+        recompute=plan.recompute,
+        device=here.device,
+        dtype=dtype,
+    )
+    batch = (plan.num_microbatches * shape.micro_batch_size, shape.seq_length)
+    tokens = torch.randint(0, shape.vocab_size, batch, device=here.device)
+    pipeline.step(tokens, tokens.roll(-1, 1))
+
+    stage = here.rank // t
+    place = (shape, parallel, stage, plan.recompute, plan.num_microbatches, dtype.itemsize)
+    predicted = stage_rows(*place, device_type=here.device, microbatches_per_round=plan.per_round)
+    measured = paper_rows(watcher.peak_rows)  # what torch's runtime holds besides the graphs is marked as extra
+    outputs, buffers = (row.bytes for row in extra_rows(watcher.peak_rows))
+    comparison = compare(predicted, measured)
+    order = [(action.kind, action.chunk * p + action.rank, action.microbatch) for action in plan.schedule[stage]]
+    return {
+        "rank": here.rank,
+        "pipeline_rank": stage,
+        "predicted_in_flight": in_flight(parallel, stage, plan.num_microbatches, plan.per_round),
+        "measured_in_flight": watcher.peak_in_flight,
+        "predicted_bytes": total(paper_rows(predicted)),
+        "extra_bytes": total(extra_rows(predicted)),
+        "measured_bytes": total(measured),
+        "difference_bytes": comparison.difference,
+        "output_bytes": outputs,
+        "buffer_bytes": buffers,
+        "exact": comparison.exact,
+        "disagreement": "" if comparison.exact else comparison.describe(),
+        "order_as_drawn": [(one.kind, one.stage, one.microbatch) for one in watcher.samples] == order,
+        "samples": [asdict(sample) for sample in watcher.samples],
+    }
+
+
+def bytes_table(rows: list[dict[str, Any]]) -> Table:
+    """A rank a line: microbatches in flight and bytes, predicted and measured."""
+    columns = ("rank", "stage", "in flight", "predicted", "extra", "measured", "diff.")
+    made = table("One step, when each rank holds most", *map(numbers, columns))
+    for row in rows:
+        flight = f"{row['measured_in_flight']}"
+        if row["measured_in_flight"] != row["predicted_in_flight"]:
+            flight = f"{flight} ≠ {row['predicted_in_flight']}"
+        counts = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
+        made.add_row(str(row["rank"]), str(row["pipeline_rank"]), flight, *counts, style=red_if(not row["exact"]))
+    return made
+
+
+def memory_table(rows: list[dict[str, Any]]) -> Table:
+    """What torch's runtime held besides the graphs, and the rank's memory after each action as a curve."""
+    columns = map(numbers, ("rank", "outputs held", "idle receive buffers"))
+    made = table("Beside the graphs, and the graphs' bytes after each action", *columns)
+    made.add_column("memory over the step", no_wrap=True, overflow="fold")
+    for row in rows:
+        curve = sparkline([sample["kept_bytes"] for sample in row["samples"]])
+        made.add_row(str(row["rank"]), f"{row['output_bytes']:,}", f"{row['buffer_bytes']:,}", curve)
+    return made
+
+
+def sparkline(values: list[int]) -> str:
+    """A character for each value: its height is the value as a share of the largest."""
+    levels = " ▁▂▃▄▅▆▇█"
+    top = max(values, default=0) or 1
+    return "".join(levels[-(-value * 8 // top)] for value in values)
 
 
 if __name__ == "__main__":

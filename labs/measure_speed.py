@@ -2,80 +2,216 @@
 
 Table 4 of 2205.05198, measured: time of forward and backward of one transformer layer without
 recomputation, with sequence parallelism, and with full and selective recomputation, in turns, with
-the bytes that each holds and its peak; then the paper's own forms, which run more again than needed.
+the bytes that each holds and its peak; then the paper's own forms, which recompute more than needed.
 On one GPU: python labs/measure_speed.py --emulate 8 --device cuda --model 22B
 Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on wrong use.
 """
 
+import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
+from rich.table import Table
+from rich.text import Text
 
-from actmem.config import ConfigError
-from actmem_course.arguments import add_shape_arguments
-from actmem_course.bench.measure_speed import VARIANTS, measure_speed, runners_of, timed_shape
-from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
-from actmem_course.bench.trace import mark_for_nsys, write_trace
-from actmem_course.files import replacing
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
+from actmem.formulas.flops import layer_overhead
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import total
+from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments
+from actmem_course.files import check_files, replacing
+from actmem_course.lab_tools import options
+from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
+from actmem_course.lab_tools.machine import EMULATED, check_fits, clock_name, described
+from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_figure, write_rows
+from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
+from actmem_course.lab_tools.timing import time_in_turns
+from actmem_course.lab_tools.trace import mark_for_nsys, write_trace
+from actmem_course.others import paper
 from actmem_course.process import lab
-from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.show.measured import speed_figure
-from actmem_course.show.tables import noise_line, speed_table
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.show.style import milliseconds, size_text
+from actmem_course.show.text import overhead_text
 
-NVTX = "run one more step of each with NVTX ranges, for nsys (GPUs only)"
+BASELINE = "baseline, no recompute"
+PARTS = ("forward", "backward", "combined")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table.
+
+    paper_row: its name in the paper's table 4.  literal: recomputes what the paper recomputes, where ours stops at the
+    last tensor that backward reads.
+    """
+
+    name: str
+    sequence_parallel: bool
+    recompute: str
+    paper_row: str
+    literal: bool = False
+
+
+VARIANTS = (
+    Variant(BASELINE, False, "none", BASELINE),
+    Variant("sequence parallel", True, "none", "sequence parallel"),
+    Variant("full recompute", False, "full", "full recompute"),
+    Variant("selective", False, "selective", "selective"),
+    Variant("selective + sequence parallel", True, "selective", "selective + sequence parallel"),
+    Variant("full recompute, literal", False, "paper-full", "full recompute", literal=True),
+    Variant("selective, literal", False, "paper-selective", "selective", literal=True),
+    Variant("selective + SP, literal", True, "paper-selective", "selective + sequence parallel", literal=True),
+)
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__)
-    add_shape_arguments(run.parser, LAYER)
-    add_rank_arguments(run.parser)
-    add_timing_arguments(run.parser)
-    run.page("figure 8: forward, recomputation, backward")
-    run.file("trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
-    run.option("--nvtx", action="store_true", help=NVTX)
-    with run.asked() as args:
-        size = check_ranks(args, run.parser.prog)
-        dtype = check_timing(args)
-        shape = timed_shape(args, size, dtype)
+    parser = options.lab_parser("measure_speed.py", __doc__ or "")
+    add_shape_arguments(parser, options.DEFAULT_LAYER)
+    add_rank_arguments(parser)
+    options.add_timing_arguments(parser)
+    options.add_file_argument(parser, "html", "write figure 8: forward, recomputation, backward (needs plotly)")
+    options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
+    parser.add_argument(
+        "--nvtx", action="store_true", help="run one more step of each with NVTX ranges, for nsys (GPUs only)"
+    )
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json", "html", "trace")
+        size = check_ranks(args, parser.prog)
+        dtype = options.check_timing(args)
+        shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
         if args.nvtx and args.device != "cuda":
             raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
 
-    with run.ranks(real_tensors=True) as here:
+    with ranks(args, real_tensors=True) as here:
+        screen = screen_of(here.rank)
+        torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
-        lines = measure_speed(*place, rounds=args.rounds, on_progress=run.progress)
-        run.progress()
+        rows = measure_speed(*place, rounds=args.rounds)
         if args.trace:
-            trace(args.trace, place)
+            trace(args.trace, *place)
         if args.nvtx:
             mark_for_nsys({name: runner.work() for name, runner in runners_of(*place).items()})
-        wrong = [line for line in run.gathered(lines) if not line.exact]
-        title = f"Table 4 measured: {setting(shape, here, dtype)}"
-        run.show(speed_table(lines, title), noise_line(lines[0].noise, args.rounds, run.clock))
+        wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
+        title = f"Table 4 measured: {described(shape, here, dtype)}"
+        screen.print(speed_table(rows, title), noise_line(rows[0]["noise"], args.rounds, clock_name(here.device)))
+        if note := options.shortened(shape):
+            screen.print(note)
         if here.emulated:
-            run.show(EMULATED)
-        if not all(line.finite for line in lines):
-            run.wrong("A layer's output has infinities or NaNs, on which kernels can run faster.")
-        run.wrong(*(f"{o.name}: holds {o.held_bytes:,} B, by formula {o.predicted_bytes:,} B" for o in wrong))
+            screen.print(EMULATED)
+        if not all(row["finite"] for row in rows):
+            screen.print("A layer's output has infinities or NaNs, on which kernels can run faster.", style=WRONG)
+        for row in wrong:
+            held, predicted = row["held_bytes"], row["predicted_bytes"]
+            screen.print(f"{row['name']}: holds {held:,} B, by formula {predicted:,} B", style=WRONG)
         if not wrong:
-            run.show(f"All {len(lines)} layers hold what their formulas say, to the byte.")
-        run.write(lines)
-        run.draw(lambda: speed_figure(lines, title.replace("\n", ", ")))
+            screen.print(f"All {len(rows)} layers hold what their formulas say, to the byte.")
+        write_rows(args.json, here.rank, rows)
+        if args.html and here.rank == 0:
+            from actmem_course.show.measured import speed_figure
+
+            write_figure(args.html, speed_figure(rows, title.replace("\n", ", ")))
+            screen.print(f"wrote {args.html}")
         if args.trace:
-            run.show(f"wrote {args.trace}")
+            screen.print(f"wrote {args.trace}")
     return 1 if wrong else 0
 
 
-def trace(path, place) -> None:
+def check_speed(shape: ModelShape, size: int, args: argparse.Namespace, dtype: str) -> None:
+    """Raise ConfigError where the ranks cannot share the layer, or real tensors of it cannot fit into memory."""
+    check_layer(shape, Parallel(size, sequence_parallel=True))
+    e, (a, b, h, s) = ELEMENT_SIZES[dtype], shape.letters()
+    weights = (len(VARIANTS) + 1) * 12 * h * h * e // size
+    check_fits(weights + 2 * eq2(shape, size, e) + 2 * e * a * s * s * b // size, args)
+
+
+def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
+    """A row for each variant.  Every rank must call it; times are the slowest rank's, bytes this one's."""
+    runners, held = runners_of(shape, here, dtype), {}
+    for name, runner in runners.items():
+        show_progress(here.rank, f"counting bytes: {name}")
+        held[name] = held_by(runner)
+    work = {name: runner.work() for name, runner in runners.items()}
+    say: Callable[[int], None] = lambda n: show_progress(here.rank, f"timing: round {n} of {rounds + 2}")  # noqa: E731
+    timed = time_in_turns(work, BASELINE, here, rounds=rounds, on_round=say)
+    show_progress(here.rank)
+    rows = []
+    for variant in VARIANTS:
+        name = variant.name
+        layer = shape, Parallel(here.size, variant.sequence_parallel), variant.recompute, dtype.itemsize
+        predicted = total(layer_rows(*layer)) + total(layer_extra_rows(*layer, here.device))
+        own = asdict(held[name])
+        rows.append({
+            "name": name,
+            "sequence_parallel": variant.sequence_parallel,
+            "recompute": variant.recompute,
+            "literal": variant.literal,
+            **timed.medians(name),
+            **timed.quartiles(name),
+            "recompute_seconds": median(sample.recompute_seconds for sample in timed.samples[name]),
+            "over": None if name == BASELINE else timed.over(name, BASELINE),
+            "noise": timed.noise,
+            "flops_overhead": float(layer_overhead(shape, variant.recompute)),
+            "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
+            "predicted_bytes": predicted,
+            **{key: own[key] for key in ("held_bytes", "peak_bytes", "allocated_bytes", "requested_bytes", "finite")},
+            "exact": own["held_bytes"] == predicted,
+        })  # fmt: skip
+    return rows
+
+
+def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, Runner]:
+    """A layer and an input for each variant, by name."""
+    return {
+        one.name: layer_runner(
+            shape, tensor_parallel(sequence_parallel=one.sequence_parallel), here.device, dtype, one.recompute
+        )
+        for one in VARIANTS
+    }
+
+
+def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> None:
     """A profiler trace of all variants; every rank runs them, rank 0 writes."""
-    runners, here = runners_of(*place), place[1]
-    work = {v.name: runners[v.name].work() for v in VARIANTS}
+    work = {name: runner.work() for name, runner in runners_of(shape, here, dtype).items()}
     if here.rank:
         write_trace(work, None, here.device)
     else:
         with replacing(path) as beside:
             write_trace(work, beside, here.device)
+
+
+def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Table 4.  Three lines a variant: medians; quartiles, bytes held and FLOPs; peak bytes and the paper's overhead."""
+    columns = map(numbers, ("forward", "backward", "both", "overhead"))
+    made = table(title, "one layer, milliseconds", *columns, tight=True)
+    for row in rows:
+        label = Text(row["name"], style=red_if(not row["exact"]))
+        held = f"\n  holds {size_text(row['held_bytes'])}\n  peak {size_text(row['peak_bytes'])}"
+        label.append(held, style="dim not bold")
+        times = []
+        for part in PARTS:
+            quartiles = "–".join(map(milliseconds, row[f"{part}_quartiles"]))
+            times.append(two_lines(milliseconds(row[f"{part}_seconds"]), quartiles))
+        below = [f"FLOPs +{100 * row['flops_overhead']:.1f}%" if row["flops_overhead"] else ""]
+        if row["paper_overhead_percent"] is not None:
+            below.append(f"paper {row['paper_overhead_percent']:+}%")
+        made.add_row(label, *times, two_lines(overhead_text(row["over"]), "\n".join(below)))
+    return made
+
+
+def noise_line(noise: float, rounds: int, clock: str) -> str:
+    """How noisy the runs were, in one sentence."""
+    return (
+        f"Noise: the baseline against itself, in the same {rounds} rounds, came out up to {100 * noise:.1f}% apart "
+        f"({clock}). Smaller overheads are not shown."
+    )
 
 
 if __name__ == "__main__":

@@ -1,23 +1,94 @@
 """torchrun --nproc-per-node 2 labs/measure_table2.py
 
 Table 2 of 2205.05198, measured: for each of the six configurations, the bytes that one
-transformer layer keeps for backward, by formula and by counting what autograd really holds.
+transformer layer saves for backward, by formula and by counting what autograd really holds.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 """
 
+import argparse
 import sys
+from typing import Any
 
-from actmem_course.arguments import add_shape_arguments, shape_from
-from actmem_course.bench.layer_table import LayerTable, run_layer_table
-from actmem_course.bench.runner import Measurement
+import torch
+
+from actmem.config import ModelShape, check_layer
+from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
+from actmem.rows import Row
+from actmem_course.arguments import add_shape_arguments
+from actmem_course.files import check_files
+from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
+from actmem_course.lab_tools.machine import check_fits
+from actmem_course.lab_tools.options import DEFAULT_LAYER, add_dtype_argument, lab_parser, layer_shape, shortened
+from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 
 
 @lab
 def main() -> int:
-    run = Measurement(__doc__)
-    add_shape_arguments(run.parser)
-    return run_layer_table(run, lambda args: LayerTable(shape_from(args)))
+    parser = lab_parser("measure_table2.py", __doc__ or "")
+    add_shape_arguments(parser, DEFAULT_LAYER)
+    add_dtype_argument(parser)
+    add_rank_arguments(parser)
+    parser.set_defaults(can_fake_cuda=True)
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json")
+        size = check_ranks(args, parser.prog)
+        dtype = getattr(torch, args.dtype)
+        shape = layer_shape(args, lambda layer: check_shape(layer, size, args, dtype))
+
+    with ranks(args) as here:
+        screen = screen_of(here.rank)
+        torch.manual_seed(1234)
+        with status(here.rank, "measuring"):
+            rows = gather_rows(here, [measure(shape, configuration, here, dtype) for configuration in TABLE2])
+        extra = [row for configuration in TABLE2 for row in predict(shape, configuration, here, dtype)[1]]
+        a, b, h, s = shape.letters()
+        sizes = f"s={s} b={b} h={h} a={a} f={shape.ffn_hidden_size}"
+        title = f"Table 2 measured: {sizes}, {args.dtype}\n{ranks_in_words(here)}"
+        exact = print_layers(screen, rows, title, extra)
+        if note := shortened(shape):
+            screen.print(note)
+        write_rows(args.json, here.rank, rows)
+    return 0 if exact else 1
+
+
+def check_shape(shape: ModelShape, size: int, args: argparse.Namespace, dtype: torch.dtype) -> None:
+    """Raise ConfigError if ``size`` ranks can't measure every configuration, or real tensors can't fit into memory.
+
+    The largest configuration is the first, whole on every rank at once, with its weights; two score tensors (as²b each)
+    come and go as well.
+    """
+    for configuration in TABLE2:
+        check_layer(shape, configuration.parallel(size))
+    if args.emulate is None:
+        a, b, h, s = shape.letters()
+        each = eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)
+        check_fits(each, args, "use --emulate, or smaller sizes")
+
+
+def predict(
+    shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype
+) -> tuple[list[Row], list[Row]]:
+    """The paper's terms, and what the paper leaves out, each with its bytes on one rank."""
+    layer = shape, configuration.parallel(here.size), configuration.recompute, dtype.itemsize
+    return layer_rows(*layer), layer_extra_rows(*layer, here.device)
+
+
+def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
+    """One configuration on this rank, predicted and measured.  Every rank must call it."""
+    # What measures is loaded only now: options are refused before.
+    from actmem.ledger import measure_layer
+    from actmem.parallel.groups import TensorParallel, tensor_parallel
+
+    tp = TensorParallel()
+    if configuration.tensor_parallel:
+        tp = tensor_parallel(sequence_parallel=configuration.sequence_parallel)
+    measured = measure_layer(shape, tp, configuration.recompute, device=here.device, dtype=dtype)
+    predicted, extra = predict(shape, configuration, here, dtype)
+    formula = configuration.formula(dtype.itemsize)
+    return layer_row(configuration.name, formula, tp.size, here.rank, predicted, extra, measured)
 
 
 if __name__ == "__main__":

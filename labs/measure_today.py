@@ -1,19 +1,39 @@
 """torchrun --nproc-per-node 2 labs/measure_today.py
 
-What today's layer keeps, measured: one layer for backward with nothing, the core, all that needs no
-product, or everything recomputed; alone, with tensor and with sequence parallelism; by formula and by
-counting what autograd really holds.  --paper-layer: the same for the paper's layer.  --context 2: with every
-sequence cut among 2 of the ranks.
+What today's layer keeps, measured: one layer saves for backward everything, or recomputes the core, all that needs no
+matmul, or all of it; alone, with tensor and with sequence parallelism; by formula and by
+counting what autograd really holds.  --paper-layer: the same for the paper's layer.  --context 2: every
+sequence is sharded among 2 of the ranks.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 """
 
+import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from actmem.config import PAPER_MODELS, ConfigError, model_shape
-from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, run_layer_table, today_configurations
-from actmem_course.bench.runner import Measurement
+import torch
+
+from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_size, model_shape
+from actmem.formulas.activations import Configuration, eq1, layer_extra_rows, layer_rows
+from actmem.ledger import measure_layer
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import Row, total
+from actmem_course.files import check_files
+from actmem_course.lab_tools.gpu_kernel import kernel_by_table, kernel_here
+from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
+from actmem_course.lab_tools.machine import check_fits
+from actmem_course.lab_tools.options import add_dtype_argument, lab_parser
+from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
-from actmem_more.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_more.context import ContextParallel, layer_groups
+from actmem_more.llama import LlamaLayer
+from actmem_more.llama_measured import measure_llama_layer
+from actmem_more.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, LlamaShape, llama_shape, own_context_shape
+from actmem_more.llama_terms import forced_routed_tokens, llama_rows
+from actmem_tools.attention_kernels import attention_rows
 
 SIZES = {
     "seq_length": "tokens of one sequence (s)",
@@ -25,53 +45,190 @@ SIZES = {
     "num_experts": "experts (E)",
     "experts_per_token": "experts that each token takes (κ)",
 }
+LETTERS = dict(zip(SIZES, "sbhakfEκ", strict=True))
 ONLY_TODAY = tuple(SIZES)[4:]
+#: The word in a configuration's name for each way to share the sequence.
+CONTEXT_WORDS = {"gather": "context", "gather-plain": "context, plain", "ulysses": "ulysses"}
+ROUTING = "of a mixture of experts: all alike (default), or every token to the first κ: rank 0 is the fullest"
+CONTEXT_KIND = (
+    "how they see its keys and values: gathered, and again in backward (default); gathered and kept; all-to-all"
+)
+
+
+def configurations(context: str = "") -> list[Configuration]:
+    """Alone, with tensor and with sequence parallelism, each in four modes of recomputation.
+
+    context: the word for how all of them share the sequence.
+    """
+    found = []
+    for sharing in ("", "tensor", "tensor+sequence"):
+        for mode in ("none", "selective", "elementwise", "full"):
+            name = "+".join(filter(None, (sharing, context, mode if mode != "none" else ""))) or "none"
+            found.append(Configuration(name, bool(sharing), "sequence" in sharing, mode, ""))
+    return found
 
 
 @lab
 def main() -> int:
-    spelled = {"context_parallel_size": "--context", "context_kind": "--context-kind"}
-    run = Measurement(__doc__, spelled)
-    run.option("--model", help=f"one of tiny-llama (default), {', '.join(LLAMA_MODELS)}; "
-                        f"with --paper-layer of tiny (default), {', '.join(PAPER_MODELS)}")  # fmt: skip
-    run.option("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
+    parser = lab_parser("measure_today.py", __doc__ or "", {"context_parallel_size": "--context"})
+    parser.add_argument(
+        "--model",
+        help=f"one of tiny-llama (default), {', '.join(LLAMA_MODELS)}; with --paper-layer of tiny (default), "
+        f"{', '.join(PAPER_MODELS)}",
+    )
+    parser.add_argument("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
     for name, meaning in SIZES.items():
-        run.option(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
-    run.option(
-        "--routing",
-        choices=("even", "one-sided"),
-        default="even",
-        help="of a mixture of experts: all alike (default), or every token to the first κ: rank 0 is the fullest",
-    )
-    run.option(
-        "--context",
-        type=int,
-        default=1,
-        metavar="C",
-        help="ranks that share each sequence; the others share the weights",
-    )
-    run.option(
-        "--context-kind",
-        choices=CONTEXT_KINDS,
-        default="gather",
-        help="how they see its keys and values: gathered, and again in backward (default); gathered and kept; all-to-all",
-    )
-    return run_layer_table(run, table_from)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
+    parser.add_argument("--routing", choices=("even", "one-sided"), default="even", help=ROUTING)
+    parser.add_argument("--context", type=int, default=1, metavar="C", help="ranks that share each sequence")
+    parser.add_argument("--context-kind", choices=CONTEXT_KINDS, default="gather", help=CONTEXT_KIND)
+    add_dtype_argument(parser)
+    add_rank_arguments(parser)
+    parser.set_defaults(can_fake_cuda=True)
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json")
+        case = case_from(args)
+        case.check(check_ranks(args, parser.prog), args)
+
+    with ranks(args) as here:
+        screen = screen_of(here.rank)
+        torch.manual_seed(1234)
+        kernel = case.kernel(here.device)
+        with status(here.rank, "measuring"):
+            rows = gather_rows(here, measure(case, here, kernel))
+        predictions = [case.predict(one, here.size, here.device, 0, kernel) for one in case.configurations]
+        exact = print_layers(screen, rows, case.title(here), [row for _, extra in predictions for row in extra])
+        write_rows(args.json, here.rank, rows)
+    return 0 if exact else 1
 
 
-def table_from(args) -> LayerTable:
+def case_from(args: argparse.Namespace) -> "Case":
     """The layer that the arguments name, and its sharing.  Raises ConfigError on sizes that do not fit together."""
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
-    if args.paper_layer:
-        other = [name for name in ONLY_TODAY if name in given] + ["context_parallel_size"] * (args.context != 1)
-        if other:
-            raise ConfigError(other[0], "the paper's layer has none: leave out --paper-layer, or this")
-        shape = model_shape(args.model or "tiny").with_sizes(**given)
-        return LayerTable(shape, "The paper's layer", today_configurations())
-    llama = llama_shape(args.model or "tiny-llama").with_sizes(**given)
-    word = CONTEXT_WORDS[args.context_kind] if args.context != 1 else ""
-    lines = today_configurations(word)
-    return LayerTable(llama, "Today's layer", lines, args.routing, args.context, args.context_kind)
+    dtype = getattr(torch, args.dtype)
+    if not args.paper_layer:
+        shape: ModelShape | LlamaShape = llama_shape(args.model or "tiny-llama").with_sizes(**given)
+        return Case(shape, dtype, args.routing, args.context, args.context_kind)
+    other = [name for name in ONLY_TODAY if name in given]
+    if args.context != 1:
+        other.append("context_parallel_size")
+    if other:
+        raise ConfigError(other[0], "the paper's layer has none: leave out --paper-layer, or this")
+    return Case(model_shape(args.model or "tiny").with_sizes(**given), dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer, and how the ranks share it: ``context`` of them share each sequence, the others its weights."""
+
+    shape: ModelShape | LlamaShape
+    dtype: torch.dtype
+    routing: str = "even"
+    context: int = 1
+    context_kind: str = "gather"
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        return configurations(CONTEXT_WORDS[self.context_kind] if self.context != 1 else "")
+
+    def parallel(self, configuration: Configuration, ranks: int) -> Parallel:
+        return replace(configuration.parallel(ranks // self.context), context_parallel_size=self.context)
+
+    def check(self, ranks: int, args: argparse.Namespace) -> None:
+        """Raise ConfigError if that many ranks can't measure every configuration, or have no room for it."""
+        check_size("context_parallel_size", self.context, ranks)
+        if ranks % self.context:
+            raise ConfigError("context_parallel_size", f"must divide the number of ranks, {ranks}, got {self.context}")
+        for parallel in {self.parallel(one, ranks) for one in self.configurations}:
+            if isinstance(self.shape, LlamaShape):
+                own_context_shape(self.shape, parallel, self.context_kind)
+            else:
+                check_layer(self.shape, parallel)
+        if args.device == "cuda":
+            self.kernel("cuda", kernel_by_table)
+        elif args.emulate is None:
+            check_fits(self.largest_bytes(), args, "use --emulate, or smaller sizes")
+
+    def largest_bytes(self) -> int:
+        """Bytes of one rank in the first configuration, which every rank has whole, with its weights.
+
+        The paper's layer needs two score tensors (as²b each) for a moment as well; a flash kernel makes none.
+        """
+        e = self.dtype.itemsize
+        if isinstance(self.shape, ModelShape):
+            a, b, h, s = self.shape.letters()
+            return eq1(self.shape, e) + e * (12 * h * h + 2 * a * s * s * b)
+        weights = sum(one.numel() for one in LlamaLayer(self.shape, seed=0, device="meta").parameters())
+        first = self.parallel(self.configurations[0], self.context)
+        return total(llama_rows(self.shape, first, element_size=e, context_kind=self.context_kind)) + e * weights
+
+    def predict(
+        self, configuration: Configuration, ranks: int, device: str, rank: int, kernel: str
+    ) -> tuple[list[Row], list[Row]]:
+        """The formula's rows, and those that it leaves out.
+
+        Args:
+            rank: of those that share the layer's experts.
+            kernel: of ``kernel``.
+        """
+        shape, recompute, e = self.shape, configuration.recompute, self.dtype.itemsize
+        parallel = self.parallel(configuration, ranks)
+        if isinstance(shape, ModelShape):
+            return layer_rows(shape, parallel, recompute, e), layer_extra_rows(shape, parallel, recompute, e, device)
+        own = own_context_shape(shape, parallel, self.context_kind)
+        routed = forced_routed_tokens(own, parallel, self.routing, rank) if shape.num_experts else None
+        rows = llama_rows(shape, parallel, recompute, e, routed, self.context_kind)
+        if not kernel or all(row.term != "log-sum-exp" for row in rows):  # attention is recomputed, seed and all
+            return rows, []
+        t = parallel.tensor_parallel_size * (self.context if self.context_kind == "ulysses" else 1)
+        return rows, attention_rows(kernel, shape.micro_batch_size, shape.num_attention_heads // t, shape.seq_length, t)
+
+    def kernel(self, device: str, find: Callable[[LlamaShape, torch.dtype], str] = kernel_here) -> str:
+        """The attention kernel of this rank; ``""`` on a CPU, for the paper's layer, and for parts of a sequence.
+
+        Those call the flash kernel themselves.  Raises ConfigError where more is saved than the formulas say.
+        """
+        whole = self.context == 1 or self.context_kind == "ulysses"
+        if device == "cuda" and whole and isinstance(self.shape, LlamaShape):
+            return find(self.shape, self.dtype)
+        return ""
+
+    def title(self, here: Ranks) -> str:
+        """Layer, sizes and dtype; ranks, device and torch's version."""
+        what = "The paper's layer" if isinstance(self.shape, ModelShape) else "Today's layer"
+        sizes = [f"{letter}={size}" for name, letter in LETTERS.items() if (size := getattr(self.shape, name, None))]
+        words = [" ".join(sizes)]
+        if getattr(self.shape, "num_experts", None):
+            words.append(f"{self.routing} routing")
+        if self.context > 1:
+            words.append(f"c={self.context}")
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{what}: {', '.join(words)}, {dtype}\n{ranks_in_words(here)}"
+
+
+def measure(case: Case, here: Ranks, kernel: str) -> list[dict[str, Any]]:
+    """This rank's rows, one a configuration.  Every rank must call it."""
+    tensor, context = tensor_parallel(), ContextParallel()
+    if case.context > 1:
+        tensor, context = layer_groups(case.context, case.context_kind)
+    rows = []
+    for one in case.configurations:
+        tp = replace(
+            tensor if one.tensor_parallel and tensor.size > 1 else TensorParallel(),
+            sequence_parallel=one.sequence_parallel,
+        )
+        place: dict[str, Any] = {"device": here.device, "dtype": case.dtype}
+        if isinstance(case.shape, ModelShape):
+            measured = measure_layer(case.shape, tp, one.recompute, **place)
+        else:
+            more: dict[str, Any] = {"routing": case.routing, "context": context}
+            measured = measure_llama_layer(case.shape, tp, one.recompute, **place, **more)
+        predicted, extra = case.predict(one, here.size, here.device, tp.rank, kernel)
+        sbh = case.shape.seq_length * case.shape.micro_batch_size * case.shape.hidden_size
+        formula = f"{total(predicted) / sbh:.4g}"
+        rows.append(layer_row(one.name, formula, tp.size, here.rank, predicted, extra, measured))
+    return rows
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ import torch
 import torch.distributed as dist
 
 from actmem_course.ranks import served_store
-from tests.forked_python import LOADED
 from tests.patience import SECONDS
 
 #: Every rank is forked from one process that has loaded these, and nothing else: it has no threads and no groups.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([*LOADED, "actmem_course.ranks", "tests.rank_pool"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "actmem_course.ranks", "tests.rank_pool"])
 
 
 #: How long the others may take once a rank has failed: they may wait for it.

@@ -35,7 +35,7 @@ from actmem.parallel.rng import DropoutMask
 from actmem.pipeline import check_pipeline
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES, Recompute
 from actmem.rows import Row
-from actmem_course.bench.race import take_turns
+from actmem_course.lab_tools.timing import take_turns
 from actmem_course.others import paper
 from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part
@@ -104,15 +104,13 @@ def found(where):
     return getattr(importlib.import_module(module if module.startswith("actmem_") else f"actmem.{module}"), name)
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("where", "good", "name"), PLACES, ids=[f"{where}-{name}" for where, _, name in PLACES])
-def test_a_bad_argument_is_refused_in_one_line_that_names_it(where, good, name, record_property):
+def test_a_bad_argument_is_refused_in_one_line_that_names_it(where, good, name):
     argument, zero, none = name.rstrip("0?"), "0" in name, "?" in name
     if argument in CHOSEN:
         values = [value for value in JUNK if argument != "recompute" or value != {}]
     else:
         values = [v for v in BAD[int] if not (v is None and none) and not (type(v) is int and v == 0 and zero)]
-    record_property("inputs", len(values))
     found(where)(**good)
     for value in values:
         with pytest.raises(ConfigError) as error:
@@ -136,12 +134,10 @@ MADE: dict[Any, dict[str, Any]] = {
 FIELDS = [(made, name) for made, sizes in MADE.items() for name in sizes if name not in ("phase", "where")]
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=[f"{made.__name__}-{name}" for made, name in FIELDS])
-def test_nothing_is_made_with_a_bad_size(made, name, record_property):
+def test_nothing_is_made_with_a_bad_size(made, name):
     values = BAD[type(MADE[made][name])]
     values = [value for value in values if not (made is Exchange and value == 0 and name in ("payload_bytes", "count"))]
-    record_property("inputs", len(values))
     for value in values:
         with pytest.raises(ConfigError) as error:
             print(made(**{**MADE[made], name: value}))
@@ -162,11 +158,9 @@ OTHERS: dict[str, tuple[Any, list]] = {
 }
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("name", OTHERS)
-def test_nothing_is_measured_or_dropped_with_a_bad_argument(name, record_property):
+def test_nothing_is_measured_or_dropped_with_a_bad_argument(name):
     call, values = OTHERS[name]
-    record_property("inputs", len(values))
     for value in values:
         with pytest.raises(ConfigError, match=f"^{name}: .{{1,200}}$"):
             print(shown(value), call(**{name: value}))
@@ -283,7 +277,6 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(("call", "line"), LINES, ids=lambda value: value if isinstance(value, str) else "")
 def test_lines(call, line):
     with pytest.raises(ConfigError) as error:

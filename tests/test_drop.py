@@ -127,6 +127,7 @@ RANK_SETS = [
 ]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("size", "dropped", "sequence_parallel", "members"),
     [(4, "elementwise", True, [3, 1])] + covering([2, 4], RANK_SETS, [False, True], [None]),
@@ -403,6 +404,7 @@ def test_in_a_checkpoint_of_torch_a_host_s_copy_is_read_once():
         assert torch.equal(layer.mlp.down.weight.grad, 2 * once)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("kind", LLAMAS)
 def test_each_term_of_todays_layer_goes_to_the_host(kind):
     shape, terms = LLAMAS[kind], llama_layer_terms(LLAMAS[kind])

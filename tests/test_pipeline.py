@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from measure_pipeline import MemoryWatcher
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from actmem.config import ConfigError, ModelShape, Parallel
@@ -13,7 +14,6 @@ from actmem.layers.gpt import GPT
 from actmem.parallel.linear import load_dense
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import compare
-from actmem_course.bench.measure_pipeline import InFlight
 from tests.gradients import gradient_pairs, largest_difference
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
@@ -65,6 +65,7 @@ def largest_error(cut, recompute, free_outputs):
     return largest_difference(pairs), len(losses)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_losses_and_gradients_equal_one_process(pools, cut):
     results = pools[4].run(largest_error, cut, "none", False)
@@ -87,6 +88,7 @@ def test_a_batch_of_other_sizes_is_refused(pools):
     assert pools[1].run(wrong_batches_refused) == [2]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
     for cut in [(4, 1, 1, 6), (2, 2, 1, 4)]:
@@ -95,14 +97,15 @@ def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
 
 
 def watched(cut, free_outputs, recompute="none"):
-    watcher = InFlight()
+    watcher = MemoryWatcher()
     modes = {"sequence_parallel": True, "recompute": recompute, "free_outputs": free_outputs}
     pipeline = pipeline_of(cut, **modes, watcher=watcher, dtype=torch.bfloat16)
     tokens = torch.randint(0, 20, (cut[-1] * 2, 8))
     pipeline.step(tokens, tokens)
-    return watcher.samples, watcher.peak_rows()
+    return watcher.samples, watcher.peak_rows
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("cut", [cut for cut in CUTS if cut[2] == 1], ids=str)
 def test_freeing_outputs_frees_all_but_the_one_on_its_way(pools, cut):
     p, t, _, _ = cut
@@ -148,6 +151,7 @@ def outputs_noted_after_steps(cut, free_outputs):
     return counts[0], counts[-1]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("cut", "free_outputs"), [((2, 2, 1, 4), False), ((2, 2, 1, 4), True), ((2, 2, 2, 4), False)])
 def test_stages_forget_outputs_that_are_gone(pools, cut, free_outputs):
     assert all(last <= first for first, last in pools[4].run(outputs_noted_after_steps, cut, free_outputs))
@@ -165,6 +169,7 @@ def test_both_ends_begin_with_one_embedding(pools, cut):
     assert half == cut[1] and all(torch.equal(one, other) for (one,), (other,) in zip(found[:half], found[half:]))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("cut", "recompute"), covering(CUTS, ["none", "selective", "full"], of=1), ids=str)
 def test_the_runtime_runs_the_schedule_that_is_drawn_and_holds_the_formulas_bytes(pools, cut, recompute):
     p, t, chunks, microbatches = cut

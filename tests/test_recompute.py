@@ -44,6 +44,7 @@ def block(weight, x, generator):
     return torch.tanh(F.linear(x * mask, weight)).exp()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_same_bits_and_only_the_input_kept(stop_early):
     generator = torch.Generator()

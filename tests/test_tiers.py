@@ -37,8 +37,8 @@ def test_a_sample_is_the_same_every_time():
 
 
 def test_marks_and_names_stay():
-    case = at_night(pytest.param(1, marks=pytest.mark.fault, id="one"))
-    assert [mark.name for mark in case.marks] == ["fault", "nightly"] and case.id == "one" and case.values == (1,)
+    case = at_night(pytest.param(1, marks=pytest.mark.slow, id="one"))
+    assert [mark.name for mark in case.marks] == ["slow", "nightly"] and case.id == "one" and case.values == (1,)
 
 
 TIERS = """
@@ -56,6 +56,7 @@ def test_two():
 def test_three(n):
     pass
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("n", range(40))
 def test_long(n):
     pass
@@ -73,9 +74,7 @@ def test_long(n):
     ],
 )
 def test_a_tier_says_what_it_leaves_out(tier, arguments, said, tmp_path):
-    half_a_second = 'tiers.SECONDS["test_tiers.py::test_long"] = 0.5'
-    conftest = f"from tests import tiers\nfrom tests.tiers import *\n{half_a_second}\n"
-    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text("from tests.tiers import *\n", encoding="utf-8")
     (tmp_path / "test_tiers.py").write_text(TIERS, encoding="utf-8")
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     environment = {**os.environ, "FAST": "", "ALL": "", tier: "1", **alone}

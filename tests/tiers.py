@@ -1,16 +1,14 @@
-"""The tiers of the tests, and the order in which the test processes take them.
+"""The tiers of the tests, and which of a function's many cases run by day.
 
 ``make test FAST=1`` leaves out tests that take seconds (``slow``), ``make test`` one more case of what it has
-(``nightly``) and of each function the cases that would take it beyond ``SECONDS_BY_DAY``, ``make test-all`` nothing.
+(``nightly``) and of a function marked ``by_day(n)`` all cases but n, one with FAST=1; ``make test-all`` nothing.
 Each run says how many it left out.
 """
 
-import json
 import os
 import random
 from collections import Counter
 from itertools import combinations, product
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,29 +17,15 @@ ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
 LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
 #: Folders in which every test starts programs, a browser or a lab on ranks; so do tests that use ``pools``.
 SLOW = tuple(
-    f"tests/{folder}/" for folder in ("bench", "labs", "notebooks", "right_answers", "verify", "wrong_answers")
+    f"tests/{folder}/" for folder in ("lab_tools", "labs", "notebooks", "peers", "right_answers", "verify", "wrong_answers")
 )
-#: What one function's cases may take together in ``make test``, and with FAST=1; one case always runs.
-SECONDS_BY_DAY = 0.5 if FAST else 2.0
-#: Folders each of whose cases is an answer of its own: all run by day.
-WHOLE = ("tests/right_answers/", "tests/wrong_answers/")
-#: Seconds of each file, and of a case of each function that takes long, in the run that ``make report`` stored last.
-_STORED = Path(__file__).with_name("durations.json")
-SECONDS = json.loads(_STORED.read_text(encoding="utf-8")) if _STORED.exists() else {}
-
-
-def _seconds(file):
-    return SECONDS.get(file, 60.0 if file.startswith((*SLOW, "notebooks/")) else 0.0)
-
-
 _left_out = pytest.StashKey[Counter]()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the later tiers, unless tests are named; put the longest first; note what ``make report`` counts."""
-    items.sort(key=lambda item: -_seconds(item.nodeid.partition("::")[0]))
+    """Leave out the later tiers, unless tests are named; put what starts programs first."""
+    items.sort(key=lambda item: not item.nodeid.startswith((*SLOW, "notebooks/")))
     for item in items:
-        item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
         if item.nodeid.startswith(SLOW) or "pools" in getattr(item, "fixturenames", ()):  # a notebook's cell has none
             item.add_marker("slow")
     if config.option.markexpr or all("::" in argument for argument in config.args):
@@ -59,10 +43,10 @@ def _beyond_the_day(items):
     """The cases of functions that would take too long together; which ones is the same in every run."""
     functions = {}
     for item in items:
-        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if item.get_closest_marker("by_day"):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in functions.items():
-        sampled_by_day = name in SECONDS and not name.startswith(WHOLE)
-        number = max(1, int(SECONDS_BY_DAY / SECONDS[name])) if sampled_by_day else len(cases)
+        number = 1 if FAST else cases[0].get_closest_marker("by_day").args[0]
         if number < len(cases):
             yield from random.Random(name).sample(cases, len(cases) - number)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from actmem.config import ModelShape
-from actmem_course.bench.hold import layer_runner
-from actmem_course.bench.measure_speed import group_of
+from actmem.parallel.groups import tensor_parallel
+from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.others.allocator import CachingAllocator
 
 
@@ -27,7 +27,9 @@ def measure_reserved(shape: ModelShape, batches: tuple[int, ...], device: str, d
     torch.cuda.memory._record_memory_history(context=None, max_entries=100_000)
     try:
         for size in batches:
-            layer_runner(shape.with_sizes(micro_batch_size=size), group_of(True), device, dtype).run()
+            layer_runner(
+                shape.with_sizes(micro_batch_size=size), tensor_parallel(sequence_parallel=True), device, dtype
+            ).run()
             torch.cuda.synchronize()
             rows.append({
                 "micro_batch_size": size,

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import torch
+from measure_speed import measure_speed
 from torch import Tensor
 
 from actmem.config import ModelShape
 from actmem.formulas.flops import layer_overhead
-from actmem_course.bench.hold import layer_runner
-from actmem_course.bench.measure_speed import group_of, measure_speed
-from actmem_course.bench.race import Work, race
+from actmem.parallel.groups import tensor_parallel
+from actmem_course.lab_tools.held_bytes import layer_runner
+from actmem_course.lab_tools.timing import Stopwatch, Work, time_in_turns
 from actmem_course.ranks import Ranks
 
 
 def measure_table4(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     """Every row of the paper's Table 4 and the paper's own costlier forms, timed in turns."""
-    return {"rows": [asdict(line) for line in measure_speed(shape, ranks, dtype, rounds=rounds)]}
+    return {"rows": measure_speed(shape, ranks, dtype, rounds=rounds)}
 
 
 def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
@@ -29,15 +30,16 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
     """
     modes = ("none", "selective", "elementwise", "full")
     work: dict[str, Work] = {
-        mode: layer_runner(shape, group_of(True), ranks.device, dtype, mode).work() for mode in modes
+        mode: layer_runner(shape, tensor_parallel(sequence_parallel=True), ranks.device, dtype, mode).work()
+        for mode in modes
     }
     work["matmuls alone"] = matmuls_alone(shape, ranks, dtype)
-    timed = race(work, "none", ranks, rounds=rounds)
+    timed = time_in_turns(work, "none", ranks, rounds=rounds)
     whole = timed.medians("none")["combined_seconds"]
     rows = []
     for name in work:
         row: dict[str, Any] = {"mode": name, **timed.medians(name), **timed.quartiles(name)}
-        row["over_none"] = None if name == "none" else asdict(timed.over(name, "none"))
+        row["over_none"] = None if name == "none" else timed.over(name, "none")
         row["flops_overhead"] = float(layer_overhead(shape, name)) if name in modes else None
         rows.append(row)
     return {
@@ -51,7 +53,8 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
 def matmuls_alone(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> Work:
     """The six matmuls of one rank's forward, and the twelve of its backward, on random tensors of their shapes."""
     a, b, h, s = shape.letters()
-    t, place = ranks.size, {"device": ranks.device, "dtype": dtype}
+    t = ranks.size
+    place: dict[str, Any] = {"device": ranks.device, "dtype": dtype}
 
     def pairs() -> list[tuple[Tensor, Tensor]]:
         linears = ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h))
@@ -95,10 +98,6 @@ def matmul_rate(device: str, size: int, rounds: int, dtype: torch.dtype = torch.
 
 def _seconds(run: Callable[[], object], device: str, rounds: int) -> float:
     """The median of so many calls, each between two events."""
-    from statistics import median
-
-    from actmem_course.bench.race import Stopwatch
-
     watch, found = Stopwatch(device), []
     for _ in range(rounds + 3):
         start = watch.mark()

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from actmem.config import ModelShape
-from actmem_course.bench.hold import layer_runner
-from actmem_course.bench.measure_speed import group_of
-from actmem_course.bench.trace import write_trace
+from actmem.parallel.groups import tensor_parallel
+from actmem_course.lab_tools.held_bytes import layer_runner
+from actmem_course.lab_tools.trace import write_trace
 
 
 def measure_trace(shape: ModelShape, recompute: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """The kernels of one step: short name, start and duration in microseconds, and the named range that launched each."""
-    runner = layer_runner(shape, group_of(True), device, dtype, recompute)
+    runner = layer_runner(shape, tensor_parallel(sequence_parallel=True), device, dtype, recompute)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         write_trace({"step": runner.work()}, path, device)

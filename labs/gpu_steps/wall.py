@@ -99,7 +99,7 @@ def _measured_step(
     loss.backward()
     ended.record()
     torch.cuda.synchronize()
-    found = {"static_bytes": static, "peak_bytes": torch.cuda.max_memory_allocated()}
+    found: dict[str, Any] = {"static_bytes": static, "peak_bytes": torch.cuda.max_memory_allocated()}
     found["reserved_bytes"] = torch.cuda.max_memory_reserved()
     found["forward_backward_seconds"] = started.elapsed_time(ended) / 1000
     if curve:

@@ -17,7 +17,7 @@ import yaml
 from nbformat import NotebookNode
 
 from actmem_course.cut import lab_names, lab_source
-from actmem_course.others.golden import equalities
+from actmem_course.others.logged_pairs import logged_pairs
 from notebooks.site import cache, live
 from notebooks.source.pictures import front_drawing, front_picture
 
@@ -160,7 +160,9 @@ def lab_page(name: str, source: str) -> str:
 
 def evidence() -> str:
     """What A100s logged beside the paper's equations, computed."""
-    sentences = (f"{what}: <b>{logged:,} B</b> logged, {formula:,} B by formula" for what, formula, logged in equalities()[:2])
+    sentences = (
+        f"{pair.what}: <b>{pair.logged_bytes:,} B</b> logged, {pair.formula_bytes:,} B by formula" for pair in logged_pairs()[:2]
+    )
     return f"On NVIDIA's GPUs, to the byte (Megatron-LM's own CI, A100): {'; '.join(sentences)}."
 
 

@@ -11,7 +11,7 @@ from notebooks.site.needs import Reader, Statement
 
 
 #: What measures stays out of a page's archive, also where it needs no machine: such a figure is a picture there.
-_NOT_IN_PAGES = "actmem_course.bench"
+_NOT_IN_PAGES = ("actmem_course.lab_tools",)
 
 
 def figures(notebook: NotebookNode) -> dict[str, str]:
@@ -26,7 +26,7 @@ def figures(notebook: NotebookNode) -> dict[str, str]:
         before += statements
         if statements and _displays(statements[-1].node) and not statements[-1].measured:
             code = "\n".join(needed_for(before))
-            if _NOT_IN_PAGES not in code:
+            if not any(package in code for package in _NOT_IN_PAGES):
                 found[cell.id] = code
     return found
 

@@ -15,15 +15,13 @@ from actmem.ledger import census, record
 from actmem.ledger.parts import rows_by_term
 from actmem.layers.transformer import TransformerLayer
 from actmem.rows import total
-from actmem_course.bench.golden_here import count_here, distinct
-from actmem_course.others.golden import equalities, predict, read_golden
+from actmem_course.others.logged_pairs import logged_pairs
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import slider, steps
 from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.measured import here_fold
 from actmem_course.show.style import size_text
 from actmem_course.show.terms import term_of
 from actmem_course.show.text import extras_text, kept_text, saved_text
@@ -384,17 +382,12 @@ float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for e
 layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
-for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), equalities()):
-    agree.add(f"logged on A100s: {what}", [(formula, logged)])
+for formula, pair in zip((layer, 12 * (layer - only_its_input)), logged_pairs()):
+    agree.add(f"logged on A100s: {pair.what}", [(formula, pair.logged_bytes)])
 
 # %% [markdown]
 # Both differences equal the formula, to the byte. Most other pairs of tests don't, because the allocator's blocks, for
-# instance, change what is logged. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 whole runs.
-#
-# Now whole peaks. These models run here on one emulated rank, and what is alive at the peak is counted:
-
-# %%
-here_fold(distinct(count_here([predict(row) for row in read_golden() if row.gpu == "a100"])))
+# instance, change what is logged. `python labs/measure_runs.py` has more pairs that a formula explains.
 
 # %% jupyter={"source_hidden": true}
 agree

@@ -13,7 +13,7 @@ from actmem_course.others import paper
 from actmem.config import PAPER_MODELS, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_bytes, layer_rows
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
-from actmem_course.others.golden import equalities
+from actmem_course.others.logged_pairs import logged_pairs
 from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
@@ -393,16 +393,21 @@ Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), ten
 # logs are compared as in [chapter 2](02_counting_bytes.ipynb).)
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.ranks import Ranks
-from actmem_course.bench.layer_table import LayerTable
+from actmem.formulas.activations import layer_extra_rows
+from actmem.ledger import measure_layer
+from actmem.parallel.groups import TensorParallel
 
-found = []
+pairs = []
 for name in PAPER_MODELS:
+    shape = model_shape(name)
     with emulated_rank(8):
-        found += LayerTable(model_shape(name)).measure(Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
-agree.add("layers of four models, six ways, as one rank of eight", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found])
-what, by_formula, logged = equalities()[1]
-agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
+        for row in TABLE2:
+            tp = tensor_parallel(sequence_parallel=row.sequence_parallel) if row.tensor_parallel else TensorParallel()
+            predicted = layer_rows(shape, row.parallel(8), row.recompute) + layer_extra_rows(shape, row.parallel(8), row.recompute)
+            pairs.append((total(predicted), total(measure_layer(shape, tp, row.recompute))))
+agree.add("layers of four models, six ways, as one rank of eight", pairs)
+logged = logged_pairs()[1]
+agree.add(f"logged on A100s: {logged.what}", [(logged.formula_bytes, logged.logged_bytes)])
 
 # %% [markdown]
 # ## Does a larger batch pay for it?

@@ -16,10 +16,9 @@ from actmem.formulas.first_stage import (
 )  # fmt: skip
 from actmem.formulas.activations import layer_bytes
 from actmem.rows import paper_rows, total
-from actmem_course.others.golden import equalities
+from actmem_course.others.logged_pairs import logged_pairs
 from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share
 from actmem.formulas.states import state_rows
-from actmem_course.results import PipelineResult, read
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.folded import Agreement, Fold, worked
@@ -162,10 +161,10 @@ LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation lea
 
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
-what, by_formula, logged = equalities()[2]
+logged = logged_pairs()[2]
 Fold(
-    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: {size_text(by_formula)}. A100s logged the same to {logged - by_formula:,} B",
-    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged; six more scalars, each in a block of 512 B",
+    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: {size_text(logged.formula_bytes)}. A100s logged the same to {logged.apart_bytes:,} B",
+    f"{logged.what}: {logged.formula_bytes:,} B by formula, {logged.logged_bytes:,} B in what A100s logged; six more scalars, each in a block of 512 B",
     prose=True,
 )
 
@@ -191,7 +190,7 @@ agree.add("microbatches in flight on each process", [(r["predicted_in_flight"], 
 agree.add("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
 
 # %%
-LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResult, one) for one in measured]))
+LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
 
 # %% [markdown]
 # The curves are measured. The time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 holds more

@@ -17,7 +17,6 @@ from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.rows import total
 from actmem.torch_private import fake_tensors
-from actmem_course.bench.predictors import kernel_slopes
 from actmem_course.show.controls import choice, steps
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.folded import Agreement, worked
@@ -77,20 +76,13 @@ Reveal(
 # | its gradient: $-1$ at the target, $v - 1$ zeros | $2v$ |
 # | the gradient of the logits, made from both | $2v$ |
 # | the output layer's input | $2h$ |
-# | the input's gradient, which the benchmark keeps from its last run | $2h$ |
+# | the input's gradient, kept from the last run | $2h$ |
 # | the target, a 64-bit number | $8$ |
 #
 # Together **$6v + 4h + 8$ bytes per token**, and $12v$ instead of $6v$ with float32 logits. (The figure at the top is of a first
 # run: $2h$ less. *Softmax in place* overwrites its own input, $4v$ in float32; the 16-bit logits, $2v$, stay. `F.cross_entropy`
-# needs all logits of a token, so $t$ divides only the last two losses.) Liger's benchmark has logged this peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake
-# tensors:
-
-# %% jupyter={"source_hidden": true}
-slope = next(one for one in kernel_slopes() if "entropy" in one.kernel)
-agree.add("one more token at the peak, by formula and counted here", [(slope.by_formula, slope.counted)])
-print(f"one more token at the peak: {slope.by_formula:,} bytes by formula, {slope.logged:,.0f} logged on an A100")
-
-# %% [markdown]
+# needs all logits of a token, so $t$ divides only the last two losses.)
+#
 # **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only 9.1`.
 
 # %% [markdown]
@@ -305,7 +297,7 @@ agree
 # - **"Full recomputation solves long sequences."** It leaves $2sbh$ per layer, and all of the loss.
 # - **Returning the logits.** A model that returns them holds $2v$ bytes per token more, through all of backward.
 #
-# **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989, and its `benchmark/data` · *Cut Your Losses*, 2411.09009 ·
+# **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989 · *Cut Your Losses*, 2411.09009 ·
 # *Balancing Pipeline Parallelism with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem_more/chunked_loss.py`,
 # `src/actmem_more/loss_peak.py`.
 #

@@ -24,7 +24,6 @@ from actmem.recompute import checkpoint
 from actmem.rows import total
 from actmem_more.store import HostMemory
 from actmem.torch_private import fake_tensors
-from actmem_course.bench.predictors import b200_reserved
 from actmem_course.show.controls import choice, play, steps
 from actmem_course.show.folded import Agreement, worked
 from actmem_course.show.long_sequences import BATCH_ORDERS, EVENTS_PLAYED, SEGMENTS, memory_map, reserved_lines
@@ -354,17 +353,7 @@ Panel(reserved_lines, order=choice("batches", list(BATCH_ORDERS), "shortest firs
 # So run the longest batch first, or pad, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` before
 # torch 2.9; not with Megatron's CUDA graphs).
 #
-# Can you predict what a real run reserves? SimuMax logged both numbers for 15 layouts of Llama 3 on B200s. Here the same allocator
-# gets a prediction of each tensor:
-
-# %% jupyter={"source_hidden": true}
-logged = b200_reserved()
-ours_off = max(abs(ours / reserved - 1) for _, reserved, ours in logged)
-allocated_off = max(abs(allocated / reserved - 1) for allocated, reserved, _ in logged)
-print(f"{len(logged)} layouts: reserved, predicted within {100 * ours_off:.1f}%; the logged allocated bytes alone are within {100 * allocated_off:.1f}%")
-
-# %% [markdown]
-# So the model halves the error of the total, and doesn't predict the gap between the two numbers: each stream, such as NCCL's, has blocks of its own,
+# Can you predict what a real run reserves? Not to the byte: each stream, such as NCCL's, has blocks of its own,
 # and ranks of one layout differ. What expandable segments save can be much: a user of torchtune saw QLoRA of Llama 3 8B fall
 # from 16.39 GiB to 10.83.° ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185))
 #

@@ -23,7 +23,7 @@ if importlib.util.find_spec("actmem_course") is None:
 # %%
 import torch
 
-from actmem_course.bench.timing import device_name, usual_dtype
+from actmem_course.lab_tools.machine import device_name, usual_dtype
 from actmem_course.launch import results
 from actmem_course.show.style import size_text
 from actmem_course.show.text import speed_facts

@@ -5,7 +5,9 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
 - ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; a tensor's version
+- ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
 - the autograd node that runs now, and the group that a collective was given: what a tape notes
+- ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 
@@ -27,6 +29,8 @@ efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+#: The node that adds a gradient to a weight's.
+WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
@@ -75,6 +79,15 @@ def is_fake(tensor: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
+    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``, by whatever name in Python or C++."""
+    original = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")
+        yield
 
 
 def fake_store() -> torch.distributed.Store:
@@ -130,6 +143,17 @@ def node_running() -> str:
     """The name of the autograd node whose backward runs now; "" outside backward."""
     node = torch._C._current_autograd_node()
     return "" if node is None else node.name()
+
+
+def place_of_node_running() -> int:
+    """The how-many-th of its thread's nodes runs now; -1 outside backward."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
+
+
+def holders_of(tensor: Tensor) -> tuple[int, int]:
+    """How often C++ holds a tensor, and its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def ranks_of(arguments: dict[str, Any]) -> int:

@@ -14,17 +14,14 @@ from __future__ import annotations
 import io
 import os
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from actmem_course import results
-
 #: Classes that may be made from a message, beside what ``torch.load`` makes without running code.
-MESSAGE_KINDS: list = [set, frozenset, *(kind for kind in vars(results).values() if is_dataclass(kind))]
+MESSAGE_KINDS: list = [set, frozenset]
 
 
 class BadMessage(ValueError):

@@ -24,12 +24,10 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401
 
 from actmem.config import ConfigError, check_size
-from actmem.ledger.emulate import emulated_rank
 from actmem_course.arguments import device_for, gpus_found
 from actmem_course.guard import LINE, Guard, say, say_gone
 from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment
 from actmem_course.rank_store import RankStore, connect
-from actmem_tools.no_device import cuda_without_device
 
 #: How long a rank waits for another that is still computing.
 TIMEOUT = timedelta(minutes=10)
@@ -117,6 +115,10 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
     """
     device = args.device
     if args.emulate is not None:
+        # Loaded only here: real ranks need neither, and a lab's --help should not wait for them.
+        from actmem.ledger.emulate import emulated_rank
+        from actmem_tools.no_device import cuda_without_device
+
         stand_in = cuda_without_device() if device == "cuda" and not torch.cuda.is_available() else nullcontext()
         with emulated_rank(args.emulate, device=device, real_tensors=real_tensors), stand_in:
             yield Ranks(0, args.emulate, device, emulated=True)

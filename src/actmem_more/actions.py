@@ -1,4 +1,4 @@
-"""What to do with each of a layer's terms so that it keeps few bytes: every best choice, and the cheapest for a budget.
+"""What to do with each of a layer's terms so that it keeps few bytes: every best choice.
 
 A term is kept, recomputed, offloaded to the host's memory, or compressed to eight bits (``recipes.ACTIONS``).
 What needs no matrix product is taken as free (measured: 2% of a layer's time for all of it), so recomputing has a price
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import combinations
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_choice, check_size, shown
+from actmem.config import ConfigError, ModelShape, Parallel, check_choice, shown
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.recipes import ACTIONS, PAPER_LAYER, LayerTerms
@@ -152,21 +152,6 @@ def frontier(choices: Iterable[LayerChoice], price: Callable[[LayerChoice], floa
         if not best or choice.bytes < best[-1].bytes:
             best.append(choice)
     return best
-
-
-def cheapest(
-    layer: PricedLayer, budget: int, rates: Rates, allowed: Collection[str] = ("recompute", "offload")
-) -> LayerChoice:
-    """The choice that takes the least time of those that keep at most ``budget`` bytes on the device.
-
-    Of equals the one with the fewest bytes.  Raises ConfigError if none fits.
-    """
-    check_size("budget", budget, least=0)
-    line = frontier(choices(layer, allowed), lambda choice: choice.seconds(rates))
-    fitting = [choice for choice in line if choice.bytes <= budget]
-    if not fitting:
-        raise ConfigError("budget", f"the layer keeps at least {line[-1].bytes:,} B, got {budget:,}")
-    return fitting[0]
 
 
 def copy_seconds(copy: float, forward: float, again: float) -> float:

@@ -42,6 +42,10 @@ SIZE_NAMES = {
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
+class Raised(ConfigError):
+    """Code of the model or of its factory raised."""
+
+
 def load_factory(target: str) -> Callable[..., Any]:
     """The function that ``target`` names; ConfigError if there is none."""
     place, _, name = target.rpartition(":")
@@ -106,7 +110,7 @@ def built_model(
             made = factory(**taken, **there)
         _take_rows_as_whole_sequences()
     except (Exception, SystemExit) as error:
-        raise ConfigError("target", f"the factory raised {one_line(error)}") from error
+        raise Raised("target", f"the factory raised {one_line(error)}") from error
     finally:
         torch.set_default_dtype(before)
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
@@ -153,7 +157,7 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
         with _quiet():
             return model(*args, **kwargs)
     except Exception as error:
-        raise ConfigError("inputs", f"the model's forward raised {one_line(error)}") from error
+        raise Raised("inputs", f"the model's forward raised {one_line(error)}") from error
 
 
 @contextlib.contextmanager

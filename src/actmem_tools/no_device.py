@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.ledger.tools import replaced
-from actmem.torch_private import cudnn_attention, efficient_attention, flash_attention, torch_release
+from actmem.torch_private import attention_on, cudnn_attention, efficient_attention, flash_attention, torch_release
 from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 
 #: Philox: a seed and an offset of 8 bytes each.
@@ -37,7 +37,7 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
     """
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
-        with replaced(F, "scaled_dot_product_attention", lambda original: _attention(original, gpu)):
+        with attention_on("CUDA", lambda original: _attention(original, gpu)):
             yield
 
 
@@ -49,12 +49,12 @@ def fused_attention_on_cpu() -> Iterator[None]:
     """
 
     def without_dropout(original):
-        def run(query, key, value, attn_mask=None, dropout_p=0.0, **options):
-            return original(query, key, value, attn_mask, 0.0 if query.device.type == "cpu" else dropout_p, **options)
+        def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+            return original(query, key, value, attn_mask, 0.0, is_causal, **options)
 
         return run
 
-    with replaced(F, "scaled_dot_product_attention", without_dropout):
+    with attention_on("CPU", without_dropout):
         yield
 
 

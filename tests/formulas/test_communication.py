@@ -40,6 +40,7 @@ def seen_in(collectives):
     return Counter((c.kind, c.payload_bytes) for c in collectives)
 
 
+@pytest.mark.by_day(14)
 @pytest.mark.parametrize(
     ("t", "sequence_parallel", "recompute", "keep_gathered_input"),
     covering([1, 2, 4], [False, True], RECOMPUTE_MODES, [False, True]),
@@ -58,6 +59,7 @@ def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathere
     assert seen_in(backward.collectives) == expected(x for x in exchanges if x.phase != "forward")
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(
     ("sequence_parallel", "recompute", "dtype"),
     covering([False, True], ["none", "selective", "full"], [torch.bfloat16, torch.float32]),

@@ -32,6 +32,7 @@ def counted(loss, s, b, h, v, t=1, chunk=1024):
         return bill.peak_bytes - 2 * linear.weight.numel()
 
 
+@pytest.mark.by_day(28)
 @pytest.mark.parametrize("t", [1, 2, 8])
 @pytest.mark.parametrize(
     ("s", "b", "h", "v", "chunk"),

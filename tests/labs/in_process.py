@@ -1,7 +1,7 @@
 """Run a lab's ``main`` without starting a process: here, or on the ranks of a RankPool."""
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import json
 import os
@@ -14,17 +14,13 @@ import pytest
 import torch.distributed as dist
 
 from actmem_course import launch
-from actmem_course.bench import runner
 from actmem_course.launch import LABS
 from actmem_course.ranks import Ranks
 
 
 def lab_module(script):
-    """A lab as a module of its own; its ``main`` has not run."""
-    spec = importlib.util.spec_from_file_location("lab_under_test", LABS / script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A lab as a module; its ``main`` has not run."""
+    return importlib.import_module(script.removesuffix(".py"))
 
 
 def lab_results(pool, script, *arguments):
@@ -46,21 +42,29 @@ def _on_this_rank(script, arguments):
     sys.argv, printed = [script, *arguments], io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
-            for joins in (module, runner):
-                patch.setattr(joins, "ranks", lambda args, **options: contextlib.nullcontext(here), raising=False)
+            patch.setattr(module, "ranks", lambda args, **options: contextlib.nullcontext(here))
             return module.main.__wrapped__(), printed.getvalue()
     finally:
         for name in place:
             del os.environ[name]
 
 
-def shown_in_80_columns(script, *arguments, code=0, **options):
-    """What a lab prints, started as a user does: no line but a file's name is wider, and nothing is cut off."""
-    done = launch.run(script, *arguments, **options)
-    assert done.returncode == code, done.stdout + done.stderr
-    lines = (line for line in done.stdout.splitlines() if not line.startswith("wrote"))
-    assert "…" not in done.stdout and all(len(line.rstrip()) <= 80 for line in lines)
-    return done.stdout
+def shown_in_80_columns(script, *arguments, processes=0):
+    """What a lab prints, here or on ranks of its own: no line but a file's name is wider, and nothing is cut off."""
+    if processes:
+        done = launch.run(script, *arguments, processes=processes)
+        code, shown = done.returncode, done.stdout
+        assert code == 0, shown + done.stderr
+    else:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", "80")
+            patch.setattr(sys, "argv", [script, *map(str, arguments)])
+            code, shown = lab_module(script).main.__wrapped__(), printed.getvalue()
+        assert code == 0, shown
+    lines = (line for line in shown.splitlines() if not line.startswith("wrote"))
+    assert "…" not in shown and all(len(line.rstrip()) <= 80 for line in lines)
+    return shown
 
 
 def lab_exit(script, arguments, monkeypatch, capsys, **environment):

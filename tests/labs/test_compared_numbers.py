@@ -17,8 +17,8 @@ from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL, Scaling
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
-from actmem_course.judge.kept import Largest, kept
 from actmem_course.judge.outline import LAB_NAMES, load_lab
+from actmem_course.judge.saved_bytes import Largest, saved_bytes
 from actmem_course.judge.solutions import lab1_count_bytes as lab1
 from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
 from actmem_course.judge.solutions import lab3_sequence_parallel as lab3
@@ -41,7 +41,9 @@ def test_the_gated_mlp_keeps_what_is_measured():
     for s, b, h, f in cases1.GATED:
         weights = [torch.randn(size, dtype=torch.bfloat16) for size in ((f, h), (f, h), (h, f))]
         x = torch.randn(s, b, h, dtype=torch.bfloat16)
-        (found,) = VirtualRanks(1, alone=True).run(lambda rank: kept(Bench({}, rank), lab1.gated_mlp, x, weights))
+        (found,) = VirtualRanks(1, alone=True).run(
+            lambda rank: saved_bytes(Bench({}, rank), lab1.gated_mlp, x, weights)
+        )
         assert lab1.gated_mlp_bytes(s, b, h, f) == found.bytes
 
 

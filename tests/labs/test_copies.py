@@ -266,21 +266,3 @@ def test_pytest_collects_nothing_of_the_learners(tmp_path):
     command = [sys.executable, "-m", "pytest", "--nbval", "-q", "--collect-only", "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[0] == "tests/test_ours.py::test", done.stdout
-
-
-def test_only_the_copier_knows_the_learners_folder_and_no_test_runs_a_lab_of_the_course():
-    """A lab in labs/ would make copies in this very checkout, and move what is written in it."""
-    sources = [path for folder in ("src", "labs", "notebooks", "tests") for path in (ROOT / folder).rglob("*.py")]
-    text = {
-        path: path.read_text(encoding="utf-8")
-        for path in sources
-        if path
-        not in [ROOT / "tests" / name for name in ("test_setup.py", "labs/test_course.py", "labs/test_copies.py")]
-    }
-    assert sorted(path.name for path, source in text.items() if re.search(r"\bMINE\b|[\"']my[\"'/]", source)) == [
-        "copies.py",
-        "learner_progress.py",  # what has passed lies beside the copies
-        "make_copies.py",
-    ]
-    assert [path for path, source in text.items() if re.search(r"(run|results|command)\(\s*[\"']lab\d", source)] == []
-    assert "/my/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()

@@ -15,19 +15,11 @@ from tests.labs.faults import TORCHRUN, Started, listening, planted
 from tests.labs.learners import learner_file
 from tests.tiers import at_night
 
-pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 
-@pytest.fixture(params=["forked", at_night("real")])
-def starts(request, monkeypatch):
-    """What is harmed is a rank, whose parent lives: by day both are forked, each behind a process that ends with it."""
-    if request.param == "forked":
-        monkeypatch.setattr(sys, "executable", request.getfixturevalue("forked_python"))
-
-
 @pytest.mark.parametrize("place", [at_night("forward"), at_night("backward"), "a collective"])
-@pytest.mark.usefixtures("starts")
 def test_a_rank_is_killed(place, tmp_path):
     run = planted(tmp_path, "is killed", place)
     code, output, errors = run.end()
@@ -53,7 +45,6 @@ def test_a_rank_is_killed_under_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize("torchrun", [False, at_night(True)])
-@pytest.mark.usefixtures("starts")
 def test_a_rank_fails(torchrun, tmp_path):
     run = planted(tmp_path, "raises", torchrun=torchrun)
     code, output, errors = run.end()
@@ -63,7 +54,6 @@ def test_a_rank_fails(torchrun, tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.usefixtures("starts")
 def test_a_rank_leaves_early(tmp_path):
     run = planted(tmp_path, "leaves")
     assert run.end() == (1, "", ["measure_parity.py: rank 1 ended without a word"])
@@ -71,7 +61,6 @@ def test_a_rank_leaves_early(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["forward", at_night("backward")])
-@pytest.mark.usefixtures("starts")
 def test_a_rank_has_no_memory_left(place, tmp_path):
     run = planted(tmp_path, "has no memory", place)
     code, output, errors = run.end()
@@ -89,8 +78,8 @@ SAID = {
 }
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("fault", "everywhere"), SAID)
-@pytest.mark.usefixtures("starts")
 def test_one_rank_or_each_says_its_cause(fault, everywhere, tmp_path):
     run = planted(tmp_path, fault, everywhere=everywhere)
     code, output, (line,) = run.end()
@@ -98,7 +87,6 @@ def test_one_rank_or_each_says_its_cause(fault, everywhere, tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.usefixtures("starts")
 def test_no_rank_can_start(tmp_path):
     """Nothing exists yet over which one could hear of the others, but the store where they meet."""
     run = planted(tmp_path, "loops", GLOO_SOCKET_IFNAME="nosuch0")
@@ -178,7 +166,6 @@ def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, at_night(1)])
-@pytest.mark.usefixtures("starts")
 def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
     body = f"if dist.get_rank() == {rank}:\n        import os\n        os._exit(0)\n    return x"
     file = learner_file(tmp_path, "lab3_sequence_parallel", g=body)
@@ -189,12 +176,9 @@ def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
     assert run.nothing_is_left()
 
 
-# What follows leaves no process behind, so that the labs may be forked.
-
-
-def test_an_answer_that_ends_the_only_process_has_not_passed(forked_python, tmp_path):
+def test_an_answer_that_ends_the_only_process_has_not_passed(tmp_path):
     file = learner_file(tmp_path, "lab1_count_bytes", layer_bytes="import os\n    os._exit(0)")
-    code, output, errors = Started([forked_python, str(file), "--only", "1.1"], tmp_path).end()
+    code, output, errors = Started([sys.executable, str(file), "--only", "1.1"], tmp_path).end()
     assert code == 1 and "os._exit(0)" in output and "0 of 1 passed" in output
 
 
@@ -203,8 +187,8 @@ TRACED = [str(launch.LABS / "measure_speed.py"), "--emulate", "2", "--rounds", "
 SMALL = ["--seq-length", "16", "--micro-batch-size", "1", "--hidden-size", "32", "--num-attention-heads", "4"]
 
 
-def test_a_trace_on_a_full_disk(forked_python, tmp_path):
-    code, output, errors = Started([forked_python, *TRACED, *SMALL], tmp_path).end()
+def test_a_trace_on_a_full_disk(tmp_path):
+    code, output, errors = Started([sys.executable, *TRACED, *SMALL], tmp_path).end()
     assert (code, errors[-1]) == (1, "measure_speed.py: cannot write /dev/full: No space left on device")
 
 
@@ -212,6 +196,7 @@ def test_a_trace_on_a_full_disk(forked_python, tmp_path):
 ASCII = "import runpy, sys; sys.stdout.reconfigure(encoding='ascii'); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("redirection", "code", "line"),
     [
@@ -219,14 +204,14 @@ ASCII = "import runpy, sys; sys.stdout.reconfigure(encoding='ascii'); del sys.ar
         (">&-", 2, "measure_table2.py: standard output is closed"),
     ],
 )
-def test_nowhere_to_print(redirection, code, line, forked_python, tmp_path):
-    command = ["sh", "-c", f'"$@" {redirection}', "sh", forked_python, *EMULATED]
+def test_nowhere_to_print(redirection, code, line, tmp_path):
+    command = ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, *EMULATED]
     assert Started(command, tmp_path).end() == (code, "", [line])
 
 
-def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(forked_python, tmp_path):
-    code, output, errors = Started([forked_python, "-c", ASCII, *EMULATED], tmp_path, COLUMNS="40").end()
-    _, wide, _ = Started([forked_python, *EMULATED], tmp_path, COLUMNS="200").end()
+def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
+    code, output, errors = Started([sys.executable, "-c", ASCII, *EMULATED], tmp_path, COLUMNS="40").end()
+    _, wide, _ = Started([sys.executable, *EMULATED], tmp_path, COLUMNS="200").end()
     assert (code, errors) == (0, []) and output.isascii()
     numbers = re.findall(r"\d[\d,]{5,}", wide)
     assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers

@@ -27,7 +27,6 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["link.json", "results.json"]
 
 
-@pytest.mark.fault
 def test_a_failing_block_leaves_the_old_file(tmp_path):
     path = tmp_path / "results.json"
     path.write_text("old")
@@ -48,7 +47,6 @@ def full_disk(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.fault
 def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "results.json"
     path.write_text("old")
@@ -58,7 +56,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["results.json"]
 
 
-@pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 def test_a_device_is_written_and_not_replaced():
     check_files(named(json="/dev/full"), "json")
@@ -68,8 +65,7 @@ def test_a_device_is_written_and_not_replaced():
     assert Path("/dev/full").is_char_device()
 
 
-@pytest.mark.bad_input
-def test_what_is_refused(tmp_path, record_property):
+def test_what_is_refused(tmp_path):
     file, loop = tmp_path / "a.json", tmp_path / "loop"
     file.write_text("kept")
     loop.symlink_to(loop)
@@ -80,7 +76,6 @@ def test_what_is_refused(tmp_path, record_property):
         (named(json=tmp_path, html=None), r"json: cannot write .*: Is a directory"),
         (named(json=loop, html=None), r"json: cannot write .*loop: "),
     ]  # fmt: skip
-    record_property("inputs", len(cases))
     for args, line in cases:
         with pytest.raises(ConfigError, match=f"^{line}"):
             check_files(args, "json", "html")
@@ -88,7 +83,6 @@ def test_what_is_refused(tmp_path, record_property):
     assert file.read_text() == "kept" and sorted(os.listdir(tmp_path)) == ["a.json", "loop"]
 
 
-@pytest.mark.fault
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder(tmp_path):
     tmp_path.chmod(0o500)

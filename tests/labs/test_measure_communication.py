@@ -3,9 +3,11 @@
 import json
 from types import SimpleNamespace
 
+import measure_communication as communication
 import pytest
 import torch
 import torch.distributed as dist
+from measure_communication import TORCHS, comparison_text, count_layers, measure_sockets, without_overlap
 
 from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
@@ -14,22 +16,11 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
-from actmem_course.bench import hold
-from actmem_course.bench import measure_communication as communication
-from actmem_course.bench.measure_communication import (
-    TORCHS,
-    bytes_sent_by,
-    can_count,
-    compare_overlap,
-    count_exchanges,
-    measure_sent,
-    without_overlap,
-)
-from actmem_course.bench.race import Race
+from actmem_course.lab_tools import held_bytes, socket_bytes
+from actmem_course.lab_tools.socket_bytes import bytes_sent_by, can_count
+from actmem_course.lab_tools.timing import Sample, Timings
 from actmem_course.others.ring import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
 from actmem_course.ranks import Ranks
-from actmem_course.results import Sample
-from actmem_course.show.tables import compared_line
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_communication.py"
@@ -52,7 +43,7 @@ def test_under_torchrun(tmp_path):
     titles = ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
     assert [line["comparison"] for line in compared] == titles and all(f"{title}: " in shown for title in titles)
     assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
-    assert all(line["over"]["ratio"] == 1 + line["over"]["value"] > 0 for line in compared)
+    assert all(line["over"]["ratio"] == pytest.approx(1 + line["over"]["value"]) for line in compared)
 
 
 class Alike(Ranks):
@@ -66,9 +57,9 @@ def test_a_byte_more_on_the_sockets_is_named(monkeypatch, capsys):
     monkeypatch.setattr(communication, "can_count", lambda: True)
     monkeypatch.setattr(communication, "bytes_sent_by", lambda run: 1)
     with emulated_rank(2):
-        sent = measure_sent(SHAPE, Alike(0, 2, "cpu", False), torch.float32)
-    assert not any(one.exact for one in sent)
-    assert sent[0].difference == "all-reduce: 4,096 + 1,152 bytes by formula, 2 on the sockets"
+        sent = measure_sockets(SHAPE, Alike(0, 2, "cpu", False), torch.float32)
+    assert not any(row["exact"] for row in sent)
+    assert sent[0]["difference"] == "all-reduce: 4,096 + 1,152 bytes by formula, 2 on the sockets"
 
 
 def test_emulated_fits_eighty_columns_and_times_nothing():
@@ -81,10 +72,10 @@ def test_one_exchange_more_is_seen(monkeypatch):
         def forward(self, x):  # type: ignore[override]  # called with x alone
             return linear.all_reduce(super().forward(x).detach(), tensor_parallel()) * x
 
-    monkeypatch.setattr(hold, "TransformerLayer", Chatty)
+    monkeypatch.setattr(held_bytes, "TransformerLayer", Chatty)
     with emulated_rank(2):
-        counted = count_exchanges(SHAPE, Ranks(0, 2, "cpu", True), torch.float32)
-    assert not any(one.exact for one in counted)
+        counted = count_layers(SHAPE, Ranks(0, 2, "cpu", True), torch.float32)
+    assert not any(row["exact"] for row in counted)
 
 
 @pytest.mark.parametrize("starts", [["start_all_gather", "start_reduce_scatter"], ["start_all_reduce"]])
@@ -140,32 +131,33 @@ def gradient_difference():
 @pytest.mark.parametrize("is_real", [True, False])
 def test_the_hidden_share_is_said_only_if_there_is_a_difference(is_real, monkeypatch):
     """Backward takes 3 seconds with overlap and 4 without; the exchanges alone take 2."""
-    steps = {"with overlap": (1, 3), "without": (1, 4), "exchanges alone": (2, 0)}
+    steps = {"with overlap": (1, 3), "without": (1, 4), "collectives alone": (2, 0)}
 
-    def timed(work, base, ranks, *, rounds, part, on_round):
+    def timed(work, base, ranks, *, rounds, part):
         noise = 0.1 if is_real else 0.5
-        return Race({name: [Sample(*steps[name], 0)] * rounds for name in work}, noise, part)
+        return Timings({name: [Sample(*steps[name], 0)] * rounds for name in work}, noise, part)
 
-    monkeypatch.setattr(communication, "race", timed)
+    monkeypatch.setattr(communication, "time_in_turns", timed)
     with emulated_rank(2, real_tensors=True):
-        compared = compare_overlap(SHAPE, Ranks(0, 2, "cpu", True), torch.float32, sequence_parallel=True, rounds=6)
-    assert (compared.first_seconds, compared.second_seconds, compared.hidden) == (3, 4, 0.5 if is_real else None)
-    assert ("overlap hides 50% of the exchanges' own time" in compared_line(compared)) == is_real
+        row = communication.compare_overlap(SHAPE, Ranks(0, 2, "cpu", True), torch.float32, True, rounds=6)
+    assert (row["first_seconds"], row["second_seconds"], row["hidden"]) == (3, 4, 0.5 if is_real else None)
+    assert ("overlap hides 50% of the collectives' own time" in comparison_text(row)) == is_real
 
 
 def sent(shape):
     assert can_count()
-    return measure_sent(shape, Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False), torch.float32)
+    return measure_sockets(shape, Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False), torch.float32)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("shape", [ModelShape(16, 1, 32, 4), ModelShape(64, 3, 96, 8)])
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_sockets_sent_what_the_formulas_say(size, shape, pools):
     of_ranks = pools[size].run(sent, shape)
     assert all(found == of_ranks[0] for found in of_ranks)
-    by_name = {one.name: one for one in of_ranks[0]}
-    assert [one.difference for one in by_name.values() if not one.exact] == []
-    data = {name: one.predicted_bytes for name, one in by_name.items()}
+    by_name = {row["name"]: row for row in of_ranks[0]}
+    assert [row["difference"] for row in by_name.values() if not row["exact"]] == []
+    data = {name: row["predicted_bytes"] for name, row in by_name.items()}
     payload = 4 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
     assert data["all-reduce"] == data["all-gather"] + data["reduce-scatter"] == data[TORCHS] == 2 * (size - 1) * payload
     assert data["layer, tensor"] == data["layer, tensor+sequence, plain"] == 4 * data["all-reduce"]
@@ -173,11 +165,11 @@ def test_the_sockets_sent_what_the_formulas_say(size, shape, pools):
 
 
 def not_counted():
-    communication._tcp_info, told = lambda connection: b"", communication._tcp_info
+    socket_bytes._tcp_info, told = lambda connection: b"", socket_bytes._tcp_info
     try:
-        return can_count(), measure_sent(ModelShape(16, 1, 32, 4), Ranks(0, 2, "cpu", False), torch.float32)
+        return can_count(), measure_sockets(ModelShape(16, 1, 32, 4), Ranks(0, 2, "cpu", False), torch.float32)
     finally:
-        communication._tcp_info = told
+        socket_bytes._tcp_info = told
 
 
 def test_an_older_system_is_not_asked(pools):

@@ -5,10 +5,10 @@ import re
 import sys
 
 import pytest
+from measure_paper import SECTIONS
 
 from actmem.rows import Row
-from actmem_course.bench import reproduce as sections
-from actmem_course.bench.measure_paper import SECTIONS
+from actmem_course.lab_tools import paper_models
 from actmem_course.others.disagreements import disagreements
 from tests.labs.in_process import lab_module, shown_in_80_columns
 
@@ -41,6 +41,7 @@ def test_the_largest_model_in_80_columns():
     assert titles == ["Figure 1", "Table 2", "Figure 9"]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("section", "first", "verdict"),
     [
@@ -51,7 +52,7 @@ def test_the_largest_model_in_80_columns():
 def test_a_difference_is_exit_code_1(monkeypatch, capsys, section, first, verdict):
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--model", "22B", "--section", section])
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(sections, "measure_paper_stage", one_byte_more)
+    monkeypatch.setattr(paper_models, "measure_paper_stage", one_byte_more)
     assert lab_module(SCRIPT).main() == 1
     out = capsys.readouterr().out
     assert first in out and f"\n{verdict} measured numbers equal" in out

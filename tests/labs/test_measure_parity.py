@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 
+import measure_parity
+from measure_parity import FORMS
+
 from actmem.config import TINY, ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
 from actmem.ledger.emulate import emulated_rank
-from actmem_course import launch
-from actmem_course.bench import measure_parity as parity
-from actmem_course.bench.measure_parity import FORMS, measure_parity
 from actmem_course.ranks import Ranks
+from tests.labs.in_process import lab_results
 
 SCRIPT = "measure_parity.py"
 SEEN_IN_PARTS = ["norm1.weight", "norm1.bias", "attention.projection.bias"]
@@ -17,8 +18,8 @@ SEEN_IN_PARTS += ["norm2.weight", "norm2.bias", "mlp.down.bias"]
 SMALL = ["--seq-length", 16, "--micro-batch-size", 3, "--hidden-size", 48]
 
 
-def test_under_torchrun():
-    check_results(launch.results(SCRIPT, *SMALL, processes=2), 2)
+def test_on_real_ranks(pools):
+    check_results(lab_results(pools[2], SCRIPT, *SMALL), 2)
 
 
 def check_results(results, processes):
@@ -40,16 +41,17 @@ def parities(rank_size, fault):
     import torch.distributed as dist
 
     if fault:
-        parity.reduce_partial_gradients = without_reduction
-    shape = ModelShape(8, 2, 24, 4)
-    return [result.exact for result in measure_parity(shape, Ranks(dist.get_rank(), rank_size, "cpu", False))]
+        measure_parity.reduce_partial_gradients = without_reduction
+    here = Ranks(dist.get_rank(), rank_size, "cpu", False)
+    return [measure_parity.measure(ModelShape(8, 2, 24, 4), form, here)["exact"] for form in FORMS]
 
 
 def test_a_gradient_that_is_no_number_is_found(monkeypatch):
-    monkeypatch.setattr(parity, "reduce_partial_gradients", lambda layer, tp: layer.mlp.down.bias.grad.fill_(math.nan))
+    broken = lambda layer, tp: layer.mlp.down.bias.grad.fill_(math.nan)  # noqa: E731
+    monkeypatch.setattr(measure_parity, "reduce_partial_gradients", broken)
     with emulated_rank(1, real_tensors=True):
-        results = measure_parity(ModelShape(8, 2, 24, 4), Ranks(0, 1, "cpu", True))
-    assert [(result.exact, result.largest_error) for result in results] == [(False, math.inf)] * len(FORMS)
+        row = measure_parity.measure(ModelShape(8, 2, 24, 4), "tensor", Ranks(0, 1, "cpu", True))
+    assert (row["exact"], row["largest_error"]) == (False, math.inf)
 
 
 def test_gradients_left_in_parts_are_found(pools):

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from measure_peers import PEER_MODES, measure_peers
 
 from actmem.config import ConfigError, ModelShape
 from actmem.ledger.emulate import emulated_rank
@@ -15,13 +16,11 @@ from actmem.ledger.tools import replaced
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.bench import measure_others
-from actmem_course.bench import measure_peers as peers
-from actmem_course.bench.hold import Runner
-from actmem_course.bench.measure_peers import OURS, PEER_MODES, PEERS, measure_peers
-from actmem_course.bench.peers import PeerUnavailable
-from actmem_course.bench.peers.plain import PlainLayer, our_reduce_scatter
+from actmem_course.lab_tools.held_bytes import Runner
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
+from actmem_course.peers import PeerUnavailable, blocks
+from actmem_course.peers.build import OURS, PEERS, build
+from actmem_course.peers.plain import PlainLayer, our_reduce_scatter
 from actmem_course.ranks import Ranks
 from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import expert_mlp_rows, llama_rows
@@ -73,7 +72,7 @@ def exchanges_on_ranks(name):
     warnings.filterwarnings("ignore")
     tp = tensor_parallel(sequence_parallel=True)
     leaf = torch.arange(8 * 2 * 32, dtype=torch.float64).sin().view(8, 2, 32).requires_grad_()
-    shipped = Runner(peers.build(name, ModelShape(16, 2, 32, 4), tp, "none", "cpu", torch.float64, p=0.0), leaf).work()
+    shipped = Runner(build(name, ModelShape(16, 2, 32, 4), tp, "none", "cpu", torch.float64, p=0.0), leaf).work()
     results = []
     for work in (shipped, shipped.under(partial(our_reduce_scatter, tp))):
         calls = []
@@ -103,17 +102,17 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
 
         return layer
 
-    monkeypatch.setitem(peers.PEERS, "DTensor", failing(PeerUnavailable("not here")))
-    monkeypatch.setitem(peers.PEERS, "megatron-core", failing(ValueError("first line\nsecond line")))
-    monkeypatch.setitem(peers.PEERS, "FSDP2", uncut)
+    monkeypatch.setitem(PEERS, "DTensor", failing(PeerUnavailable("not here")))
+    monkeypatch.setitem(PEERS, "megatron-core", failing(ValueError("first line\nsecond line")))
+    monkeypatch.setitem(PEERS, "FSDP2", uncut)
     with emulated_rank(4, real_tensors=True):
         ranks = Ranks(0, 4, "cpu", True)
         lines = measure_peers(ModelShape(16, 1, 32, 4), ranks, torch.float32, rounds=3, modes=["none"])
     ours, dtensor, megatron, fsdp = lines
-    assert ours.name == OURS and not ours.unavailable
-    assert (dtensor.unavailable, megatron.unavailable) == ("not here", "ValueError: first line")
-    assert fsdp.sequences == 4
-    assert fsdp.ours.low <= fsdp.ours.value <= fsdp.ours.high
+    assert ours["name"] == OURS and not ours["unavailable"]
+    assert (dtensor["unavailable"], megatron["unavailable"]) == ("not here", "ValueError: first line")
+    assert ours.keys() == dtensor.keys() and fsdp["sequences"] == 4
+    assert fsdp["ours"]["low"] <= fsdp["ours"]["value"] <= fsdp["ours"]["high"]
 
 
 @pytest.mark.nightly
@@ -134,15 +133,16 @@ def test_what_is_not_installed_is_left_out_and_ours_stays(monkeypatch):
     def missing(*arguments):
         raise PeerUnavailable("not here")
 
-    monkeypatch.setattr(measure_others, "hugging_face_block", missing)
-    monkeypatch.setattr(measure_others, "FRAMEWORKS", ())
-    lines = measure_others.measure_others()
-    counted = {line.name for line in lines if line.measured_bytes is not None}
+    monkeypatch.setattr(blocks, "hugging_face_block", missing)
+    monkeypatch.setattr(blocks, "FRAMEWORKS", ())
+    lines = blocks.measure_blocks()
+    counted = {line["name"] for line in lines if line["measured_bytes"] is not None}
     assert counted == {"ours", "ours, elementwise", "ours, experts"}
-    assert all(line.measured_bytes == line.predicted_bytes for line in lines if not line.unavailable)
-    assert {line.unavailable for line in lines} == {"", "not here"}
+    assert all(line["measured_bytes"] == line["predicted_bytes"] for line in lines if not line["unavailable"])
+    assert {line["unavailable"] for line in lines} == {"", "not here"}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "layer",
     [at_night(layer) if "torch.compile" in layer.name else layer for layer in FRAMEWORKS if "paper" not in layer.name],
@@ -153,14 +153,14 @@ def test_a_framework_keeps_what_its_formula_says(layer):
         pytest.importorskip("megatron", reason="megatron-core is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lines = measure_others.other_lines(layer)
-    assert [line.measured_bytes for line in lines] == [line.predicted_bytes for line in lines]
+        lines = blocks.rows_of(layer)
+    assert [line["measured_bytes"] for line in lines] == [line["predicted_bytes"] for line in lines]
     assert len(lines) == (3 if layer.divided else 2)
 
 
 def test_on_paper_is_said_and_never_counted():
     liger = FRAMEWORKS[-1]
-    assert all(line.measured_bytes is None and "GPU" in line.unavailable for line in measure_others.other_lines(liger))
+    assert all(line["measured_bytes"] is None and "GPU" in line["unavailable"] for line in blocks.rows_of(liger))
     # Fused operators keep the floor of part A, and the tables of the positions.
     compiled = next(layer for layer in FRAMEWORKS if layer.name.endswith("torch.compile"))
     assert {**compiled.coefficients, "sd": 4} == liger.coefficients
@@ -182,9 +182,9 @@ def test_a_framework_refuses():
 def test_a_wrong_formula_is_found(monkeypatch):
     ours = next(layer for layer in OTHERS if layer.name == "ours")
     wrong = replace(ours, coefficients={**ours.coefficients, "sbf": 8})
-    monkeypatch.setattr(measure_others, "OTHERS", (wrong,))
-    monkeypatch.setattr(measure_others, "FRAMEWORKS", ())
-    assert all(line.measured_bytes < line.predicted_bytes for line in measure_others.measure_others())
+    monkeypatch.setattr(blocks, "OTHERS", (wrong,))
+    monkeypatch.setattr(blocks, "FRAMEWORKS", ())
+    assert all(line["measured_bytes"] < line["predicted_bytes"] for line in blocks.measure_blocks())
 
 
 def test_ours_are_the_formulas_of_the_library():

@@ -10,6 +10,7 @@ SCRIPT = "measure_pipeline.py"
 FREES_SENT_OUTPUTS = hasattr(PipelineStage, "release_fwd_send_outputs")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("arguments", "in_flight"),
     [
@@ -48,7 +49,6 @@ def test_freed_outputs(pools):
     assert kept["measured_bytes"] == freed["measured_bytes"]
 
 
-@pytest.mark.fault
 def test_an_unwritable_figure_is_refused_before_the_run(monkeypatch, capsys):
     place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
     code, _, (line,) = lab_exit(SCRIPT, ["--html", "/proc/actmem.html"], monkeypatch, capsys, **place)

@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import torch
+from measure_today import CONTEXT_WORDS, Case, configurations
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ModelShape
 from actmem_course import launch
-from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, today_configurations
 from actmem_more.llama_shape import TINY_LLAMA
-from tests.labs.in_process import shown_in_80_columns
+from tests.labs.in_process import lab_results, shown_in_80_columns
 from tests.tiers import at_night
 
 SCRIPT = "measure_today.py"
@@ -21,12 +22,13 @@ NAMES = {
 
 def test_under_torchrun():
     results = launch.results(SCRIPT, processes=2)
-    assert {c.name for c in today_configurations()} == NAMES and len(results) == 2 * len(NAMES)
+    assert {c.name for c in configurations()} == NAMES and len(results) == 2 * len(NAMES)
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0
         assert result["tensor_parallel_size"] == (2 if "tensor" in result["configuration"] else 1)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -52,18 +54,19 @@ def test_emulated(options, tmp_path):
 
 def with_context(kind):
     """The names of the configurations with a word for the sharing of the sequence, before the recomputation's."""
-    lines = zip(today_configurations(), today_configurations(CONTEXT_WORDS[kind]))
+    lines = zip(configurations(), configurations(CONTEXT_WORDS[kind]))
     assert all(set(one.name.split("+")) - {"none"} < {*other.name.split("+")} for one, other in lines)
-    return {one.name: 2 if one.tensor_parallel else 1 for one in today_configurations(CONTEXT_WORDS[kind])}
+    return {one.name: 2 if one.tensor_parallel else 1 for one in configurations(CONTEXT_WORDS[kind])}
 
 
-def test_context_parallel_under_torchrun():
-    results = launch.results(SCRIPT, "--context", 2, processes=4)
+def test_context_parallel_on_real_ranks(pools):
+    results = lab_results(pools[4], SCRIPT, "--context", 2)
     assert len(results) == 4 * 12
     assert {result["configuration"]: result["tensor_parallel_size"] for result in results} == with_context("gather")
     assert all(result["measured_bytes"] == result["predicted_bytes"] > 0 for result in results)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -84,19 +87,14 @@ def test_context_parallel_emulated(options, tmp_path):
 
 
 def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
-    table, scores = LayerTable(ModelShape(4096, 1, 64, 8, vocab_size=1)), 8 * 4096**2
-    kept = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
-    table.check_room(2, 1, kept + 4 * scores)
-    with pytest.raises(ConfigError, match="^model shape: 1 ranks need about 1.1 GiB"):
-        table.check_room(2, 1, kept + 4 * scores - 1)
+    scores = 8 * 4096**2
+    saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
+    assert Case(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16).largest_bytes() == saved + 4 * scores
 
 
 def test_room_of_todays_layer_is_what_it_keeps_and_its_weights():
     s, b, h, a, k, f = 64, 2, 128, 8, 4, 352
-    kept = 12 * s * b * h + 4 * s * b * k * 16 + 6 * s * b * f + 4 * a * s * b + 8 * s * b
+    saved = 12 * s * b * h + 4 * s * b * k * 16 + 6 * s * b * f + 4 * a * s * b + 8 * s * b
     weights = 2 * h * (2 * (a + k) * 16 + 3 * f + 2)
     for c in (1, 2):  # of which each has its part of a sequence
-        table = LayerTable(TINY_LLAMA, configurations=today_configurations(), context=c)
-        table.check_room(2, 2, 2 * (kept // c + weights))
-        with pytest.raises(ConfigError, match="^model shape: 2 ranks need"):
-            table.check_room(2, 2, 2 * (kept // c + weights) - 1)
+        assert Case(TINY_LLAMA, torch.bfloat16, context=c).largest_bytes() == saved // c + weights

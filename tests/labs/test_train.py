@@ -15,22 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import train
+from train import LEARNING_RATE, SHAPES, TEXT_BYTES, TrainingJob, check_folder
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
-from actmem_course.bench import training
-from actmem_course.bench.training import (
-    TEXT_BYTES,
-    TRAINING_SHAPE,
-    TrainingJob,
-    check_folder,
-    check_save,
-    load_training,
-    newest_save,
-    run_training,
-)
-from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, make_model
+from actmem_course.lab_tools import training_saves
+from actmem_course.lab_tools.training_saves import check_save, load_training, newest_save
 from actmem_course.ranks import Ranks
 from actmem_course.standard_library import standard_library
 from actmem_more.llama_shape import LlamaShape
@@ -47,12 +39,12 @@ WHOLE = replace(JOB, mode=MODES["none"])
 
 def losses_of(job, folder=None, save_every=2):
     here = Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False)
-    return run_training(job, here, standard_library(TEXT_BYTES) % job.shape.vocab_size, folder, save_every)
+    return train.train(job, here, standard_library(TEXT_BYTES) % job.shape.vocab_size, folder, save_every)
 
 
 def state_of(job, folder, step):
     """A digest of the unsharded weights and averages that are read from a save."""
-    model = make_model(job.shape, job.mode, None, dropout=job.dropout)
+    model = job.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     load_training(folder, step, model, optimizer)
     return digest(model, optimizer)
@@ -60,12 +52,13 @@ def state_of(job, folder, step):
 
 def digest(model, optimizer):
     found = hashlib.sha256()
-    for name, tensor in sorted(training._shards(model, optimizer).items()):
+    for name, tensor in sorted(training_saves._shards(model, optimizer).items()):
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
     return found.hexdigest()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled(MODES, 2))
 def test_what_goes_on_from_a_save_is_the_same_to_the_bit(mode, pools, tmp_path):
     job = replace(JOB, mode=MODES[mode])
@@ -99,6 +92,7 @@ def test_another_t_goes_on_with_the_same_training(pools, tmp_path):
 LLAMA = LlamaShape(16, 2, 32, 8, 4, 48, num_layers=2, vocab_size=64)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("mode", sampled([name for name in MODES if MODES[name].tensor_parallel], 2))
 def test_a_llama_trains_as_on_one_rank_and_goes_on(mode, pools, tmp_path):
     job = TrainingJob(LLAMA, MODES["none"], 6, dtype="float64")
@@ -118,11 +112,11 @@ def test_a_llama_that_cannot_train_so_is_refused(ranks, dropout):
 
 def dropped():
     """What the generators of a step, the same step again, and the next one draw."""
-    model = make_model(SHAPE, JOB.mode, None, dropout=0.1)
+    model = JOB.model()
     streams: Any = next(layer.streams for layer in model.modules() if hasattr(layer, "streams"))
     found = []
     for step in (3, 3, 4):
-        training.seed_dropouts(model, step)
+        train.seed_dropouts(model, step)
         found.append(tuple(torch.rand(4, generator=one)[0].item() for one in (streams.replicated, streams.sharded)))
     return found
 
@@ -134,7 +128,6 @@ def test_dropouts_follow_from_the_step(pools):
     assert first[0][0] == other[0][0] and first[0][1] != other[0][1]  # what all ranks draw alike, and what each draws
 
 
-@pytest.mark.fault
 def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     pools[2].run(losses_of, JOB, tmp_path)
     assert newest_save(tmp_path) == 6
@@ -146,7 +139,6 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize("text", ["{}", "[]", "[1]", "3", "{", "[" * 100_000])
 def test_files_of_another_form_are_refused(text, tmp_path):
     tokens, place = torch.arange(10), tmp_path / "step-00000002"
@@ -162,7 +154,6 @@ def test_files_of_another_form_are_refused(text, tmp_path):
         check_folder(JOB, tokens, tmp_path, resume=True)
 
 
-@pytest.mark.fault
 def test_a_save_takes_the_place_of_one_that_was_cut_off(pools, tmp_path, capfd):
     job = replace(JOB, num_steps=2)
     pools[4].run(losses_of, job, tmp_path)
@@ -175,11 +166,10 @@ def test_a_save_takes_the_place_of_one_that_was_cut_off(pools, tmp_path, capfd):
     assert "overwriting" not in capfd.readouterr().err
 
 
-@pytest.mark.fault
 def test_one_training_at_a_time_is_at_work_in_a_folder(monkeypatch, tmp_path):
     tokens = torch.arange(10)
     with check_folder(JOB, tokens, tmp_path, resume=False):
-        monkeypatch.setattr(training, "LOCK_SECONDS", 0.2)
+        monkeypatch.setattr(training_saves, "LOCK_SECONDS", 0.2)
         with pytest.raises(
             ConfigError, match=f"^save: another training is at work in {tmp_path}: name another folder$"
         ):
@@ -202,7 +192,6 @@ def test_each_save_has_the_settings_that_it_was_made_with(pools, tmp_path):
         check_folder(JOB, text, tmp_path, resume=True)
 
 
-@pytest.mark.fault
 def test_one_flipped_byte_is_found(pools, tmp_path):
     pools[2].run(losses_of, replace(JOB, num_steps=2), tmp_path)
     place = tmp_path / "step-00000002"
@@ -218,7 +207,6 @@ def test_one_flipped_byte_is_found(pools, tmp_path):
     check_save(tmp_path, 2)
 
 
-@pytest.mark.fault
 @pytest.mark.skipif(os.name == "nt", reason="limits the size of a file by ulimit")
 def test_a_save_that_does_not_fit_is_one_line(tmp_path):
     saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "2", "--save", f"{tmp_path}/run"]
@@ -229,10 +217,9 @@ def test_a_save_that_does_not_fit_is_one_line(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
-    whole = pools[2].run(losses_of, TrainingJob(TRAINING_SHAPE, JOB.mode, 12, 0.1))[0]
+    whole = pools[2].run(losses_of, TrainingJob(SHAPES["gpt"], JOB.mode, 12, 0.1))[0]
     saves = ["--save", str(tmp_path / "run"), "--save-every", "2"]
     saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "12", *saves, "--resume"]
     step = random.randrange(1, 12)
@@ -253,7 +240,6 @@ def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
 ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -276,9 +262,9 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
     whole = tmp_path / "saved" / "step-00000004"
     whole.mkdir(parents=True)
     (whole / "empty").touch()
-    settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
+    settings = TrainingJob(SHAPES["gpt"], JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
     (whole / "training.json").write_text(json.dumps(settings))
-    (whole / "checksums.json").write_text(json.dumps(training._checksums(whole)))
+    (whole / "checksums.json").write_text(json.dumps(training_saves._checksums(whole)))
     names = {"folder": str(tmp_path), "saved": str(tmp_path / "saved")}
     arguments = [str(argument).format(**names) for argument in arguments]
     if "n" * 300 in arguments:  # the other ranks find it too, and leave that to rank 0

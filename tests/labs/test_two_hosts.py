@@ -69,7 +69,6 @@ def test_two_stages_of_two_ranks_on_two_hosts(hosts):
     assert run.nothing_is_left()
 
 
-@pytest.mark.fault
 def test_a_cable_is_cut(hosts):
     run = started(hosts)
     assert len(hosts.processes("a")) == len(hosts.processes("b")) == 3  # torchrun and two ranks
@@ -83,7 +82,6 @@ def test_a_cable_is_cut(hosts):
     assert run.nothing_is_left()
 
 
-@pytest.mark.fault
 def test_a_host_crashes(hosts):
     run = started(hosts)
     for number in hosts.processes("b"):

@@ -1,7 +1,10 @@
 """The judge's process: what one exercise's code does to torch, to its group or to the judge is no other's business."""
 
 import json
+import re
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,11 +13,13 @@ from actmem.config import ConfigError
 from actmem_course.cut import SOLUTIONS
 from actmem_course.judge.__main__ import _escaped
 from actmem_course.judge.learner_progress import LearnerProgress
+from actmem_course.judge.outline import load_lab
+from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, WRONG, Verdict
-from actmem_course.judge.virtual import VirtualRanks
+from actmem_course.judge.virtual import VirtualRanks, file_and_line
 from actmem_course.judge.worker import VirtualWorker
 
-LAB3, LAB7 = "lab3_sequence_parallel", "lab7_todays_layer"
+LAB2, LAB3, LAB7 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab7_todays_layer"
 
 
 class Line(Connection):
@@ -74,7 +79,7 @@ POISON = {
     "its group": "dist.destroy_process_group()\n    ",
     "default dtype": "torch.set_default_dtype(torch.float16)\n    ",
     "torch": "F.linear = None\n    dist.all_gather_into_tensor = None\n    torch.empty = None\n    ",
-    "the judge": "import actmem_course.judge.case as p\n    p.text_of = lambda *a: ''\n    ",
+    "the judge": "import actmem_course.judge.case as p\n    p.result_of = lambda *a: 1 / 0\n    ",
 }
 
 
@@ -129,6 +134,40 @@ def test_a_file_that_cant_be_loaded_is_said_once(judged):
     first, *others = judged(LAB7, ["7.2", "7.3", "7.4"], "# 7.3\n", "# 7.3\nraise ValueError('now')\n")
     assert "the file can't be loaded: ValueError: now" in first["diagnosis"] and first["where"].startswith(LAB7)
     assert {v["status"] for v in (first, *others)} == {SKIPPED} and not any(v["diagnosis"] for v in others)
+
+
+def test_a_file_that_leaves_is_said_with_its_line(judged):
+    (only,) = judged(LAB7, ["7.2"], "# 7.3\n", "# 7.3\nraise SystemExit('now')\n")
+    assert only["status"] == SKIPPED and "it leaves before its end" in only["diagnosis"]
+    assert re.fullmatch(rf"{LAB7}\.py:\d+", only["where"])
+
+
+COLUMN = "return F.linear(f(x, group), weight, bias)"
+
+
+def test_what_is_right_and_not_asked_for_is_not_to_blame(judged):
+    _, _, last = judged(LAB2, ["2.1", "2.3", "2.6"], COLUMN, "return F.linear(x, weight, bias)")
+    assert last["status"] == BLOCKED and last["diagnosis"].startswith("by 2.3 (column_parallel_linear); passes")
+
+
+def test_a_function_that_is_gone_blocks_what_calls_it(judged):
+    first, second = judged(LAB2, ["2.3", "2.6"], "def column_parallel_linear(", "def column_linear(")
+    assert "no longer has a function column_parallel_linear" in first["diagnosis"]
+    assert second["status"] == BLOCKED and second["diagnosis"].startswith("by 2.3 (column_parallel_linear)")
+
+
+def test_an_instruction_without_a_line_has_the_one_before():
+    code = compile("a = 1\nwhile a:\n    a = 2\n", "/x/lab.py", "exec")
+    last = [start for start, _, line in code.co_lines() if line][-1]
+    frame = SimpleNamespace(f_lineno=None, f_lasti=last + 1, f_code=code)
+    assert re.fullmatch(r"lab\.py:[23]", file_and_line(cast(Any, frame)))
+
+
+def test_nothing_judged_is_not_all_passed():
+    report = Report(load_lab(LAB2), "lab.py", asked=2)
+    assert not report.all_passed
+    report.verdicts = [Verdict("2.1", "f", PASSED)]
+    assert not report.all_passed
 
 
 def test_our_solutions_cant_be_imported(judged):

@@ -57,6 +57,7 @@ def on_ranks(shape, context_parallel_size, way, sequence_parallel):
     return max(errors), "".join(wrong)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("ranks", "context_parallel_size", "sequence_parallel", "way", "kind"),
     [*covering([2], [2], [False], CONTEXT_KINDS, SHAPES), *covering([4], [2, 4], [False, True], CONTEXT_KINDS, SHAPES)],
@@ -99,6 +100,7 @@ def test_exchanges_on_real_ranks(pools, way, kind):
     assert pools[4].run(exchanges_on_ranks, SHAPES[kind], 2, way) == 4 * [4 * [{}]]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @ways
 @examples(5, at_night=15)
@@ -117,6 +119,7 @@ def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
         assert exchange_differences(shape, tp, context, recompute) == {}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "way"), covering([name for name, shape in LLAMA_MODELS.items() if not shape.latent], CONTEXT_KINDS, of=1)

@@ -185,6 +185,7 @@ def on_ranks(shape, sequence_parallel, members=None):
 
 
 # k = 2: with four ranks two hold the same key and value head.
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("size", "sequence_parallel", "kind", "members"),
     [*covering([2, 4], [False, True], SHAPES, [None]), (4, True, "deepseek", [3, 1]), (4, True, "qwen3", [3, 1])],
@@ -261,6 +262,7 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
     assert llama_recomputed_flops(shape, "full") == sum(products.values()) - last
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dtype", "t"), covering(LLAMA_MODELS, [torch.bfloat16, torch.float32], [16, 8, 4, 2, 1], of=1), ids=str

@@ -39,6 +39,7 @@ def learned(recompute, sequence_parallel, members=None):
     return "" if comparison.exact else comparison.describe(), before, total(measured)
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize("recompute", ["none", "elementwise"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize(("size", "members"), [(2, None), (4, None), (4, [3, 1])])

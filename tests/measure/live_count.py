@@ -1,55 +1,24 @@
-"""A count of live bytes that shares no code with the library's: what bills of a step are compared with."""
+"""A count of live bytes that shares no code with the library's and needs no mode: what bills of a step are compared with.
 
-import weakref
-from contextlib import ExitStack
+Under a dispatch mode autograd runs other operations than without one, so this asks the CPU's allocator.
+"""
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
-from actmem import recompute
 
-
-class LiveCount(TorchDispatchMode):
-    """Adds up all storages that are alive after each operation, held weakly; ``peak_bytes`` is the most.
-
-    known: tensors from before.  Generators' states, which no operation makes, are seen where they are taken.
-    """
-
-    def __init__(self, *known):
-        super().__init__()
-        self.alive, self.peak_bytes = weakref.WeakSet(), 0
-        self.note(known)
-
-    def note(self, values):
-        self.alive.update(t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor))
-
-    def count(self):
-        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self.alive))
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.note((args, kwargs, result))
-        self.count()
-        return result
-
-    def __enter__(self):
-        self.count()
-        self.stack = ExitStack()
-        states = recompute.generator_states
-        self.stack.callback(setattr, recompute, "generator_states", states)
-
-        def noted(generators):
-            found = states(generators)
-            self.note(found)
-            return found
-
-        recompute.generator_states = noted
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.stack.close()
-        return super().__exit__(*error)
+def most_alive(run, known):
+    """The most bytes alive while ``run()`` runs.  known: what is alive before, tensors in any containers."""
+    storages = {id(t.untyped_storage()): t.untyped_storage() for t in tree_leaves(known) if isinstance(t, Tensor)}
+    live = most = sum(storage.nbytes() for storage in storages.values())
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = profiler.profiler.kineto_results.events()
+    for _, size in sorted(((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"), key=lambda e: e[0]):
+        live += size
+        most = max(most, live)
+    return most
 
 
 def one_step(model, batch, loss, optimizer):

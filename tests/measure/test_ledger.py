@@ -265,6 +265,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_what_each_storage_is(name):
     module, expected = KINDS[name]

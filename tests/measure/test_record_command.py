@@ -43,6 +43,7 @@ def test_rows_add_up_and_have_the_promised_fields(capsys):
     assert "peak" not in result
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("fake", [(), ("--fake",)])
 def test_a_step_bills_its_peak(capsys, fake):
     result = json_of(capsys, f"{HERE}:gpt", "--step", *fake)

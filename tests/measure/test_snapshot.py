@@ -72,7 +72,6 @@ class Evil:
         return open, (self.path, "w")
 
 
-@pytest.mark.bad_input
 def test_a_strangers_pickle_runs_nothing(tmp_path, capsys):
     for number, value in enumerate(
         [Evil(str(tmp_path / "ran")), {**SEEN, "device_traces": [[Evil(str(tmp_path / "ran"))]]}]
@@ -85,7 +84,6 @@ def test_a_strangers_pickle_runs_nothing(tmp_path, capsys):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     "contents", [b"\x80", b"\x80\x05K\x01.", pickle.dumps({"segments": []}), pickle.dumps(SEEN)[:-20]]
 )

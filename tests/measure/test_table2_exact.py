@@ -1,5 +1,6 @@
 """Prediction equals measurement: every row of table 2, every t, both dtypes, random shapes."""
 
+import measure_table2
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +13,6 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.parts import layer_input, layer_rows_of, measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
-from actmem_course.bench.layer_table import LayerTable
 from actmem_course.ranks import Ranks
 from tests.shapes import shapes
 from tests.tiers import examples
@@ -22,22 +22,25 @@ DTYPES = [torch.bfloat16, torch.float32]
 
 def on_ranks(dtype):
     ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu", emulated=False)
-    return LayerTable(TINY).measure(ranks, dtype)
+    return [measure_table2.measure(TINY, one, ranks, dtype) for one in TABLE2]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [2, 4])
 def test_real_ranks(pools, size, dtype):
     for results in pools[size].run(on_ranks, dtype):
-        assert [r.disagreement for r in results if not r.exact] == []
-        assert [r.difference_bytes for r in results] == [0] * len(TABLE2)
+        assert [row["disagreement"] for row in results if not row["exact"]] == []
+        assert [row["difference_bytes"] for row in results] == [0] * len(TABLE2)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("model", PAPER_MODELS)
 def test_paper_models_emulated(model):
     with emulated_rank(8):
-        results = LayerTable(PAPER_MODELS[model].shape).measure(Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
-    assert [r.disagreement for r in results if not r.exact] == []
+        shape, here = PAPER_MODELS[model].shape, Ranks(0, 8, "cpu", emulated=True)
+        results = [measure_table2.measure(shape, one, here, torch.bfloat16) for one in TABLE2]
+    assert [row["disagreement"] for row in results if not row["exact"]] == []
 
 
 @pytest.mark.slow

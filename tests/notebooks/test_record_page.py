@@ -20,6 +20,7 @@ OVERLAPS = """() => { const boxes = [...document.querySelectorAll('#curve .axis'
   return boxes.filter((a, i) => boxes.some((b, j) => i < j && a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)).length }"""
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_first_view_legend_and_labels(browser, tmp_path, width):
     (tmp_path / "page.html").write_text(page(RESULT), encoding="utf-8")

@@ -77,13 +77,6 @@ def test_labs_that_someone_solved_in_place_are_published_as_exercises(tmp_path, 
     assert all(found[f"{name}.py"] == lab_source(name) for name in lab_names())
 
 
-@pytest.mark.parametrize("name", book.labs())
-def test_a_lab_has_a_title_in_words(name):
-    title = book.lab_title(book.labs()[name])
-    assert ".py" not in title and 10 < len(title) < 90 and len(title.split()) >= 3
-    assert book.lab_page(name, book.labs()[name]).startswith(f"# {title}\n")
-
-
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
     """An empty cache, and a folder whose programs stand in for the installed ones."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actmem_course.others.allocator import MEBIBYTE, RECEIVED, UNSPLIT, CachingAllocator, blocks_of
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,6 @@ def test_a_large_block_is_split_only_if_more_than_a_mebibyte_is_left(wanted, cou
     plain.take("x", wanted)
     expandable.take("x", wanted)
     assert (plain.allocated, expandable.allocated) == (counted, counted_expandable)
-    assert plain.lines["x"] + plain.lines[UNSPLIT] == plain.allocated
 
 
 def test_the_smallest_free_block_that_fits_is_taken_and_counted_whole():
@@ -38,22 +37,14 @@ def test_the_smallest_free_block_that_fits_is_taken_and_counted_whole():
     assert memory.allocated == held + 3 * MEBIBYTE
 
 
-def test_neighbours_join_and_the_peak_stays_with_its_lines():
+def test_neighbours_join_and_the_peak_stays():
     memory = CachingAllocator()
     blocks = [memory.take("x", 4 * MEBIBYTE) for _ in range(5)]
     memory.free(*blocks)
-    assert memory.allocated == 0 and memory.peak == 20 * MEBIBYTE and memory.peak_lines == {"x": 20 * MEBIBYTE}
+    assert memory.allocated == 0 and memory.peak == 20 * MEBIBYTE
     assert memory.take("y", 9 * MEBIBYTE).address == 0
     with pytest.raises(ValueError, match="given back twice"):
         memory.free(blocks[4])
-
-
-def test_a_block_that_nccl_used_counts_as_free_at_once_and_is_taken_later():
-    memory = CachingAllocator(late=lambda delays: delays[1])
-    sent, beside = memory.take(RECEIVED, 4 * MEBIBYTE), memory.take("x", 4 * MEBIBYTE)
-    memory.free(sent, beside)
-    assert memory.allocated == 0 and memory.take("y", 4 * MEBIBYTE) is not sent
-    assert memory.take("y", 4 * MEBIBYTE).address == sent.address == 0
 
 
 @pytest.mark.parametrize("expandable", [False, True])
@@ -65,13 +56,13 @@ def test_whatever_is_taken_and_given_back_blocks_never_overlap(expandable):
             memory.free(live.pop(chance.randrange(len(live))))
         else:
             live.append(memory.take("x", chance.choice([100, 70_000, MEBIBYTE, 3 * MEBIBYTE, 11 * MEBIBYTE + 5])))
-        assert memory.allocated == sum(block.size for block in live) == sum(memory.lines.values()) <= memory.reserved
+        assert memory.allocated == sum(block.size for block in live) <= memory.reserved
     places = sorted((block.address, block.size) for block in live)
     assert all(a + size <= b for (a, size), (b, _) in zip(places, places[1:], strict=False))
     memory.free(*live)
-    assert memory.allocated == 0 and not +memory.lines
+    assert memory.allocated == 0
     assert len(memory.segments) == 2 or not expandable
-    assert all(not block.holders for first in memory.segments for block in blocks_of(first))
+    assert all(not block.in_use for first in memory.segments for block in blocks_of(first))
 
 
 def test_what_is_freed_is_reserved_and_an_expandable_segment_grows_by_what_is_missing():

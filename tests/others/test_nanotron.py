@@ -8,8 +8,16 @@ import torch
 from actmem.config import ConfigError, Parallel, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.rows import total
-from actmem_course.others.nanotron import first_stage_layers, nanotron_bills, nanotron_layer_rows, nanotron_peak
-from actmem_course.others.published import NANOTRON_GLOBAL_BATCH, NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
+from actmem_course.others.nanotron import (
+    NANOTRON_GLOBAL_BATCH,
+    NANOTRON_MODEL,
+    NANOTRON_SEQ_LENGTH,
+    first_stage_layers,
+    nanotron_bills,
+    nanotron_layer_rows,
+    nanotron_peak,
+    nanotron_runs,
+)
 from tests.shapes import decoder
 
 MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
@@ -92,3 +100,9 @@ def test_the_fullest_moment():
 def test_what_it_refuses(model, layout, message):
     with pytest.raises(ConfigError, match=message):
         nanotron_peak(model, layout, LENGTH, 16)
+
+
+def test_18_runs_are_predicted_within_a_tenth_of_a_percent():
+    runs = nanotron_runs()
+    assert len(runs) == 18 and max(abs(run.difference_percent) for run in runs) < 0.1
+    assert all(run.gpus == run.dp * run.tp * run.pp for run in runs)

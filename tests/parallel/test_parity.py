@@ -65,6 +65,7 @@ def test_one_rank(form, recompute):
     assert largest_error(form, recompute) < 1e-12
 
 
+@pytest.mark.by_day(18)
 @pytest.mark.parametrize(("size", "form", "recompute"), covering([2, 4], FORMS, RECOMPUTE_MODES))
 def test_sharded_equals_unsharded(pools, size, form, recompute):
     assert max(pools[size].run(largest_error, form, recompute)) < 1e-12
@@ -115,6 +116,7 @@ def layer_step(tp, mode, backend=None):
     return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())], counter.frame_count
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "mode"),

@@ -84,6 +84,7 @@ def test_no_dropout_draws_keeps_and_changes_nothing(mask):
     assert mask(x).drop(x) is x and torch.equal(mask.generator.get_state(), before)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
 def test_a_layer_in_eval_drops_nothing(recompute):
     layer, without = (TransformerLayer(SHAPE, recompute=recompute, p=p, seed=3) for p in (0.5, 0.0))

@@ -39,13 +39,16 @@ def planned(capsys, *options):
     return code, json.loads(capsys.readouterr().out)
 
 
-def peak(factory, sizes, layers, code):
-    """The most bytes that a step of the factory's model, after ``code``, has alive beside weights and gradients."""
+def peak(factory, sizes, layers, code, is_first=True):
+    """The most bytes that a microbatch of the factory's model, after ``code``, has alive beside weights.
+
+    is_first: of the step; else beside gradients too, those of an earlier one.
+    """
 
     def prepare(model):
         exec(textwrap.dedent(code), {"model": model, "torch": torch})
 
-    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", prepare=prepare)
+    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", prepare=prepare, is_first=is_first)
     return max(live for event, live, _ in moments(events) if isinstance(event, Run))
 
 
@@ -73,8 +76,11 @@ def test_the_bill_is_of_the_code_that_is_printed(capsys):
     assert sum(row["bytes"] for row in free["bill"]) == free["asked"]["bytes"]
     elements = sum(p.numel() for p in models_for_tapes.short_stack(**SIZES, num_layers=6)[0].parameters())
     assert free["num_parameters"] == elements
-    held = 4 * 2 * elements  # weights, gradients, two moments, of 2 bytes
+    held = 3 * 2 * elements  # weights and two moments, of 2 bytes
     assert free["asked"]["bytes"] == held + peak(models_for_tapes.short_stack, SIZES, 6, "")
+    again, whole = (planned(capsys, *options, "--memory", "1", "--global-batch", n)[1]["asked"] for n in ("8", "4"))
+    assert again["bytes"] == held + 2 * elements + peak(models_for_tapes.short_stack, SIZES, 6, "", False)
+    assert whole["bytes"] == free["asked"]["bytes"]
 
     less = free["asked"]["bytes"] - 1
     code, found = planned(capsys, *options, "--memory", str(less / 2**30))
@@ -82,8 +88,10 @@ def test_the_bill_is_of_the_code_that_is_printed(capsys):
     of_operations = [way for way in found["all_blocks"] if "all but addmm 1" in way["text"]]
     assert of_operations and of_operations[0]["bytes"] < free["asked"]["bytes"]
     for way in found["ways"] + of_operations:
-        sizes = {**SIZES, "b": way["micro_batch_size"]}
-        assert way["bytes"] == held + peak(models_for_tapes.short_stack, sizes, 6, "\n".join(way["code"])) <= less
+        sizes, code = {**SIZES, "b": way["micro_batch_size"]}, "\n".join(way["code"])
+        is_first = sizes["b"] == 4
+        waits = 0 if is_first else 2 * elements
+        assert way["bytes"] == held + waits + peak(models_for_tapes.short_stack, sizes, 6, code, is_first) <= less
     assert {way["text"].partition(" of ")[0] for way in found["ways"]} >= {"b 4, mlp"}
     seconds = [way["seconds"] for way in found["ways"]]
     assert seconds == sorted(seconds)
@@ -96,7 +104,7 @@ def test_a_loss_in_chunks_is_billed_as_it_runs(capsys):
     peaks = {}
     for name in ("short_stack", "chunked_stack"):
         _, found = planned(capsys, f"{MODELS}:{name}", *options)
-        peaks[name] = found["asked"]["bytes"] - 4 * 2 * found["num_parameters"]
+        peaks[name] = found["asked"]["bytes"] - 3 * 2 * found["num_parameters"]
         assert peaks[name] == peak(getattr(models_for_tapes, name), {**SIZES, "h": 16}, 6, "")
     assert peaks["chunked_stack"] < peaks["short_stack"] - 64 * 4 * 300 * 4
 
@@ -104,14 +112,15 @@ def test_a_loss_in_chunks_is_billed_as_it_runs(capsys):
 @pytest.mark.slow
 def test_inputs_on_the_host_leave_one_on_the_gpu(capsys):
     """A CPU's copies lie beside the tensors that a GPU would hold; the input that backward reads is the copy itself there."""
-    options = [f"{MODELS}:short_stack", "--at", AT, "--again", "offload", "--allowance", "0", "--memory"]
+    twice = ["--global-batch", "8"]  # gradients of an earlier microbatch are there: the peak is at the first block
+    options = [f"{MODELS}:short_stack", "--at", AT, "--again", "offload", *twice, "--allowance", "0", "--memory"]
     _, found = planned(capsys, *options, "1")
     free, again, offloaded = found["all_blocks"]
     one_input = 2 * SIZES["s"] * SIZES["b"] * SIZES["h"] + 5056  # and the generator's state, for dropout
     assert [way["host_bytes"] for way in (free, again, offloaded)] == [0, 0, 6 * one_input]
     assert again["bytes"] - offloaded["bytes"] == 5 * one_input and offloaded["seconds"] > again["seconds"]
     held = 4 * 2 * found["num_parameters"]
-    real = peak(models_for_tapes.short_stack, SIZES, 6, "\n".join(offloaded["code"]))
+    real = peak(models_for_tapes.short_stack, SIZES, 6, "\n".join(offloaded["code"]), False)
     assert offloaded["bytes"] == held + real - 5 * one_input
     code, found = planned(capsys, *options, str((again["bytes"] - 1) / 2**30))
     assert code == 1 and any("inputs on the host" in way["text"] for way in found["ways"])
@@ -146,6 +155,7 @@ def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
             with watch_step(model, optimizer, inputs) as bill:
                 loss_of(model(**inputs)).backward()
                 optimizer.step()
+            optimizer.zero_grad()
         counts = sum(4 for state in optimizer.state.values() if "step" in state)
         inputs_bytes = sum(x.numel() * x.element_size() for x in inputs.values())
         assert found["asked"]["bytes"] == bill.peak_bytes - counts - inputs_bytes
@@ -168,7 +178,7 @@ def test_adapters_leave_weights_without_gradients(capsys):
     assert (found["num_parameters"], found["num_trained"]) == (every, trained) and 0 < trained < every
     for way in found["all_blocks"]:
         real = peak(models_for_tapes.adapted_stack, sizes, 6, "\n".join(way["code"]))
-        assert way["bytes"] == 2 * every + 4 * 2 * trained + real and not way["sharded"]
+        assert way["bytes"] == 2 * every + 3 * 2 * trained + real and not way["sharded"]
 
 
 @pytest.mark.slow
@@ -187,35 +197,48 @@ def test_adapters_and_a_loss_in_chunks_of_a_configuration(options, capsys, tmp_p
     for way in found["all_blocks"]:
         with fused_attention_on_cpu():
             real = peak(factory, {**sizes, "s": 64, "b": 3}, layers, "\n".join(way["code"]))
-        assert way["bytes"] == 2 * every + 3 * 2 * trained + real
+        assert way["bytes"] == 2 * every + 2 * 2 * trained + real
 
 
-def fsdp_peak(code, sizes, layers):
-    """The most bytes alive in the second of two microbatches, of a rank that runs ``code``, without inputs and step counts."""
+def fsdp_peak(code, sizes, layers, is_first):
+    """The most bytes alive in one microbatch, the first of a step or the second, of a rank that runs ``code``, without inputs and
+    step counts."""
     torch.manual_seed(0)
     model, inputs = models_for_tapes.stack(**sizes, num_layers=layers)
     exec(code, {"model": model, "torch": torch})
     optimizer = torch.optim.AdamW(model.parameters())
     loss_of(model(**inputs)).backward()
     optimizer.step()
+    if is_first:
+        optimizer.zero_grad()
     with watch_step(model, optimizer, inputs) as bill:
         loss_of(model(**inputs)).backward()
     steps = sum(4 for _ in model.parameters())
     return bill.peak_bytes - steps - 8 * inputs["ids"].numel()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
-    ("vocab", "again"), [(300, 0), at_night((300, 6)), at_night((300, 2)), at_night((16, 0)), (16, 6)], ids=str
+    ("vocab", "again", "is_first"),
+    [
+        (300, 0, False),
+        at_night((300, 6, False)),
+        at_night((300, 2, True)),
+        at_night((16, 0, True)),
+        (16, 6, True),
+        (16, 6, False),
+    ],
+    ids=str,
 )
-def test_fsdp_on_two_processes(vocab, again, pools, capsys):
+def test_fsdp_on_two_processes(vocab, again, is_first, pools, capsys):
     """To the byte where the peak is at the model's ends; in a block at most its own gradients below, and never above."""
     sizes = {**SIZES, **ENDS, "v": vocab}
     at = ",".join(f"{letter}={size}" for letter, size in sizes.items())
     parts, own, layers = solved_target(f"{MODELS}:stack", {**sizes, "l": 6}, "", "bfloat16", [""])
     del own["b"]
-    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 8)
+    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 8 if is_first else 16)
     way = Way(4, again, True)
-    real = pools[2].run(fsdp_peak, "\n".join(model.code(way, "bfloat16")), sizes, layers)
+    real = pools[2].run(fsdp_peak, "\n".join(model.code(way, "bfloat16")), sizes, layers, is_first)
     told = model.bytes(way)
     if vocab == 300:
         assert set(real) == {told}, at
@@ -263,7 +286,6 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
     assert "has layers of several kinds" in capsys.readouterr().err
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -305,7 +327,6 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
         solved_target(*request)
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [

@@ -5,7 +5,6 @@ import itertools
 import pkgutil
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from unicodedata import combining
 
 import plotly.graph_objects as go
@@ -15,8 +14,7 @@ from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem_course import show
-from actmem_course.bench.measure_runs import golden_result, measure_runs
-from actmem_course.others.golden import predict, read_golden
+from actmem_course.others.nanotron import nanotron_runs
 from actmem_course.show import (
     adapters,
     bar_chart,
@@ -42,10 +40,7 @@ CUT, STEP = Parallel(8, True), GPT3.with_sizes(num_layers=4)
 PAYLOAD = 2 * 2048 * 12288
 RIGHT = dict(zip(layer.keep_controls(), map(layer.kept_by, layer.operations()), strict=True))
 EMPTY = dict.fromkeys(RIGHT, layer.NO_ANSWER)
-HELD = [SimpleNamespace(kept_bytes=n) for n in (9, 0)]
-RANK = SimpleNamespace(pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=HELD)
-NANOTRON = measure_runs()
-NVIDIAS = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
+RANK = {"pipeline_rank": 0, "predicted_bytes": 9, "extra_bytes": 0, "samples": [{"kept_bytes": n} for n in (9, 0)]}
 #: A function that draws, and the arguments of each of its figures.
 DRAWN: dict[Callable, list[tuple]] = {
     layer.layer_bars: [
@@ -105,7 +100,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     today.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
     today.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
-    measured.runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
+    measured.runs_figure: [(nanotron_runs(),)],
 }  # fmt: skip
 #: Drawn by tests of their own, from what was measured; the others are what figures are made of.
 ELSEWHERE = {"speed_figure", "chart", "diagram", "after", "gantt"}
@@ -121,6 +116,7 @@ def name_of(draw):
     return getattr(draw, "func", draw).__name__
 
 
+@pytest.mark.by_day(37)
 @pytest.mark.parametrize("draw", DRAWN, ids=name_of)
 def test_plotly_knows_every_property_and_the_words_fit(draw):
     for arguments in DRAWN[draw]:

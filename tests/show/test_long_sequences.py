@@ -99,8 +99,8 @@ def test_free_pieces_beside_states_are_what_torch_cannot_give_back():
     """Chapter 13's words: 34 MiB are free at the fullest moment, a segment of 12 and 22 in pieces."""
     memory, _ = memory_after(18, SEGMENTS[0])
     segments = [list(blocks_of(first)) for first in memory.segments]
-    free = [sum(block.size for block in blocks if not block.holders) // MEBIBYTE for blocks in segments]
-    held = [any(block.holders for block in blocks) for blocks in segments]
+    free = [sum(block.size for block in blocks if not block.in_use) // MEBIBYTE for blocks in segments]
+    held = [any(block.in_use for block in blocks) for blocks in segments]
     assert [size for size, in_use in zip(free, held) if not in_use] == [12]
     assert sum(size for size, in_use in zip(free, held) if in_use) == 22
 

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 from itertools import accumulate
-from types import SimpleNamespace
 
 import pytest
 
@@ -111,7 +110,7 @@ def test_too_little_memory_for_recomputing_all_is_refused():
 def result(pipeline_rank, held, **more):
     """What a process measured."""
     own = {"pipeline_rank": pipeline_rank, "predicted_bytes": max(held), "extra_bytes": 0}
-    return SimpleNamespace(samples=[SimpleNamespace(kept_bytes=kept) for kept in held], **{**own, **more})
+    return {"samples": [{"kept_bytes": kept} for kept in held], **own, **more}
 
 
 @pytest.mark.parametrize("p, m, n", SIZES)

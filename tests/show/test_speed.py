@@ -1,33 +1,38 @@
 """Speed tables and figure 8: widths, words, and no overhead that noise could have made."""
 
-from dataclasses import asdict, replace
-
 import plotly.graph_objects as go
 import pytest
+from measure_peers import elementwise_text, missing_lines, overheads_table, peers_table
+from measure_speed import VARIANTS, noise_line, speed_table
 from rich.console import Console
 
-from actmem_course.bench.measure_runs import measure_runs
-from actmem_course.bench.measure_speed import VARIANTS
-from actmem_course.others.golden import HereResult, predict, read_golden
-from actmem_course.results import Overhead, PeerLine, SpeedLine
-from actmem_course.show import tables
-from actmem_course.show.measured import here_fold, overhead_finding, runs_figure, speed_figure
+from actmem_course.others.nanotron import nanotron_runs
+from actmem_course.show.measured import overhead_finding, runs_figure, speed_figure
 from actmem_course.show.text import overhead_text, speed_facts
 
 
+def overhead(value, low, high, is_real, noise):
+    margin = (high - low) / 2
+    interval = f"{1 + low:.2f}–{1 + high:.2f}"
+    return {
+        "value": value, "low": low, "high": high, "is_real": is_real, "noise": noise, "ratio": 1 + value,
+        "interval": interval, "margin": margin, "within": max(noise, margin),
+    }  # fmt: skip
+
+
 def around(value, margin, is_real, noise=0.03):
-    return Overhead(value, value - margin, value + margin, is_real, noise)
+    return overhead(value, value - margin, value + margin, is_real, noise)
 
 
 def line(variant, number):
-    over = around(0.1 * number, 0.02, number > 1, 0.118) if number else None
-    return SpeedLine(
-        name=variant.name, sequence_parallel=variant.sequence_parallel, recompute=variant.recompute, literal=variant.literal,
-        forward_seconds=0.1234, forward_quartiles=(0.1111, 0.1999), backward_seconds=0.3, backward_quartiles=(0.2501, 0.4321),
-        recompute_seconds=0.05, combined_seconds=0.4234, combined_quartiles=(0.4, 0.5), over=over, noise=0.118,
-        flops_overhead=0.3333, paper_overhead_percent=39, predicted_bytes=10**9, held_bytes=10**9, peak_bytes=2 * 10**9,
-        allocated_bytes=None, requested_bytes=None, finite=True,
-    )  # fmt: skip
+    return {
+        "name": variant.name, "sequence_parallel": variant.sequence_parallel, "recompute": variant.recompute,
+        "forward_seconds": 0.1234, "forward_quartiles": (0.1111, 0.1999), "backward_seconds": 0.3,
+        "backward_quartiles": (0.2501, 0.4321), "recompute_seconds": 0.05, "combined_seconds": 0.4234,
+        "combined_quartiles": (0.4, 0.5), "over": around(0.1 * number, 0.02, number > 1, 0.118) if number else None,
+        "noise": 0.118, "flops_overhead": 0.3333, "paper_overhead_percent": 39, "held_bytes": 10**9,
+        "peak_bytes": 2 * 10**9, "exact": True,
+    }  # fmt: skip
 
 
 LINES = [line(variant, number) for number, variant in enumerate(VARIANTS)]
@@ -41,25 +46,25 @@ def printed(table):
 
 
 def test_eighty_columns_cut_nothing_off():
-    text = printed(tables.speed_table(LINES, "title"))
+    text = printed(speed_table(LINES, "title"))
     assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
     assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
     assert "111–200" in text and "paper +39%" in text and "FLOPs +33.3%" in text
 
 
 def test_noise_is_never_printed_as_an_overhead():
-    text = printed(tables.speed_table(LINES, ""))
+    text = printed(speed_table(LINES, ""))
     assert "+10.0%" not in text and "within ±12%" in text and "+20.0% ±2.0" in text
-    assert overhead_text(Overhead(0.01, -0.03, 0.05, False, 0.002)) == "within ±4.0%"
-    assert overhead_text(Overhead(-0.031, -0.034, -0.028, True, 0.002)) == "-3.1% ±0.3"
-    assert "up to 11.8% apart (wall clock)" in tables.noise_line(0.118, 20, "wall clock")
+    assert overhead_text(overhead(0.01, -0.03, 0.05, False, 0.002)) == "within ±4.0%"
+    assert overhead_text(overhead(-0.031, -0.034, -0.028, True, 0.002)) == "-3.1% ±0.3"
+    assert "up to 11.8% apart (wall clock)" in noise_line(0.118, 20, "wall clock")
 
 
 def test_a_layer_that_holds_something_else_stands_out():
-    wrong = replace(LINES[0], held_bytes=LINES[0].held_bytes + 1)
+    wrong = {**LINES[0], "exact": False}
     console = Console(width=80, force_terminal=True, color_system="standard")
     with console.capture() as capture:
-        console.print(tables.speed_table([wrong], ""))
+        console.print(speed_table([wrong], ""))
     assert "\x1b[1;31mbaseline" in capture.get()
 
 
@@ -69,7 +74,7 @@ def test_figure_8_adds_up_to_forward_and_backward():
     go.Figure(data=spec["data"], layout=spec["layout"])
     bars = [trace for trace in drawing.traces if trace["type"] == "bar"]
     for number, one in enumerate(LINES):
-        seconds = one.forward_seconds + one.backward_seconds
+        seconds = one["forward_seconds"] + one["backward_seconds"]
         assert sum(trace["x"][number] for trace in bars) == pytest.approx(1000 * seconds)
     assert drawing.layout["title"]["text"] == "Full recomputation costs +20%, selective with sequence parallelism +40%"
     assert "selective, literal" in drawing.alt and "423 ms, +30.0% ±2.0" in drawing.alt
@@ -77,108 +82,77 @@ def test_figure_8_adds_up_to_forward_and_backward():
 
 
 def test_the_title_does_not_name_noise_either():
-    quiet = [replace(one, over=one.over and replace(one.over, is_real=False, noise=0.0204)) for one in LINES]
+    quiet = [{**one, "over": around(0.3, 0.02, False, 0.0204)} for one in LINES]
     less = "costs less than 3%, selective with sequence parallelism less than 3%"
     assert overhead_finding(quiet) == f"Full recomputation {less}"
 
 
+def peer(mode, name, **more):
+    times = {"forward_seconds": 0.05, "backward_seconds": 0.1, "combined_seconds": 0.123}
+    compared = dict.fromkeys(("ours", "over", "over_selective"))
+    counts = {"sequences": 1, "held_bytes": 10**6, "wide_mask_bytes": 0, "peak_bytes": 10**9}
+    return {"mode": mode, "name": name, "unavailable": "", **times, **compared, **counts, **more}
+
+
 PEER_LINES = [
-    PeerLine("selective", "ours", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, held_bytes=10**6, peak_bytes=10**9, noise=0.03),
-    PeerLine(
-        "selective", "megatron-core", combined_seconds=0.2, forward_seconds=0.1, backward_seconds=0.1, ours=around(-0.385, 0.015, True), noise=0.03,
-        held_bytes=1_500_000, peak_bytes=10**9,
-    ),
-    PeerLine(
-        "selective", "DTensor", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, ours=Overhead(-0.01, -0.1, 0.1, False, 0.03), noise=0.03,
-        held_bytes=10**6, peak_bytes=10**9,
-    ),
-    PeerLine("selective", "Another", unavailable="not here"),
-    PeerLine("none", "Another", unavailable="not here"),
-]  # fmt: skip
+    peer("selective", "ours"),
+    peer("selective", "megatron-core", ours=around(-0.385, 0.015, True), held_bytes=1_500_000),
+    peer("selective", "DTensor", ours=overhead(-0.01, -0.1, 0.1, False, 0.03)),
+    peer("selective", "Another", unavailable="not here"),
+    peer("none", "Another", unavailable="not here"),
+]
 
 
 def test_peers_table():
-    text = printed(tables.peers_table(PEER_LINES, "selective"))
+    text = printed(peers_table(PEER_LINES, "selective"))
     assert "…" not in text and "Another" not in text
     assert "0.61" in text and "0.60–0.63" in text and "× 1.50" in text
     assert "0.99" not in text and "within 0.10" in text
-    assert tables.missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
+    assert missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
 
 
 def test_bytes_per_sequence_and_what_is_a_wide_mask():
     ours, other, *_ = PEER_LINES
-    sharded = replace(other, name="FSDP2", sequences=2, held_bytes=2 * 10**6)
-    masks = replace(other, wide_mask_bytes=7_864_320, ours=around(0.0, 0.5, False))
-    text = printed(tables.peers_table([ours, sharded, replace(masks, name="megatron-core, our exchange")], "selective"))
+    sharded = {**other, "name": "FSDP2", "sequences": 2, "held_bytes": 2 * 10**6}
+    masks = {**other, "wide_mask_bytes": 7_864_320, "ours": around(0.0, 0.5, False)}
+    text = printed(peers_table([ours, sharded, {**masks, "name": "megatron-core, our exchange"}], "selective"))
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
     assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
     assert "masks:" in text and "7.50 MiB" in text and "our exchange" in text
 
 
 def test_elementwise_beside_selective_in_one_sentence():
-    assert tables.elementwise_line(PEER_LINES, "ours", 34.0, 20.0) == ""
-    beside = replace(PEER_LINES[0], mode="elementwise", over_selective=around(0.012, 0.013, False))
-    lines = [*PEER_LINES, beside]
-    assert tables.elementwise_line(lines, "ours", 34.0, 20.0) == (
+    assert elementwise_text(around(0.012, 0.013, False), 34.0, 20.0) == (
         "ours, elementwise beside selective: 1.012 of its time (0.999–1.025), 20/34 of its bytes in 16 bits (sbh/t)."
     )
 
 
 def test_overheads_over_the_same_layer():
     lines = [
-        replace(PEER_LINES[0], over=around(0.04, 0.01, True)),
-        replace(PEER_LINES[1], over=around(0.02, 0.01, False)),
-        replace(PEER_LINES[0], mode="full", over=around(0.25, 0.01, True)),
+        {**PEER_LINES[0], "over": around(0.04, 0.01, True)},
+        {**PEER_LINES[1], "over": around(0.02, 0.01, False)},
+        {**PEER_LINES[0], "mode": "full", "over": around(0.25, 0.01, True)},
     ]
-    rows = [row.split() for row in printed(tables.overheads_table(lines)).splitlines()]
+    rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
     assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
     assert ["megatron-core", "within", "±3.0%"] in rows
-    assert tables.overheads_table(PEER_LINES) is None
 
 
 def test_the_same_lines_in_words_for_notebooks():
-    lines = [asdict(line) for line in LINES]
-    facts = speed_facts(lines)
+    facts = speed_facts(LINES)
     assert list(facts) == [*(variant.name for variant in VARIANTS), "overheads"]
     assert facts["selective"] == "forward 123, backward 300, both 423 ms, overhead +30.0% ±2.0 (paper +39%)"
     assert facts[VARIANTS[1].name] == "forward 123, backward 300, both 423 ms", "noise is no overhead"
     noise = "stand out from noise (the baseline against itself: up to 11.8% apart)"
     assert facts["overheads"] == f"{len(VARIANTS) - 2} of {len(VARIANTS) - 1} {noise}"
-    quiet = speed_facts([{**line, "over": line["over"] and {**line["over"], "is_real": False}} for line in lines])
+    quiet = speed_facts([{**line, "over": line["over"] and {**line["over"], "is_real": False}} for line in LINES])
     assert quiet["overheads"] == f"none {noise.replace('stand', 'stands')}" and "overhead" not in quiet["selective"]
 
 
-# The figure of published runs shows their numbers, and the tables fit a terminal.
-
-
-RESULTS = measure_runs()
-
-
-def test_the_figure_is_plotly_and_its_points_are_the_runs():
-    drawing = runs_figure(RESULTS)
+def test_points_of_published_runs_are_what_was_logged_and_predicted():
+    runs = nanotron_runs()
+    drawing = runs_figure(runs)
     points = drawing.traces[1]
-    assert [1024 * x for x in points["x"]] == pytest.approx([r.printed_mib for r in RESULTS])
-    assert [1024 * y for y in points["y"]] == pytest.approx([r.predicted_mib for r in RESULTS])
-    assert drawing.traces[2]["y"] == [r.difference_percent for r in RESULTS]
-
-
-def test_nvidias_models_are_a_line_each_with_what_was_logged_and_counted():
-    runs = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
-    found = [HereResult(one, one.played.run, {"x": one.row.active_bytes - 5}, {"x": 1}) for one in runs if one.played]
-    fold = here_fold(found)
-    lines = [line.split() for line in fold.details.split("\n\n")[0].splitlines()[2:]]
-    assert [line[-3:] for line in lines] == [[f"{r.logged_bytes:,}", f"{r.logged_bytes - 5:,}", "+5"] for r in found]
-    assert repr(fold).startswith(f"{len(found)} models") and "The first line's 5 B of difference." in fold.details
-
-
-def test_the_tables_say_each_run_and_each_part():
-    console = Console(width=80, record=True)
-    console.print(tables.runs_table(RESULTS), tables.parts_table(RESULTS))
-    text = console.export_text()
-    assert all(f"{r.predicted_mib:,.2f}" in text for r in RESULTS)
-    assert all(part in text for r in RESULTS for part in r.parts_bytes)
-
-
-def test_parts_add_up_to_the_peak():
-    for r in RESULTS:
-        assert sum(r.parts_bytes.values()) / 2**20 == pytest.approx(r.predicted_mib)
+    assert [1024 * x for x in points["x"]] == pytest.approx([run.logged_mib for run in runs])
+    assert [1024 * y for y in points["y"]] == pytest.approx([run.predicted_mib for run in runs])
+    assert drawing.traces[2]["y"] == [run.difference_percent for run in runs]

@@ -8,15 +8,15 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from paper_steps.sections import PaperEntry
+from paper_steps.tables import bytes_table, disagreements_list, flops_table, percent_table, ranks_table
 from rich.console import Console
 
 from actmem.config import TINY, Parallel
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.rows import LAYER_TERMS, Row
 from actmem_course.others.disagreements import disagreements
-from actmem_course.results import PaperEntry
 from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
-from actmem_course.show.tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
 from actmem_course.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from actmem_course.show.text import extras_text, kept_text, saved_text, text_table
 from tests.shapes import shapes
@@ -162,7 +162,7 @@ WRONG = entry(model="22B", quantity="full", ours_formula=5, measured=6, note="2s
 
 
 def test_a_table_for_each_model_below_its_heading():
-    lines = drawn(exact_table("title", [RIGHT, WRONG], {"1T": "1T  a=160", "22B": "22B  a=64"}))
+    lines = drawn(bytes_table("title", [RIGHT, WRONG], {"1T": "1T  a=160", "22B": "22B  a=64"}))
     assert [line for line in lines if line.startswith(("title", "1T", "22B"))] == ["title", "1T  a=160", "22B  a=64"]
     found = [line.split() for line in lines]
     assert ["tensor", "144,284,057,600", "2,621,440", "144,286,679,040", "0"] in found
@@ -171,12 +171,12 @@ def test_a_table_for_each_model_below_its_heading():
 
 def test_a_wrong_line_is_red_and_a_right_one_is_not():
     red = "\x1b[1;31m"
-    lines = drawn(exact_table("title", [RIGHT, WRONG], {}), styles=True)
+    lines = drawn(bytes_table("title", [RIGHT, WRONG], {}), styles=True)
     assert [red in line for line in lines if "tensor" in line or "full" in line] == [False, True]
 
 
 def test_a_column_without_any_number_is_left_out():
-    lines = drawn(percent_table("title", [entry(quantity="a", paper=39, ours_formula=38.776)]))
+    lines = drawn(percent_table("title", [entry(quantity="a", paper=39, ours_formula=38.776)], {}))
     assert [line.split() for line in lines if line and "─" not in line][1:] == [
         ["percent", "paper", "ours", "ours", "−", "paper"], ["a", "39", "38.78", "-0.22"],
     ]  # fmt: skip

@@ -14,7 +14,6 @@ import pytest
 from actmem.config import TINY
 from actmem_course.judge.outline import LAB_NAMES
 from actmem_course.launch import LABS
-from tests.forked_python import ForkedPython
 from tests.labs.faults import LIMIT_SECONDS, Started, planted
 from tests.patience import SECONDS
 from tests.standin.gpus import build, environment, why_not
@@ -24,36 +23,22 @@ pytestmark = pytest.mark.slow
 NUMBERS = (1, 2, 4)
 
 
-STARTED: dict[int, ForkedPython] = {}
-FOLDERS: list = []
-
-
 @pytest.fixture(scope="session", autouse=True)
-def built(tmp_path_factory):
-    """The stand-in; ``python`` starts what has loaded it with torch."""
+def built():
+    """The stand-in."""
     if reason := why_not():
         pytest.skip(reason)
     build()
-    FOLDERS.append(tmp_path_factory)
-    yield
-    for started in STARTED.values():
-        started.stop()
-
-
-def python(gpus):
-    """The path of a Python where there are so many GPUs."""
-    if gpus not in STARTED:
-        STARTED[gpus] = ForkedPython(FOLDERS[0].mktemp("python"), environment(gpus))
-    return STARTED[gpus].path
 
 
 def run(gpus, script, *arguments, **settings):
     """A lab's exit code, output and errors where there are so many GPUs."""
-    command = [python(gpus), str(LABS / script), *map(str, arguments)]
+    command = [sys.executable, str(LABS / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment(gpus, **settings), capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("lab", "gpus", "kernel", "exercise"),
     [
@@ -83,6 +68,7 @@ LAUNCHES = {
 }
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("launch", "gpus", "kernel"),
     [
@@ -144,7 +130,7 @@ print("exact")
 
 
 def test_terms_on_the_host_leave_the_gpu():
-    command = [python(1), "-c", OFFLOADS]
+    command = [sys.executable, "-c", OFFLOADS]
     done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "exact\n", "")
 
@@ -178,23 +164,16 @@ def ended_in_one_line(failure, folder):
     return time.time() - (run.looping.stat().st_mtime if fault else begun)
 
 
-@pytest.mark.fault
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("failure", ["one rank", "memory everywhere", "one at start-up", at_night("all at start-up")])
 def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
     print(f"{failure}: ended {ended_in_one_line(failure, tmp_path):.1f} s later")
 
 
-@pytest.mark.fault
 @pytest.mark.nightly
 @pytest.mark.parametrize("failure", FAILURES)
-def test_twenty_failures_of_twenty_are_one_line(failure, tmp_path, monkeypatch, record_property):
-    python = ForkedPython(tmp_path, environment(2, **FAILURES[failure][0]))
-    monkeypatch.setattr(sys, "executable", python.path)
-    try:
-        seconds = [ended_in_one_line(failure, tmp_path) for _ in range(20)]
-    finally:
-        python.stop()
-    record_property("seconds_to_the_end", round(max(seconds), 1))
+def test_twenty_failures_of_twenty_are_one_line(failure, tmp_path):
+    seconds = [ended_in_one_line(failure, tmp_path) for _ in range(20)]
     print(f"{failure}: ended at most {max(seconds):.1f} s later; the goal is 15 s")
     assert max(seconds) < LIMIT_SECONDS
 
@@ -221,7 +200,6 @@ def test_a_training_goes_on_between_gpus_and_cpus(devices, tmp_path):
     assert losses == pytest.approx(whole, rel=1e-12)  # kernels add in another order
 
 
-@pytest.mark.fault
 @pytest.mark.nightly
 def test_a_training_on_gpus_that_is_killed_twenty_times_is_the_same_to_the_bit(tmp_path):
     steps, rng = 100, random.Random()

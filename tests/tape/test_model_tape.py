@@ -186,7 +186,6 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
     assert value(tape.kept_formula(), list(sizes.values())) == tape.at(sizes).kept_bytes
 
 
-@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -316,6 +315,7 @@ def test_blocks_that_are_not_alike_are_refused():
         solved_blocks(models_for_tapes.odd_stack, letters, rules)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("around", "path", "parts"),
     [
@@ -379,3 +379,18 @@ def test_the_recomputation_is_checkpoint_on_the_first_blocks():
     exec(recompute_code("blocks", 2, "mlp"), {"model": model})
     again = [isinstance(vars(block.mlp).get("forward"), partial) for block in model.blocks.children()]
     assert again == [True, True, False]
+
+
+def test_of_a_letter_all_rules_hold():
+    letters, rules, fixed = parsed_letters("s:4,h:8,a,d:6,k,l=2", "d:4,s:6,v:8")
+    assert (letters, fixed) == (["s", "h", "a", "d", "k"], {"l": 2})
+    assert rules == {"s": (12, ()), "h": (8, ("a",)), "a": (1, ("k",)), "d": (12, ()), "k": (1, ())}
+
+
+def test_what_a_kernel_wants_is_found_and_what_no_size_mends_is_told():
+    at = {"s": 64, "b": 4, "h": 96, "l": 6}
+    found, sizes, number = solved_target(f"{MODELS}:aligned_stack", at, "", "bfloat16", [""])
+    same, *_ = solved_target(f"{MODELS}:short_stack", at, "", "bfloat16", [""])
+    assert found[""].need({**sizes, "b": 4}, 2, number) == same[""].need({**sizes, "b": 4}, 2, number)
+    with pytest.raises(ConfigError, match="the factory raised ZeroDivisionError"):
+        solved_target(f"{MODELS}:never_stack", at, "", "bfloat16", [""])

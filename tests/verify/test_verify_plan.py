@@ -93,6 +93,7 @@ def every_line_and_the_peak_are_what_is_counted(model, one):
     return comparison
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("case", sampled(CASES, 16))
 def test_plans_of_every_axis(case):
     comparison = every_line_and_the_peak_are_what_is_counted(*CASES[case])
@@ -207,6 +208,7 @@ def text(case):
     return f"{model.name}-{ranks}-zero{layout.zero_stage}-{plan.recompute}{model.routing and '-' + model.routing}"
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("case", sampled([pytest.param(case) for case in NAMED], 10), ids=text)
 def test_named_shapes(case):
     every_line_and_the_peak_are_what_is_counted(*case)

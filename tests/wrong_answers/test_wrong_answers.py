@@ -1,5 +1,6 @@
 """Every mistake that a table states is named by its own sentence, and what breaks a rule of the judge's by the rule's."""
 
+import inspect
 import linecache
 import re
 from functools import cache
@@ -7,28 +8,21 @@ from functools import cache
 import pytest
 
 from actmem.formulas import schedule
-from actmem_course.judge import naming
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.naming import made_edits, source_of, stated_edits
-from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
+from actmem_course.judge.mistake import names_of
+from actmem_course.judge.outline import ALL_LABS, load_lab, mistakes_of, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
 from actmem_more.store import HostMemory
 from tests.labs.learners import judged
 from tests.tiers import at_night
-from tests.wrong_answers.edits import EDITS, SEARCHED
+from tests.wrong_answers.edits import EDITS
 
 EXERCISES = {exercise.number: exercise for lab in ALL_LABS for exercise in lab.exercises}
-ROWS = [(number, row) for number, exercise in EXERCISES.items() for row in range(len(stated_edits(exercise)))]
-
-
-@pytest.fixture(autouse=True)
-def a_slow_machine_searches_as_far(monkeypatch):
-    monkeypatch.setattr(naming, "SEARCH_SECONDS", 8.0)
 
 
 @cache
 def source(number):
-    return source_of(solution_module(EXERCISES[number].lab))
+    return inspect.getsource(solution_module(EXERCISES[number].lab))
 
 
 def verdict_of(number, text, size=4):
@@ -43,37 +37,43 @@ def verdict_of(number, text, size=4):
     return judge.judge(exercise)
 
 
-#: Exercises whose case takes a second: one row of so many by day.
+#: Every way to make every stated mistake, with what is said of it.
+EDITED = [
+    (number, mistake, text)
+    for number, exercise in EXERCISES.items()
+    for mistake in mistakes_of(exercise)
+    for text in mistake.sources(source(number))
+]
+#: Exercises whose case takes a second: one mistake of so many by day.
 LONG = {"6.4": 6, "9.3": 4}
+BY_DAY = [k if k % LONG.get(number, 1) == 0 else at_night(k) for k, (number, *_) in enumerate(EDITED)]
 
 
-@pytest.mark.parametrize(("number", "row"), [at_night(r) if r[1] % LONG.get(r[0], 1) else r for r in ROWS])
-def test_named_by_its_sentence(number, row):
-    edit = stated_edits(EXERCISES[number])[row]
-    verdict = verdict_of(number, edit.source)
-    assert (verdict.status, verdict.diagnosis) == ("wrong", edit.words)
+@pytest.mark.parametrize("which", BY_DAY)
+def test_named_by_its_cause_and_repair(which):
+    number, mistake, text = EDITED[which]
+    verdict = verdict_of(number, text)
+    assert (verdict.status, verdict.cause, verdict.repair) == ("wrong", mistake.cause, mistake.repair)
+    assert verdict.diagnosis and mistake.cause not in verdict.diagnosis
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("number", "row"), ROWS)
-def test_no_stated_mistake_passes_on_two_ranks(number, row):
-    assert verdict_of(number, stated_edits(EXERCISES[number])[row].source, 2).status == "wrong"
-
-
-#: Of those that are searched for, two by day.
-RULES, BY_DAY = EDITS + SEARCHED, len(EDITS) + 2
+@pytest.mark.parametrize("which", range(len(EDITED)))
+def test_no_stated_mistake_passes_on_two_ranks(which):
+    number, _, text = EDITED[which]
+    assert verdict_of(number, text, 2).status == "wrong"
 
 
 @pytest.mark.parametrize("size", [4, at_night(2)])
-@pytest.mark.parametrize("which", [*range(BY_DAY), *map(at_night, range(BY_DAY, len(RULES)))])
+@pytest.mark.parametrize("which", range(len(EDITS)))
 def test_what_breaks_a_rule_is_named(which, size):
-    number, words, *pieces = RULES[which]
+    number, words, *pieces = EDITS[which]
     text = source(number)
     for before, after in zip(pieces[::2], pieces[1::2]):
         assert before in text, f"{number}: our solution no longer has {before!r}"
         text = text.replace(before, after)
     verdict = verdict_of(number, text, size)
-    assert verdict.status == "wrong" and re.search(words, verdict.diagnosis), verdict
+    assert verdict.status == "wrong" and re.search(words, verdict.explained), verdict
 
 
 IN_GROUPS = [
@@ -92,21 +92,11 @@ def test_whoever_takes_all_ranks_for_the_group_is_told(number):
     )
     verdict = verdict_of(number, text)
     assert count == 1 and verdict.status == "wrong"
-    assert re.search("outside group: pass group=group|right with group=WORLD, but not on a group of", verdict.diagnosis)
+    assert re.search("outside group; pass group=group|right with group=WORLD, but not on a group of", verdict.explained)
 
 
-@pytest.mark.parametrize("number", EXERCISES)
-def test_no_two_rows_have_one_edit(number):
-    edits = stated_edits(EXERCISES[number])
-    assert len({edit.source for edit in edits}) == len(edits)
-
-
-def test_syntax_names_what_nobody_states():
-    edits = list(made_edits(EXERCISES["3.4"]))
-    words = {edit.words for edit in edits}
-    assert len(words) > 150 and all(edit.names("") for edit in edits)
-    for said in ("merge_heads comes before the product with qkv_weight", "qkv_weight and up_weight are swapped"):
-        assert any(said in one for one in words), said
+def test_no_two_mistakes_have_one_edit():
+    assert len({(number, text) for number, _, text in EDITED}) == len(EDITED)
 
 
 def test_a_shorter_warm_up_passes_with_a_remark():
@@ -141,7 +131,7 @@ def test_what_this_machine_cant_do_is_no_mistake_of_the_answer(monkeypatch):
 def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_is_blocked_by_that_one():
     lab = load_lab("lab4_recompute")
     (second,) = lab.choose(["4.2"], "number")
-    functions = stated_edits(second)[0].names("")
+    functions = names_of(next(mistakes_of(second)[0].sources(source("4.2"))), "")
     judge = Judge(lab, [functions])
     verdicts = [judge.judge(exercise) for exercise in lab.choose(["4.1", "4.2", "4.4"], "number")]
     assert [verdict.status for verdict in verdicts] == ["passed", "wrong", "blocked"]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from actmem.ledger.tools import QuietDispatchMode, noting_states, replaced, settled, storages_in, tensors_in
+from actmem.ledger.modes import QuietDispatchMode
+from actmem.ledger.tools import noting_states, replaced, settled, storages_in, tensors_in
 from actmem.torch_private import tree_map_only
 
 
@@ -45,7 +46,7 @@ class LiveStorages(QuietDispatchMode):
         self._seen.update(storage for storage in storages_in(value) if storage not in self._ignored)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+        result = self.real_operation(func, args)(*args, **(kwargs or {}))
         self.note(result)
         if self.peak_bytes is not None:
             self.peak_bytes = max(self.peak_bytes, self.bytes)

@@ -23,9 +23,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.ledger.comms import KIND_OF_NAME, kind_of
 from actmem.ledger.ledger_tables import UNSAVED, SavedTensor
+from actmem.ledger.modes import QuietDispatchMode, nodes_from
 from actmem.ledger.savers import OperationTracker, kept_as, view_of
 from actmem.ledger.tools import (
-    QuietDispatchMode,
     noting_states,
     replaced,
     shape_of,
@@ -140,7 +140,7 @@ class Origins(QuietDispatchMode):
     # What operations make.
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs, func = kwargs or {}, self.real_operation(func, args)
         result = func(*args, **kwargs)
         # Some write into their argument and return nothing.
         made = stored_parts(kwargs.get("out") if result is None else result, 1)
@@ -427,15 +427,7 @@ class Origins(QuietDispatchMode):
 
 def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:
     """Every node of the graphs behind what outermost modules returned."""
-    nodes = [tensor.grad_fn for reference in tracker.output_tensors if (tensor := reference()) is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if node is not None:
-            yield node
-            following = {following for following, _ in node.next_functions} - seen
-            seen |= following
-            nodes.extend(following)
+    return nodes_from(tensor.grad_fn for reference in tracker.output_tensors if (tensor := reference()) is not None)
 
 
 def _repeats(tensor: Tensor) -> int:

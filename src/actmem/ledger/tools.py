@@ -1,4 +1,4 @@
-"""What all counting needs: every tensor inside a value, its storages, a mode that disturbs nothing, a replaced function."""
+"""What all counting needs: every tensor inside a value, its storages, a replaced function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from actmem import recompute
-from actmem.torch_private import TorchDispatchMode, is_traceable_wrapper_subclass, no_dispatch_modes
+from actmem.torch_private import is_traceable_wrapper_subclass, no_dispatch_modes
 
 #: How deep ``tensors_in`` looks into objects that are no containers: a key-value cache is three deep.
 _DEEPEST = 6
@@ -167,17 +167,3 @@ def settled(count: Callable[[], int]) -> int:
             if (now := count()) != number:
                 number, unchanged_since = now, time.monotonic()
     return number
-
-
-class QuietDispatchMode(TorchDispatchMode):
-    """A TorchDispatchMode under which torch.compile still compiles, and operators of a higher order still run."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:  # torch 2.9 knows no other way
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True

@@ -20,10 +20,13 @@ from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
 from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
 from actmem_course.judge.report import Report
-from actmem_course.judge.verdict import SKIPPED, WRONG, Verdict
+from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
 
 #: Between two looks at the learner's file.
 _LOOK_SECONDS = 0.1
+#: So long after it was emptied, a file is taken to be empty.
+_EMPTY_SECONDS = 2.0
+_EMPTY = (0, 0)
 
 
 def main(functions: dict) -> int:
@@ -55,7 +58,7 @@ def main(functions: dict) -> int:
         gpus = _gpus(args)
     judging = _Judging(lab, exercises, args, script, size, gpus)
     try:
-        with signals_end(judging.virtual, judging.real):
+        with signals_end(judging.virtual, judging.real, judging.spare):
             code = judging.watch() if args.watch else judging.once()
         sys.stdout.flush()
     except BrokenPipeError:  # who read the output has enough
@@ -68,10 +71,19 @@ def main(functions: dict) -> int:
     return code
 
 
+class _Ended(Exception):
+    """The process that judged has ended, or was too slow, at an exercise; None: before the first."""
+
+    def __init__(self, exercise: Exercise | None, why: str):
+        super().__init__(why)
+        self.exercise, self.why = exercise, why
+
+
 class _Judging:
     """One file, what judges it, and what is said of it.
 
-    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real processes,
+    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real
+    processes,
     which want a GPU each, and then measure.
     """
 
@@ -80,6 +92,8 @@ class _Judging:
         self.size, self.device = size, "cuda" if gpus else "cpu"
         self.virtual = RankParent(size, self.device, virtual=True)
         self.real = RankParent(size, "cuda" if gpus >= size else "cpu", alone=lab.one_process)
+        #: Ready to take over, while somebody watches, from a process that ends over an answer.
+        self.spare = RankParent(size, self.device, virtual=True)
 
     def once(self) -> int:
         """Judge, and measure if all has passed."""
@@ -110,6 +124,10 @@ class _Judging:
             if now is None or now == before:
                 time.sleep(_LOOK_SECONDS)
                 continue
+            if now == _EMPTY:
+                console.print(Text("the file is empty: nothing is judged", style="dim"))
+                before = now
+                continue
             before, began = now, time.monotonic()
 
             def outdated(judged: tuple[int, int] = now) -> bool:
@@ -123,62 +141,93 @@ class _Judging:
             try:
                 self._verdicts(report, source, changed_only=True, outdated=outdated)
                 report.end()
-                self._remember(report)
                 console.print(Text(f"judged in {time.monotonic() - began:.1f} s", style="dim"))
                 sys.stdout.flush()
                 if report.all_passed:
                     self._confirmed(report, source, outdated)
-                    self._remember(report)
+                self._remember(report)
             except Outdated:
                 report.pause()
-                self._remember(report)
+                LearnerProgress(self.script).note(report.verdicts)
                 console.print(Text("saved again: judging the new one", style="dim"))
             finally:
                 self.real.end()
             sys.stdout.flush()
+            self.spare.start()
 
     def _report(self) -> Report:
         how = f"on {self.device}" if self.lab.one_process else f"{self.size} ranks on {self.device}"
         how = how.replace("1 ranks", "1 rank")
-        report = Report(self.lab, typed(self.script), self.size, json_file=self.args.json)
+        report = Report(self.lab, typed(self.script), len(self.exercises), self.size, self.args.json)
         report.head(f"our solution, {how}" if self.args.solution else how)
         return report
 
-    def _ask(self, parent: RankParent, do: str, source: bytes, **more: Any) -> Iterator[dict[str, Any]]:
+    def _ask(
+        self, parent: RankParent, do: str, source: bytes, exercises: Sequence[Exercise] = (), **more: Any
+    ) -> Iterator[dict[str, Any]]:
         # The source is not for the processes to read: while an editor writes the file, they would read different ones.
         return parent.ask(
-            str(self.script.resolve()), do=do, lab=self.lab.name, source=source.decode("latin-1"), size=self.size,
-            only=[exercise.number for exercise in self.exercises], solution=self.args.solution, **more,
-        )  # fmt: skip
+            str(self.script.resolve()),
+            do=do,
+            lab=self.lab.name,
+            source=source.decode("latin-1"),
+            size=self.size,
+            only=[exercise.number for exercise in exercises or self.exercises],
+            solution=self.args.solution,
+            **more,
+        )
 
     def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
-        report.begin("starting" if not all(member.ready for member in self.virtual.members) else "judging")
+        """Every exercise's verdict.  One that ends the process, or takes too long, gets its own; the rest, another
+        process."""
+        left, endless = list(self.exercises), list[str]()
+        while left:
+            try:
+                self._judge(report, source, left, endless, **more)
+                return
+            except _Ended as ended:
+                self.virtual.end()
+                if ended.exercise is None:  # it ended before any of them began: the file's own statements do that
+                    for exercise in left:
+                        report.show(Verdict(exercise.number, exercise.function, SKIPPED, ended.why))
+                        ended.why = ""
+                    return
+                exercise = ended.exercise
+                report.show(Verdict(exercise.number, exercise.function, WRONG, ended.why))
+                endless.append(exercise.function)
+                shown = {verdict.exercise for verdict in report.verdicts}
+                left = [one for one in self.exercises if one.number not in shown]
+                self.virtual.members, self.spare.members = self.spare.members, []
+
+    def _judge(self, report: Report, source: bytes, left: list[Exercise], endless: list[str], **more: Any) -> None:
+        ready = self.virtual.members and all(member.ready for member in self.virtual.members)
+        report.begin("judging" if ready else "starting")
         running: str | None = None
+        passed = [verdict.function for verdict in report.verdicts if verdict.status == PASSED]
         try:
-            for message in self._ask(self.virtual, "judge", source, **more):
+            for message in self._ask(self.virtual, "judge", source, left, passed=passed, endless=endless, **more):
                 if "begin" in message:
                     running = message["begin"]
                     report.begin(f"judging {running}")
                 elif "note" in message:
                     report.note(message["note"])
+                elif "printed" in message:
+                    report.printed(message["printed"])
                 elif "verdict" in message:
-                    report.show(Verdict(**message["verdict"]))
+                    verdict = Verdict(**message["verdict"])
+                    report.show(verdict, self._told(verdict, message.get("unchanged", False)))
                     running = None
         except Stuck as stuck:
-            self.virtual.end()
-            self._say_stuck(report, running, str(stuck))
+            shown = {verdict.exercise for verdict in report.verdicts}
+            began = [exercise for exercise in left if exercise.number == running]
+            after_another = [exercise for exercise in left if exercise.number not in shown] if shown else []
+            raise _Ended(next(iter(began or after_another), None), str(stuck)) from None
 
-    def _say_stuck(self, report: Report, running: str | None, why: str) -> None:
-        """Make a verdict of a process's end, for the exercise that it ended in, and say what is not judged."""
-        shown = {verdict.exercise for verdict in report.verdicts}
-        left = [exercise for exercise in self.exercises if exercise.number not in shown]
-        blamed = next((exercise for exercise in left if exercise.number == running), left[0] if left else None)
-        if blamed is None:
-            return
-        report.show(Verdict(blamed.number, blamed.function, WRONG, why))
-        for exercise in left:
-            if exercise is not blamed:
-                report.show(Verdict(exercise.number, exercise.function, SKIPPED, f"{blamed.number} ended the ranks"))
+    def _told(self, verdict: Verdict, unchanged: bool = False) -> list[str]:
+        """What a learner hears of a verdict beside its symptom."""
+        if self.args.solution:
+            return verdict.why
+        return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
 
     def _confirmed(self, report: Report, source: bytes, outdated: Callable[[], bool] = lambda: False) -> bool:
         """Whether what has passed passes on real processes too; a verdict more if it does not."""
@@ -199,7 +248,7 @@ class _Judging:
         report.pause()
         if wrong:
             self.real.end()
-            report.correct(wrong)
+            report.correct(wrong, self._told(wrong))
         return not wrong
 
     def _measure(self, report: Report, source: bytes) -> None:
@@ -231,12 +280,15 @@ class _Judging:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is saved; None while it isn't there, or is empty: many editors empty it, then write."""
+    """What changes when a file is saved; None while it isn't there, or was emptied a moment ago, as many editors do
+    first."""
     try:
         state = path.stat()
     except OSError:
         return None
-    return (state.st_mtime_ns, state.st_size) if state.st_size else None
+    if state.st_size:
+        return state.st_mtime_ns, state.st_size
+    return _EMPTY if time.time() - state.st_mtime > _EMPTY_SECONDS else None
 
 
 def _size(lab: Lab, args) -> int:
@@ -277,6 +329,11 @@ def _file(script: Path) -> Path:
 def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser = LabParser(prog=script, description=doc.partition("\n\n")[2] or lab.title)
     parser.add_argument("--hint", metavar="N", help="one more hint for exercise N, such as 2.1")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="say at once what is wrong, its cause, and what to do (one a run otherwise)",
+    )
     parser.add_argument("--watch", action="store_true", help="judge again at each save of the file, within a second")
     parser.add_argument(
         "--only", metavar="N", action="append", help="judge exercise N only (again, or N,M, for several)"
@@ -303,7 +360,6 @@ def _hint(exercise: Exercise, script: Path) -> int:
     if int(os.environ.get("RANK", "0")) == 0:
         screen = lab_console(highlight=False, emoji=False)
         screen.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
-        hints: Sequence[str] = LearnerProgress(script).next_hints(exercise)
-        for number, hint in enumerate(hints, 1):
-            screen.print(Text(f"{number} of {len(exercise.hints)}", style="dim"), Text(hint), sep="\n")
+        for hint in LearnerProgress(script).next_hints(exercise):
+            screen.print(Text(f"• {hint}"))
     return 0

@@ -1,4 +1,4 @@
-"""Are two tensors equal up to rounding, and if not, how do they differ?  In words."""
+"""Are two tensors equal up to rounding, and if not, how do they differ?"""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 #: In float64 the order of summation changes the last digits only.
-TOLERANCE = 1e-9
+ROUNDING = 1e-9
+#: What float32 leaves of a number, and more than the 1e-6 that many add to a norm before they divide by it.
+SINGLE_PRECISION = 1e-5
 #: A sentence lists rows if they are no more stretches than this.
 _MOST_RANGES = 4
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
+def close(found: Tensor, expected: Tensor, tolerance: float = ROUNDING) -> bool:
     """Same shape, and equal up to rounding beside the largest value."""
     if found.shape != expected.shape:
         return False
@@ -38,12 +40,17 @@ def grad_of(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
+def dtype_name(x: Tensor | torch.dtype) -> str:
+    """``float32``, of a tensor or a dtype."""
+    return str(x.dtype if isinstance(x, Tensor) else x).removeprefix("torch.")
+
+
 def check_plain_tensor(what: str, found: Any) -> Tensor:
     """``found`` without its graph.  Raises Wrong unless it is a tensor, and this rank's alone."""
     if found is None:
-        raise Wrong(f"{what} is None" + (": is a return missing?" if "result" in what else ""))
+        raise Wrong(f"{what} is None", "is a return missing?")
     if type(found).__name__ == "DTensor":
-        raise Wrong(f"{what} is a DTensor; expected a plain tensor (full_tensor() or to_local())")
+        raise Wrong(f"{what} is a DTensor; expected a plain tensor", "call full_tensor() or to_local()")
     if not isinstance(found, Tensor):
         raise Wrong(f"{what} is a {type(found).__name__}, not a tensor")
     if type(found).__name__ == "AsyncCollectiveTensor":
@@ -53,56 +60,62 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
 
 def another_kind(expected: str, found: object) -> Wrong:
     """What to raise where another kind of thing comes back."""
-    advice = (
-        ": is a return missing?" if found is None else ": put list(…) around it" if isinstance(found, Iterator) else ""
-    )
-    return Wrong(f"expected {expected}, got {type(found).__name__}{advice}")
+    advice = "is a return missing?" if found is None else ""
+    if isinstance(found, Iterator):
+        advice = "put list(…) around it"
+    return Wrong(f"expected {expected}, got {type(found).__name__}", advice)
 
 
 def check_whole_number(what: str, value: Any) -> int:
     """``value`` as an int; numpy's integers are whole numbers as well.  Raises Wrong unless it is one."""
     if value is None:
-        raise Wrong(f"{what} is None: is a return missing?")
+        raise Wrong(f"{what} is None", "is a return missing?")
     try:
         # numpy's booleans have no index; Python's and torch's have one.
         if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        hint = "; divide with //, which rounds down, or up by -(-a // b)" if isinstance(value, float) else ""
-        raise Wrong(f"{what} must be a whole number, not {value!r}{hint}") from None
+        advice = "divide with //, which rounds down, or up by -(-a // b)" if isinstance(value, float) else ""
+        raise Wrong(f"{what} must be a whole number, not {value!r}", advice) from None
     if number.bit_length() > 128:  # Python writes no number of more than 4,300 digits
         raise Wrong(f"{what} is a whole number of {number.bit_length():,} bits: nothing here is so large")
     return number
 
 
-def describe(what: str, found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> str:
-    """How ``found`` differs from ``expected``, when no known mistake explains it.  sizes: over what a mean may be taken."""
+def difference(found: Tensor, expected: Tensor, t: int = 1, sizes: Collection[int] = ()) -> Fault:
+    """How ``found`` differs from ``expected``, to follow its name.  sizes: over what a mean may be taken."""
     if found.shape != expected.shape:
         transposed = found.dim() == 2 and close(found.t(), expected)
-        why = ": it is transposed" * transposed
-        return f"{what} has shape {list(found.shape)}; expected {list(expected.shape)}{why}"
+        shapes = f"has shape {list(found.shape)}; expected {list(expected.shape)}"
+        return Fault(shapes, cause="it is transposed" if transposed else "")
     if not found.isfinite().all():
-        return f"{what} has infinite or undefined values"
+        return Fault("has infinite or undefined values")
     if not found.any():
-        return f"{what} is zero everywhere"
+        return Fault("is zero everywhere")
     ratio = factor(found, expected)
     if ratio is not None:
-        of_mean = t == 1 and any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
-        mean = ": is a mean taken where a sum belongs?" * of_mean
         if ratio < 0 and close(found, -expected):
-            return f"{what} has the wrong sign"
-        return f"{what} is {times(ratio, t)} what it should be{mean}"
+            return Fault("has the wrong sign")
+        of_mean = t == 1 and is_mean(ratio, sizes)
+        cause = "is a mean taken where a sum belongs?" if of_mean else ""
+        return Fault(f"is {times(ratio, t)} what it should be", cause=cause)
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:
         if wrong_rows == [len(found) - 1]:
-            return f"{what} is wrong in its last row, {wrong_rows[0]}, alone: is a shorter piece at the end left out?"
+            last = f"is wrong in its last row, {wrong_rows[0]}, alone"
+            return Fault(last, cause="is a shorter piece at the end left out?")
         rows = "row" if len(wrong_rows) == 1 else "rows"
         ranges = _ranges(wrong_rows)
         which = f"{rows} {ranges}" if ranges.count(",") < _MOST_RANGES else f"{len(wrong_rows)} rows"
-        return f"{what} is wrong in {which} of dimension 0 and right in the others"
+        return Fault(f"is wrong in {which} of dimension 0 and right in the others")
     error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
-    return f"{what} has the right shape but wrong values: off by up to {error:.2g} times the largest right value"
+    return Fault(f"has the right shape but wrong values: off by up to {error:.2g} times the largest right value")
+
+
+def is_mean(ratio: float, sizes: Collection[int]) -> bool:
+    """Whether a factor is one over a number of elements."""
+    return any(math.isclose(ratio * n, 1) for n in sizes if n > 1)
 
 
 def factor(found: Tensor, expected: Tensor) -> float | None:

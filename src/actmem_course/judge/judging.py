@@ -17,6 +17,7 @@ from actmem_course.judge.verdict import (
     OPEN,
     PASSED,
     WRONG,
+    Fault,
     OtherGroup,
     OutOfStep,
     PeerStopped,
@@ -31,9 +32,12 @@ from actmem_course.judge.workbench import Bench
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads is in it.
-    passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours runs.  unwanted: whether
-    nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes with functions of ours in place of
+    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file
+    reads is in it.
+    passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours runs.
+    unwanted: whether
+    nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes with functions of ours
+    in place of
     the learner's, for the judges of later saves.
     """
 
@@ -53,6 +57,9 @@ class Judge:
         #: For a case of one rank's own: what exchanges nothing needs no others.
         self.one = VirtualRanks(1, device, lab.one_process, unwanted)
         self.passed: set[str] = set()
+        #: Functions that don't come to an end.
+        self.endless: set[str] = set()
+        self._judged: set[str] = set()
         self._progress, self._restore = progress, restore
         self._waiting = set() if waiting is None else waiting
 
@@ -67,18 +74,26 @@ class Judge:
         An exercise that fails is tried again with our own functions in place of the others that have
         not passed: what then passes only waits for them, and what fails is to blame itself.
         """
-        others = {
-            e.function: e.number for e in self.lab.exercises if e.function not in {*self.passed, exercise.function}
-        }
-        space = self.spaces[0]
-        used = names_used_by(space.get(exercise.function), space, others) & set(others)
-        verdict = self._once(exercise, named=not used)
+        self._judged.add(exercise.number)
+        others, used = self._uses(exercise)
+        if used & self.endless:
+            verdict = Verdict(exercise.number, exercise.function, WRONG)
+        else:
+            verdict = self._once(exercise, named=not used)
         if verdict.status == PASSED:
             self.passed.add(exercise.function)
             return verdict
         self.passed.discard(exercise.function)  # several exercises may ask for one function
         if not used:
             return verdict
+        # One that nobody asked for isn't to blame if it is right.
+        self._judged |= {e.number for e in self.lab.exercises if e.function in self.endless}
+        while unasked := [e for e in self.lab.exercises if e.function in used and e.number not in self._judged]:
+            for other in unasked:
+                self.judge(other)
+            others, used = self._uses(exercise)
+        if not used:
+            return self._once(exercise)
         key = exercise.number, len(self.spaces), *sorted(used), *self.reads(exercise, used)
         if not self.texts or key not in self._waiting:
             with self._ours(used):
@@ -89,16 +104,33 @@ class Judge:
                 self._waiting.add(key)
         names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
         are = "it is" if len(used) == 1 else "they are"
-        return replace(verdict, status=BLOCKED, diagnosis=f"by {names}; passes once {are} right", where="")
+        blocked = f"by {names}; passes once {are} right"
+        return Verdict(exercise.number, exercise.function, BLOCKED, blocked)
+
+    def know(self, exercise: Exercise, verdict: Verdict) -> None:
+        """Take over an earlier verdict, of a text that has not changed."""
+        self._judged.add(exercise.number)
+        if verdict.status == PASSED:
+            self.passed.add(exercise.function)
+
+    def _uses(self, exercise: Exercise) -> tuple[dict[str, str], set[str]]:
+        """The numbers of all other functions that aren't known to be right, and which of these an exercise's uses."""
+        others = {
+            e.function: e.number for e in self.lab.exercises if e.function not in {*self.passed, exercise.function}
+        }
+        space = self.spaces[0]
+        return others, names_used_by(space.get(exercise.function), space, others) & set(others)
 
     def reads(self, exercise: Exercise, but_not: Container[str] = ()) -> list[str]:
-        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that aren't looked into."""
+        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that
+        aren't looked into."""
         names = self.spaces[0]
         used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names, but_not)})
         return [self.texts.get(name, "") for name in used if name not in but_not]
 
     def _once(self, exercise: Exercise, named: bool = True) -> Verdict:
-        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if something is."""
+        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if
+        something is."""
         naming = Naming(
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
@@ -108,16 +140,22 @@ class Judge:
             self._restore()
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
+            mistake = None
             if not named:
                 if not faults and naming.differs(found, group):
                     faults = [Outcome(0, WRONG, everywhere=True)]
             elif not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
-                if diagnosis := naming.diagnosis(found, group):
-                    faults = [Outcome(0, WRONG, diagnosis, everywhere=True)]
+                finding, mistake = naming.diagnosis(found, group)
+                if finding:
+                    faults = [Outcome(0, WRONG, finding, everywhere=True)]
             if faults:
                 verdict = verdict_of(exercise, faults if faults[0].everywhere else outcomes)
-                if name and verdict.status != OPEN and "outside group" not in verdict.diagnosis:
-                    return replace(verdict, status=WRONG, diagnosis=on_another_group(name, verdict.diagnosis))
+                if mistake:
+                    verdict = replace(verdict, status=WRONG, cause=mistake.cause, repair=mistake.repair)
+                outside = any(isinstance(error, OtherGroup) for error in found.errors)
+                if name and verdict.status != OPEN and not outside:
+                    finding = on_another_group(name, verdict)
+                    return _with(replace(verdict, status=WRONG), finding)
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
@@ -140,6 +178,7 @@ class Judge:
             yield
         finally:
             for space, names_before in zip(self.spaces, before):
+                space.clear()
                 space.update(names_before)
 
 
@@ -150,10 +189,14 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
     if worst is None or worst.status == PASSED and len(outcomes) < len(found):
         return Verdict(exercise.number, exercise.function, ERROR, "some ranks were left waiting for others")
     blamed = [outcome for outcome in outcomes if outcome.status == worst.status]
-    diagnosis = worst.diagnosis
+    finding = worst.finding
     if worst.status in (WRONG, ERROR) and 0 < len(blamed) < len(found) and not worst.everywhere:
-        diagnosis = f"on rank {worst.rank}: {diagnosis}"
-    return Verdict(exercise.number, exercise.function, worst.status, diagnosis, worst.where)
+        finding = finding.after(f"on rank {worst.rank}: ")
+    return _with(Verdict(exercise.number, exercise.function, worst.status, where=worst.where), finding)
+
+
+def _with(verdict: Verdict, finding: Fault) -> Verdict:
+    return replace(verdict, diagnosis=finding.symptom, cause=finding.cause, repair=finding.repair)
 
 
 _RANKING = (PASSED, WRONG, ERROR, OPEN)
@@ -161,11 +204,11 @@ _RANKING = (PASSED, WRONG, ERROR, OPEN)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank found.  everywhere: the diagnosis speaks of all ranks already."""
+    """What one rank found.  everywhere: the finding speaks of all ranks already."""
 
     rank: int
     status: str
-    diagnosis: str = ""
+    finding: Fault = Fault("")
     where: str = ""
     everywhere: bool = False
 
@@ -180,11 +223,11 @@ def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
             except (OutOfStep, OtherGroup):
                 raise
             except Exception as error:
-                found = (
-                    str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {clipped(str(error), 120)}"
-                )
-                raise Wrong(on_another_group(other.group_name, found)) from None
-        return Outcome(b.rank, PASSED, remark or "")
+                found = outcome_of_error(exercise, b.functions, b.rank, error)
+                assert found is not None
+                told = on_another_group(other.group_name, _with(Verdict("", "", WRONG), found.finding))
+                raise Wrong(told.symptom, told.repair, told.cause) from None
+        return Outcome(b.rank, PASSED, Fault(remark or ""))
     except (Exception, SystemExit, PeerStopped) as error:
         return outcome_of_error(exercise, b.functions, b.rank, error)
 
@@ -194,82 +237,88 @@ def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: Base
     if isinstance(error, PeerStopped):
         return None
     if isinstance(error, OutOfStep):
-        return Outcome(rank, WRONG, str(error), everywhere=True)
+        return Outcome(rank, WRONG, error.finding, everywhere=True)
     if isinstance(error, Wrong):
-        return Outcome(rank, WRONG, str(error))
+        return Outcome(rank, WRONG, error.finding)
     if isinstance(error, (Exception, SystemExit)):
         return _from_error(exercise, functions, rank, error)
     raise error
 
 
-def on_another_group(name: str, found: str) -> str:
-    """The diagnosis of what is right on all ranks in their order, and was ``found`` to be wrong on others."""
-    if "not part of group" in found:
-        found += ". A source or destination counts among all ranks: dist.get_global_rank(group, 0) is the group's first"
-    return (
-        f"right with group=WORLD, but not on a group of {name}: take the number of ranks from "
-        "dist.get_world_size(group) and the rank from dist.get_rank(group), and pass group=group to every collective. "
-        f"There, {found}"
+def on_another_group(name: str, verdict: Verdict) -> Fault:
+    """What is right on all ranks in their order, and wrong on others."""
+    cause = "the number of ranks, the rank or a collective is that of all ranks, not of group"
+    repair = (
+        "take the number of ranks from dist.get_world_size(group) and the rank from dist.get_rank(group), and pass "
+        "group=group to every collective"
     )
+    if _NO_MEMBER in verdict.diagnosis:
+        repair = "a source or destination counts among all ranks: dist.get_global_rank(group, 0) is the group's first"
+    symptom = f"right with group=WORLD, but not on a group of {name}: there, {verdict.diagnosis}"
+    there = ": ".join(filter(None, (verdict.cause, verdict.repair)))
+    return Fault(symptom, repair, f"{cause}. There: {there}" if there else cause)
+
+
+#: What torch says of a source that is no rank of the group.
+_NO_MEMBER = "not part of group"
 
 
 def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)]
+    frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if frame.filename == functions.get("__file__")]
-    where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own and own[-1].lineno else ""
+    line = (own[-1].line or "") if own else ""
     # By the line, because torch raises NotImplementedError too, from code that has no frame.
-    if (
-        isinstance(error, NotImplementedError)
-        and own
-        and own[-1] == frames[-1]
-        and (own[-1].line or "").startswith("raise ")
-    ):
+    if isinstance(error, NotImplementedError) and own and own[-1] == frames[-1] and line.startswith("raise "):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
-        return Outcome(rank, OPEN, text, where)
+        return Outcome(rank, OPEN, Fault(text), where)
     message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
-    for part, diagnosis in _AUTOGRAD.items():
+    for part, symptom in _AUTOGRAD.items():
         if part in message:
-            summed = own and re.search(r"\.(sum|mean)\(\)\.backward\(", own[-1].line or "")
-            if summed:
-                diagnosis += ". And the incoming gradient is left out: torch.autograd.backward(y, grad) starts from it"
-            return Outcome(rank, WRONG, f"{diagnosis} (torch: {clipped(message)})", where)
-    if (
-        isinstance(error, TypeError)
-        and not own
-        and re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
-    ):
-        return Outcome(
-            rank, ERROR, f"the lab passes other arguments than this function takes: {clipped(message)}", where
-        )
+            left_out = re.search(r"\.(sum|mean)\(\)\.backward\(", line)
+            cause = "the incoming gradient is left out" if left_out else f"torch: {clipped(message)}"
+            repair = "torch.autograd.backward(y, grad) starts from it" if left_out else ""
+            return Outcome(rank, WRONG, Fault(symptom, repair, cause), where)
+    of_arguments = re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
+    if isinstance(error, TypeError) and not own and of_arguments:
+        words = f"the lab passes other arguments than this function takes: {clipped(message)}"
+        return Outcome(rank, ERROR, Fault(words), where)
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
-    line = f"“{own[-1].line}” raises " if own else "what it returns cannot be used: "
-    return Outcome(rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{clipped(message)}", where)
+    before = f"“{line}” raises " if own else "what it returns cannot be used: "
+    said = f"{type(error).__name__}: {clipped(message)}" if message else type(error).__name__
+    return Outcome(rank, ERROR, Fault(before + said), where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.
 _AUTOGRAD = {
-    "returned an incorrect number of gradients": "backward must return one gradient for each argument of forward, None for what has none",
-    "backward through the graph a second time": "the graph was freed before backward was done with it: something runs backward twice",
+    "returned an incorrect number of gradients": "backward must return one gradient for each argument of forward, None "
+    "for what has none",
+    "backward through the graph a second time": "the graph was freed before backward was done with it: something runs "
+    "backward twice",
     "modified by an inplace operation": "a tensor that backward needs is changed in place after it was saved",
-    "is a view and is being modified inplace": "the result of forward shares its storage with the input and is changed in place",
+    "is a view and is being modified inplace": "the result of forward shares its storage with the input and is changed "
+    "in place",
     "returned an invalid gradient": "backward returns a gradient of another shape than the argument has",
     "You must implement either the backward": "the torch.autograd.Function has a forward and no backward",
-    "does not require grad and does not have a grad_fn": "backward starts from a result that has no graph: was it computed under no_grad? In a backward of your own all is, but for what runs under torch.enable_grad()",
+    "does not require grad and does not have a grad_fn": "backward starts from a result that has no graph: was it "
+    "computed under no_grad? In a backward of your own all is, but for what runs under torch.enable_grad()",
 }
 #: Where in its source gloo stopped, and when: nothing for a learner.
 _OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
 
 
 def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:
-    """All names of the learner's file that a function uses, directly or not.  but_not: names that are not looked into."""
+    """All names of the learner's file that a function uses, directly or not.  but_not: names that are not looked
+    into."""
     used: set[str] = set()
     pending = [function]
     while pending:
         for name in _names_in(pending.pop()):
-            if name in functions and name not in used:
+            if name not in used and (name in functions or name in but_not):
                 used.add(name)
-                pending += [functions[name]] * (name not in but_not)
+                if name not in but_not:
+                    pending.append(functions[name])
     return used
 
 

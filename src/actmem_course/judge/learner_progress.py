@@ -1,4 +1,6 @@
-"""Which exercises have passed, over all labs, and which hints were given.  Loads no torch.
+"""Which exercises have passed, over all labs, what was told of those that are wrong, and which hints were given.
+
+Loads no torch.
 
 It is kept beside the learner's copies, in ``my/.progress.json``: for each clone its own.  What is
 judged elsewhere is kept in the user's cache folder.
@@ -10,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +21,7 @@ from actmem.config import ConfigError
 from actmem_course.copies import MINE
 from actmem_course.files import read_object, write_text
 from actmem_course.judge.outline import ALL_LABS, Exercise, Lab
-from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
+from actmem_course.judge.verdict import ERROR, PASSED, SKIPPED, WRONG, Verdict
 
 
 class LearnerProgress:
@@ -31,30 +34,53 @@ class LearnerProgress:
         found = read_object(self.path)
         passed = found.get("passed", [])
         self.passed = {number for number in passed if isinstance(number, str)} if isinstance(passed, list) else set()
-        hints = found.get("hints", {})
-        self.hints = (
-            {n: count for n, count in hints.items() if isinstance(count, int)} if isinstance(hints, dict) else {}
-        )
+        self.hints: dict[str, int] = _of_kind(found.get("hints"), int)
+        #: Of the latest verdict of an exercise that is wrong: cause and repair, and how many of its parts were told.
+        wrong = _of_kind(found.get("wrong"), list)
+        self.wrong = {number: told for number, told in wrong.items() if list(map(type, told)) == [str, str, int]}
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
         """Remember what has passed, and what no longer does.  What is not judged keeps its mark."""
         for verdict in verdicts:
             if verdict.status == PASSED:
                 self.passed.add(verdict.exercise)
+                self.wrong.pop(verdict.exercise, None)
             elif verdict.status != SKIPPED:
                 self.passed.discard(verdict.exercise)
         self._write()
 
-    def next_hints(self, exercise: Exercise) -> list[str]:
-        """The hints of this exercise that were given before, and the next one."""
-        count = min(self.hints.get(exercise.number, 0) + 1, len(exercise.hints))
-        self.hints[exercise.number] = count
+    def tell(self, verdict: Verdict, unchanged: bool = False, everything: bool = False) -> list[str]:
+        """What the learner hears of a verdict now beside its symptom: nothing at first, then the cause, then the
+        repair.
+
+        unchanged: it is an earlier verdict once more.  everything: all of it.
+        """
+        if verdict.status not in (WRONG, ERROR):
+            return []
+        *before, told = self.wrong.get(verdict.exercise) or [None, None, 0]
+        told = told + (not unchanged) if before == [verdict.cause, verdict.repair] else 0
+        told = len(verdict.why) if everything else min(told, len(verdict.why))
+        self.wrong[verdict.exercise] = [verdict.cause, verdict.repair, told]
         self._write()
-        return list(exercise.hints[:count])
+        return verdict.why[:told]
+
+    def next_hints(self, exercise: Exercise) -> list[str]:
+        """What was told of the latest verdict and the hints that were given before, and the next one of both."""
+        cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
+        why = Verdict(exercise.number, exercise.function, WRONG, cause=cause, repair=repair).why
+        count = self.hints.get(exercise.number, 0)
+        if told < len(why):
+            told += 1
+            self.wrong[exercise.number] = [cause, repair, told]
+        else:
+            count = min(count + 1, len(exercise.hints))
+            self.hints[exercise.number] = count
+        self._write()
+        return [*why[:told], *exercise.hints[:count]]
 
     def reset(self) -> None:
         """Forget everything."""
-        self.passed, self.hints = set(), {}
+        self.passed, self.hints, self.wrong = set(), {}, {}
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -87,9 +113,17 @@ class LearnerProgress:
     def _write(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, json.dumps({"passed": sorted(self.passed), "hints": self.hints}, indent=1) + "\n")
+            kept = {"passed": sorted(self.passed), "hints": self.hints, "wrong": self.wrong}
+            write_text(self.path, json.dumps(kept, indent=1) + "\n")
         except OSError:
             pass  # where nothing can be written, nothing is remembered
+
+
+def _of_kind(found: Any, kind: type) -> dict:
+    """The entries of a file's object whose values are of that kind; nothing if it is no object."""
+    if not isinstance(found, dict):
+        return {}
+    return {number: value for number, value in found.items() if isinstance(value, kind)}
 
 
 def reading(lab: Lab, exercise: Exercise) -> str:

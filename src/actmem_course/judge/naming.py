@@ -1,87 +1,31 @@
-"""Which edit of our own answer does what the learner's does?  That edit names the mistake."""
+"""Which stated mistake does what the learner's answer does?"""
 
 from __future__ import annotations
 
 import inspect
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from itertools import chain, combinations
-from types import CodeType, ModuleType
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Unlike, alike, described, differences
-from actmem_course.judge.edits import Families
-from actmem_course.judge.exchanged import instead
-from actmem_course.judge.outline import Exercise, cases_of, solution_module
-from actmem_course.judge.verdict import PeerStopped, Wrong
+from actmem_course.judge.case import CaseRun
+from actmem_course.judge.mistake import Mistake, names_of
+from actmem_course.judge.observations import (
+    Clue,
+    Observation,
+    Pattern,
+    RunOutcome,
+    SavedForBackward,
+    differences,
+    first_finding,
+)  # fmt: skip
+from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
+from actmem_course.judge.verdict import Fault, PeerStopped, Unlike, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench, names_of_subgroups
 
-
-@dataclass(frozen=True)
-class Edit:
-    """words: the mistake, in a sentence.  source: our module after it.  stated: somebody has written the sentence."""
-
-    words: str
-    source: str
-    stated: bool = False
-
-    def names(self, file: str) -> dict | None:
-        """What the edited module defines; None if it can't be run."""
-        names = {"__name__": "edited", "__file__": file, "instead": instead}
-        try:
-            for definition in self.source.split("\n\n\n"):
-                exec(_compiled(definition), names)
-        except Exception:
-            return None
-        return names
-
-
-@lru_cache(maxsize=5000)
-def _compiled(definition: str) -> CodeType:
-    """One edit differs from the next in a definition or two, and to compile all of them takes longer than many a case."""
-    return compile(definition, "<an edit of ours>", "exec")
-
-
-def stated(text: str, source: str) -> list[Edit]:
-    """The edits of a table of mistakes: in a line ``old -> new | the sentence``, with ``\\n`` for a new line and `` ;; `` between
-    several replacements.  source: our module."""
-    found = []
-    for line in filter(None, (line.removeprefix(8 * " ") for line in text.splitlines() if line.strip())):
-        changes, _, words = line.rpartition(" | ")
-        edited = source
-        for change in changes.split(" ;; "):
-            # Backquotes hold a piece together that begins or ends with spaces.
-            old, _, new = (part.replace("\\n", "\n") for part in change.partition(" -> "))
-            old = old[1:-1] if old.startswith("`") else old
-            assert old in edited, f"our solution no longer has {old!r}, of the mistake {words!r}"
-            edited = edited.replace(old, new)
-        found.append(Edit(words, edited, stated=True))
-    return found
-
-
-_FORWARD_IS_RIGHT = "the forward is right; "
-
-
-def pairs_of(edits: list[Edit], source: str, of_gradients: bool) -> Iterator[Edit]:
-    """Two stated edits at once, where they change different lines, and both the gradients only, or both not."""
-    lines = source.split("\n")
-    for one, other in combinations([e for e in edits if e.words.startswith(_FORWARD_IS_RIGHT) == of_gradients], 2):
-        a, b = (edit.source.split("\n") for edit in (one, other))
-        if len(a) == len(b) == len(lines):
-            both = [new if new != old else second for old, new, second in zip(lines, a, b)]
-            if all(old in (new, second) for old, new, second in zip(lines, a, b)):
-                words = f"{one.words}; and {other.words.removeprefix(_FORWARD_IS_RIGHT)}"
-                yield Edit(words, "\n".join(both), stated=True)
-
-
-#: Of the processor, for how long families and pairs are tried; stated rows are all tried.
-SEARCH_SECONDS = 3.0
+#: What our own answers do, by exercise, number of ranks, device and group.
+_OURS: dict[tuple, RunOutcome] = {}
 
 
 def check_case(exercise: Exercise, b: Bench) -> str | None:
@@ -91,19 +35,20 @@ def check_case(exercise: Exercise, b: Bench) -> str | None:
     if run.seen:
         ours = CaseRun(b.with_functions(vars(solution_module(exercise.lab))))
         exercise.check(ours)
-        found, right = (Happened([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
+        found, right = (RunOutcome([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
         for name, seen in ours.seen.items():
-            if seen.how in ("total", "pattern"):  # what one rank alone can't judge
+            if seen.of_all_ranks:
                 for outcome, one in ((found, run), (right, ours)):
                     for own, value in zip(outcome.seen, b.gather(one.seen[name].value)):
                         own[name] = replace(seen, value=value)
         if wrong := differences(found, right):
-            raise Wrong(described(found, right, wrong)[0])
+            finding = first_finding(found, right, wrong)
+            raise Wrong(finding.symptom, finding.repair, finding.cause)
     return remark
 
 
 class Naming:
-    """Judges one exercise on virtual ranks.  progress: called while edits are tried."""
+    """Judges one exercise on virtual ranks.  progress: called while mistakes are tried."""
 
     def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[..., None]):
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
@@ -116,7 +61,7 @@ class Naming:
             found |= dict(enumerate(names_of_subgroups(self.ranks.size)))
         return found
 
-    def ours(self, group: int) -> Happened:
+    def ours(self, group: int) -> RunOutcome:
         """What our own answer does."""
         key = self._key(group)
         if key not in _OURS:
@@ -127,8 +72,9 @@ class Naming:
             _OURS[key] = outcome
         return _OURS[key]
 
-    def run(self, spaces: list[dict], group: int, like: Happened | None = None) -> Happened:
-        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something else."""
+    def run(self, spaces: list[dict], group: int, like: RunOutcome | None = None) -> RunOutcome:
+        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something
+        else."""
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
         def job(rank: VirtualRank) -> Any:
@@ -141,47 +87,35 @@ class Naming:
         said = self.ranks.run(job, spaces[0].get("__file__", ""))
         errors = [one if isinstance(one, BaseException) else None for one in said]
         remark = next((one for one in said if isinstance(one, str)), "")
-        return Happened([run.seen if run else {} for run in runs], errors, remark)
+        return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
-    def differs(self, found: Happened, group: int) -> bool:
+    def differs(self, found: RunOutcome, group: int) -> bool:
         """Whether anything that was seen is wrong."""
         return any(found.seen) and bool(differences(found, self.ours(group)))
 
-    def diagnosis(self, found: Happened, group: int) -> str:
-        """What is wrong with the numbers, the bytes or the exchanges, or which edit fails in the same way; "" if nothing is known."""
+    def diagnosis(self, found: RunOutcome, group: int) -> tuple[Fault | None, Mistake | None]:
+        """What is wrong with what was seen, and which mistake does the same."""
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)
-        rows, source, partly = stated_edits(self.exercise), source_of(self.module), ""
-        # What is seen besides tells one wrong answer from another, so that the syntax may name what raises or costs too much.
-        told = any(seen.how == "any" for seen in found.seen[0].values())
-        of_costs = chain(rows, made_edits(self.exercise) if told else ())
         if not wrong:
-            if group >= 0 or not any(found.errors):
-                return ""
-            ruled = all(error is None or isinstance(error, (Wrong, PeerStopped)) for error in found.errors)
-            if not ruled and not any(found.seen) and self._ours_raises(found, group):
-                return ""  # this machine is to blame, say its memory
-            return self.edit_like(found, (), group, of_costs)[0]
-        said, explained = described(found, right, wrong)
-        first = right.seen[0][next(iter(wrong))]
-        if first.how not in NUMBERS:
-            whole, part = self.edit_like(found, list(wrong), group, of_costs)
-            return whole or part or said
-        of_gradients = "the gradient" in first.name
-        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source, of_gradients)
-        pairs, late = pairs_of(rows, source, of_gradients), made_edits(self.exercise, late=True)
-        for edits in (chain(rows, missing), chain(made_edits(self.exercise), pairs, late))[
-            : 1 + (group < 0 and first.how != "pattern")
-        ]:
-            whole, part = self.edit_like(found, list(wrong), group, edits)
-            # Parts explain it, or there is no gradient, for which the syntax has many reasons.
-            if whole or explained and (first.parts is not None or None in found.value(first.name)):
-                return whole or said
-            partly = partly or part
-        return said if explained else partly or said
+            if group >= 0 or not any(found.errors) or self._ours_raises(found, group):
+                return None, None
+            return None, self.mistake_like(found, (), group)[0]
+        finding = first_finding(found, right, wrong)
+        whole, part = self.mistake_like(found, list(wrong), group)
+        costs = right.seen[0][next(iter(wrong))].is_cost
+        mistake = whole or (None if finding.explains and not costs else part)
+        if mistake:
+            finding = replace(finding, cause=mistake.cause, repair=mistake.repair)
+        return finding, mistake
 
-    def _ours_raises(self, found: Happened, group: int) -> bool:
-        """Whether our own answer raises the same.  What it once did without an error, only the system can take from it."""
+    def _ours_raises(self, found: RunOutcome, group: int) -> bool:
+        """Whether our own answer raises the same, so that this machine is to blame, say its memory.
+
+        What it once did without an error, only the system can take from it.
+        """
+        if any(found.seen) or all(error is None or isinstance(error, (Wrong, PeerStopped)) for error in found.errors):
+            return False
         key, of_system = self._key(group), (MemoryError, OSError, RuntimeError)
         if key in _OURS and not any(isinstance(error, of_system) for error in found.errors):
             return False
@@ -193,153 +127,78 @@ class Naming:
     def _key(self, group: int) -> tuple:
         return self.exercise.number, self.ranks.size, self.ranks.device, group
 
-    def edit_like(self, found: Happened, wrong: Sequence[str], group: int, edits: Iterable[Edit]) -> tuple[str, str]:
-        """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first.
-
-        Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.
-        """
-        partly, start, rows = "", time.process_time(), stated_edits(self.exercise)
-        costs = bool(wrong) and self.ours(group).seen[0][wrong[0]].how not in NUMBERS
-        wrong = wrong if costs else wrong[:1]
-        for edit in edits:
-            if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
-                break
-            key = *self._key(group), edit
-            outcome = _KNOWN.get(key, found, "" if costs or partly else "".join(wrong))
-            if outcome is None:
-                names = edit.names(self.module.__file__ or "")
+    def mistake_like(
+        self, found: RunOutcome, wrong: Sequence[str], group: int
+    ) -> tuple[Mistake | None, Mistake | None]:
+        """The first mistake that does all that the learner's does; and the first that does so up to what is wrong
+        first."""
+        partly: Mistake | None = None
+        solution = inspect.getsource(self.module)
+        for mistake in mistakes_of(self.exercise):
+            for source in mistake.sources(solution):
+                names = names_of(source, self.module.__file__ or "")
                 if names is None:
                     continue
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # torch's, of what an edit of ours does
                     outcome = self.run([names] * self.ranks.size, group, found)
-                _KNOWN.put(key, outcome)
                 self.progress()
-            there = [
-                all(name in a and alike(a[name], b.get(name)) for a, b in zip(outcome.seen, found.seen))
-                for name in wrong
-            ]
-            words = _with_forward(edit, wrong[0] if wrong else "")
-            if costs:  # right numbers may be rounded otherwise
-                more = set(differences(outcome, self.ours(group))) - set(wrong)
-                enough = any(there[:1]) and not more and _same(outcome, found, ("any",))
-                whole = enough and all(there)
-            else:
-                whole, enough = _same(outcome, found), any(there) and not isinstance(found.value(wrong[0])[0], int)
-                if wrong and (whole or enough):
-                    # An edit that changes nothing there is like an answer that is nearly right.
-                    differs = wrong[0] in differences(outcome, self.ours(group))
-                    differs = differs and not self._keeps_more(outcome, found, group)
-                    whole, enough = whole and differs, enough and differs
-            if whole:
-                return words, ""
-            partly = partly or words * enough
-        return "", partly
+                whole, enough = self._alike(outcome, found, wrong, group)
+                if whole:
+                    return mistake, None
+                partly = partly or (mistake if enough else None)
+        return None, partly
 
-    def _keeps_more(self, one: Happened, other: Happened, group: int) -> bool:
-        """Whether only the one run keeps what nothing needs."""
-        ours = self.ours(group)
-        more, also = ({n for n in differences(run, ours) if ours.seen[0][n].how == "kept"} for run in (one, other))
-        return bool(more - also)
+    def _alike(self, outcome: RunOutcome, found: RunOutcome, wrong: Sequence[str], group: int) -> tuple[bool, bool]:
+        """Whether a mistake's run does all that the learner's does, and whether it does up to what is wrong first.
 
-
-class _Known:
-    """What edits of ours do, which no learner changes: the latest ones, up to so many bytes."""
-
-    def __init__(self, most: int):
-        self.most, self.bytes = most, 0
-        self.outcomes: dict[tuple, tuple[Happened, int]] = {}
-
-    def put(self, key: tuple, outcome: Happened) -> None:
-        """Keep an outcome, without what nobody asks of an edit, and without the frames that its errors keep alive."""
-        for error in filter(None, outcome.errors):
-            error.__traceback__ = error.__context__ = error.__cause__ = None
-        size = 1000
-        for seen in (seen for own in outcome.seen for seen in own.values()):
-            seen.parts = None
-            size += 200 + (seen.value.nbytes if isinstance(seen.value, Tensor) else 0)
-        self.bytes += size - self.outcomes.pop(key, (outcome, 0))[1]
-        self.outcomes[key] = outcome, size
-        while self.bytes > self.most:
-            self.bytes -= self.outcomes.pop(next(iter(self.outcomes)))[1]
-
-    def get(self, key: tuple, found: Happened, first: str) -> Happened | None:
-        """What a run that is compared with ``found`` would see, as far as it matters; None if nobody knows.
-
-        first: what matters though the run does something else later; "" if nothing does.
+        Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.
         """
-        outcome, _ = self.outcomes.get(key, (None, 0))
-        if outcome is None:
-            return None
-        began = Happened([{} for _ in found.seen], list(outcome.errors))
-        for own, now, like, rank in zip(outcome.seen, began.seen, found.seen, range(len(found.seen))):
-            for name, seen in own.items():
-                now[name] = seen
-                if seen.how in NUMBERS and seen.how != "pattern" and not alike(like.get(name), seen):
-                    began.errors[rank] = Unlike(name)
-                    if name == first or first not in now:
-                        return began
-                    break
-        ends = any(isinstance(error, Unlike) for error in outcome.errors)
-        if began.errors == outcome.errors:
-            return None if ends else outcome
-        return None if ends and any(first not in now for now in began.seen) else began
+        ours = self.ours(group) if wrong else found
+        if wrong and ours.seen[0][wrong[0]].is_cost:  # right numbers may be rounded otherwise
+            there = [_same_there(outcome, found, name) for name in wrong]
+            more = set(differences(outcome, ours)) - set(wrong)
+            enough = there[0] and not more and _same(outcome, found, Clue)
+            return enough and all(there), enough
+        whole = _same(outcome, found)
+        if not wrong:
+            return whole, False
+        first = wrong[0]
+        enough = _same_there(outcome, found, first) and not isinstance(found.values(first)[0], int)
+        # An edit that changes nothing there is like an answer that is nearly right.
+        differs = (whole or enough) and first in differences(outcome, ours) and not _costs_more(outcome, found, ours)
+        return whole and differs, enough and differs
 
 
-#: What our own answers do, by exercise, number of ranks, device and group.
-_OURS: dict[tuple, Happened] = {}
-#: What edits of them do, by exercise, number of ranks, device, group and edit.
-_KNOWN = _Known(most=64 * 2**20)
+def _costs_more(one: RunOutcome, other: RunOutcome, ours: RunOutcome) -> bool:
+    """Whether only the one run saves for backward what nothing needs."""
+    more, also = (
+        {name for name in differences(run, ours) if isinstance(ours.seen[0][name], SavedForBackward)}
+        for run in (one, other)
+    )
+    return bool(more - also)
 
 
-def _same(one: Happened, other: Happened, hows: Sequence[str] = NUMBERS) -> bool:
-    """Whether two runs did the same on every rank, whatever is right.  hows: in what is compared so."""
+def _same_there(one: RunOutcome, other: RunOutcome, name: str) -> bool:
+    """Whether all ranks of two runs saw the same of one thing."""
+    return all(name in a and a[name].same(b.get(name)) for a, b in zip(one.seen, other.seen))
+
+
+def _same(one: RunOutcome, other: RunOutcome, kind: type[Observation] = Observation) -> bool:
+    """Whether two runs did the same on every rank, whatever is right and costs.  kind: in what is compared so."""
     if any(isinstance(error, Unlike) for error in one.errors):
         return False
     if list(map(_signature, one.errors)) != list(map(_signature, other.errors)):
         return False
     for a, b in zip(one.seen, other.seen):
         for name in a.keys() | b.keys():
-            how = (a.get(name) or b[name]).how
-            if how in hows and how != "pattern" and not alike(a.get(name), b.get(name)):
-                return False
-    patterns = [name for name, seen in one.seen[0].items() if seen.how == "pattern"]
+            seen = a.get(name) or b[name]
+            if isinstance(seen, kind) and seen.tells_apart:
+                if name not in a or not a[name].same(b.get(name)):
+                    return False
+    patterns = [name for name, seen in one.seen[0].items() if isinstance(seen, Pattern)]
     return not any(name in differences(one, other) for name in patterns)
 
 
 def _signature(error: BaseException | None) -> tuple[str, str]:
     return type(error).__name__, "" if isinstance(error, PeerStopped) else str(error)
-
-
-def _with_forward(edit: Edit, first: str) -> str:
-    if edit.stated or "the gradient" not in first or edit.words.startswith("the forward"):
-        return edit.words
-    return f"the forward is right, the gradients are not: {edit.words}"
-
-
-def source_of(module: ModuleType) -> str:
-    """The text of a module."""
-    return inspect.getsource(module)
-
-
-@cache
-def stated_edits(exercise: Exercise) -> list[Edit]:
-    """The stated mistakes of an exercise."""
-    mistakes: dict[str, str] = cases_of(exercise.lab).MISTAKES
-    return stated(mistakes.get(exercise.number, ""), source_of(solution_module(exercise.lab)))
-
-
-def made_edits(exercise: Exercise, late: bool = False) -> Iterator[Edit]:
-    """The edits that the syntax of our answer gives; each is made once, when it is asked for.  late: the least likely ones."""
-    made, more = _made(exercise, late)
-    yield from made
-    for pair in more:
-        made.append(Edit(*pair))
-        yield made[-1]
-
-
-@cache
-def _made(exercise: Exercise, late: bool) -> tuple[list[Edit], Iterator[tuple[str, str]]]:
-    places: dict[str, Any] = getattr(cases_of(exercise.lab), "PLACES", {})
-    families = Families(source_of(solution_module(exercise.lab)), exercise.function, places)
-    return [], families.other_names() if late else families.all()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from actmem.config import ConfigError
+from actmem_course.judge.mistake import Mistake
 
 
 @cache
@@ -29,8 +30,10 @@ def _hints() -> dict[str, tuple[str, ...]]:
 class Exercise:
     """One function to write, and how it is judged.
 
-    case: its name in the lab's file of cases, if that isn't the function's.  section: of the chapter to read, and chapter the
-    chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed
+    case: its name in the lab's file of cases, if that isn't the function's.  section: of the chapter to read, and
+    chapter the
+    chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group:
+    it is handed
     a process group, and is judged on several.  all_ranks: so it is on all ranks, though on one group only.
     """
 
@@ -55,7 +58,8 @@ class Exercise:
 
     @property
     def check(self) -> Callable:
-        """Called with a CaseRun: says what it sees, and raises Wrong where that needs no comparison; a remark, or None."""
+        """Called with a CaseRun: says what it sees, and raises Wrong where that needs no comparison; a remark, or
+        None."""
         return getattr(cases_of(self.lab), self.case or self.function)
 
 
@@ -63,7 +67,8 @@ class Exercise:
 class Lab:
     """A lab: its exercises in order.
 
-    one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual ranks, because a mistake is none on fewer.
+    one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual ranks, because a mistake is
+    none on fewer.
     """
 
     name: str
@@ -130,7 +135,9 @@ ALL_LABS = (
     ), one_process=True),
     Lab("lab6_train", "Lab 6: train under every mode", "07_time", (
         Exercise("6.1", "batch", "Gradients of a whole step", all_ranks=True),
-        Exercise("6.2", "make_model", "Table 2: six ways to train a layer", takes_group=True, chapter="05_recomputation"),
+        Exercise(
+            "6.2", "make_model", "Table 2: six ways to train a layer", takes_group=True, chapter="05_recomputation",
+        ),
         Exercise("6.3", "gradient_norm", "Gradients of a whole step", takes_group=True),
         Exercise("6.4", "training_step", "Gradients of a whole step", takes_group=True),
         Exercise("6.5", "train", "Gradients of a whole step", all_ranks=True),
@@ -142,7 +149,8 @@ ALL_LABS = (
         Exercise("7.4", "recipe_linear", "What needs no product"),
         Exercise("7.5", "split_grouped_heads", "More ranks than key heads", takes_group=True),
         Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
-    ), fewest_virtual=8),  # on two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t
+        # On two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t.
+    ), fewest_virtual=8),
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
         Exercise("8.1", "rank_state_bytes", "What fits, and which is fastest"),
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
@@ -159,7 +167,9 @@ ALL_LABS = (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
         Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="13_long_sequences"),
-        Exercise("10.4", "offloading_checkpoint", "Step 3: the layers' inputs on the host", chapter="13_long_sequences"),
+        Exercise(
+            "10.4", "offloading_checkpoint", "Step 3: the layers' inputs on the host", chapter="13_long_sequences",
+        ),
     ), one_process=True),
 )  # fmt: skip
 
@@ -202,5 +212,10 @@ def solutions_of(name: str) -> dict:
 
 
 def cases_of(name: str) -> ModuleType:
-    """A lab's cases and its table of mistakes."""
+    """A lab's cases."""
     return importlib.import_module(f"actmem_course.judge.cases.{name}")
+
+
+def mistakes_of(exercise: Exercise) -> Sequence[Mistake]:
+    """The stated mistakes of an exercise, the likelier first."""
+    return importlib.import_module(f"actmem_course.judge.mistakes.{exercise.lab}").MISTAKES.get(exercise.number, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,10 +24,14 @@ _STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELL
 
 
 class Report:
-    """Writes verdicts for a learner.  script: the learner's file, as typed.  reward: what was measured, as JSON has it."""
+    """Writes verdicts for a learner.
 
-    def __init__(self, lab: Lab, script: str, ranks: int = 1, json_file: Path | None = None):
-        self.lab, self.script, self.json_file, self.ranks = lab, script, json_file, ranks
+    script: the learner's file, as typed.  asked: how many exercises are judged.  reward: what was measured, as JSON
+    has it.
+    """
+
+    def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1, json_file: Path | None = None):
+        self.lab, self.script, self.json_file, self.asked, self.ranks = lab, script, json_file, asked, ranks
         self.console = lab_console(highlight=False, emoji=False)
         self.verdicts: list[Verdict] = []
         self.reward: dict | None = None
@@ -53,8 +58,14 @@ class Report:
         """Nothing is going on."""
         self._status.stop()
 
-    def show(self, verdict: Verdict) -> None:
-        """One verdict: a line, and the diagnosis below it."""
+    def printed(self, line: str) -> None:
+        """What the learner's code prints."""
+        self._status.stop()
+        self.console.print(Text(f"    {line}", style="dim"), soft_wrap=True)
+        self._status.start()
+
+    def show(self, verdict: Verdict, why: Sequence[str] = ()) -> None:
+        """One verdict: a line, and below it what is wrong, and what of the cause and the repair is told."""
         self._status.stop()
         self.verdicts.append(verdict)
         width = max(len(exercise.function) for exercise in self.lab.exercises) + 2
@@ -63,18 +74,18 @@ class Report:
         if verdict.where:
             line.append(f"  {verdict.where}", style="dim")
         self.console.print(line, soft_wrap=True)
-        if verdict.diagnosis:
-            self.console.print(Padding(Text(verdict.diagnosis), (0, 2, 0, 7)))
+        for text in filter(None, (verdict.diagnosis, *why)):
+            self.console.print(Padding(Text(text), (0, 2, 0, 7)))
 
     @property
     def all_passed(self) -> bool:
-        """Whether all that was asked for has passed so far."""
-        return all(verdict.status == PASSED for verdict in self.verdicts)
+        """Whether all that was asked for has passed."""
+        return len(self.verdicts) == self.asked and all(verdict.status == PASSED for verdict in self.verdicts)
 
-    def correct(self, verdict: Verdict) -> None:
+    def correct(self, verdict: Verdict, why: Sequence[str] = ()) -> None:
         """Another verdict of an exercise that has one."""
         self.verdicts = [before for before in self.verdicts if before.exercise != verdict.exercise]
-        self.show(verdict)
+        self.show(verdict, why)
         self.verdicts.sort(key=lambda verdict: verdict.exercise)
 
     def end(self, farewell: str = "") -> None:

@@ -31,8 +31,9 @@ from actmem_course.judge.cases.lab1_count_bytes import measured
 from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
 from actmem_course.judge.cases.lab5_pipeline import on_paper
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS, asked, gib, judged_plan
-from actmem_course.judge.kept import kept
+from actmem_course.judge.observations import SavedForBackward
 from actmem_course.judge.outline import Lab, solution_module
+from actmem_course.judge.saved_bytes import saved_bytes
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import bubble_of, draw, timeline
@@ -61,7 +62,8 @@ class Measure:
 
 @dataclass(frozen=True)
 class BarsReward:
-    """Each quantity as bars, of which those of one unit have one scale; below them a remark.  what: in a line, what was measured."""
+    """Each quantity as bars, of which those of one unit have one scale; below them a remark.  what: in a line, what
+    was measured."""
 
     what: str
     measures: Sequence[Measure]
@@ -98,20 +100,21 @@ def _sizes(shape: ModelShape) -> str:
     return f"s={s} b={b} h={h} a={a}"
 
 
-def _kept(
+def _saved(
     b: Bench, pieces: Mapping[str, Piece], formulas: Iterable[int], others: Sequence[Tensor] = ()
 ) -> list[Measure]:
     """What each piece keeps.  formulas: the bytes of each, in the order of the pieces.  others: as in ``kept``."""
     return [
-        Measure(f"kept, {name}", {"formula": formula, "yours": kept(b, *piece, others).bytes})
+        Measure(f"saved, {name}", {"formula": formula, "yours": saved_bytes(b, *piece, others).bytes})
         for (name, piece), formula in zip(pieces.items(), formulas)
     ]
 
 
 def _block(b: Bench, piece: Piece, formula_bytes: int, exchanges: Sequence[Exchange]) -> list[Measure]:
-    """What a block keeps and exchanges on this rank.  exchanges: those that the formula has for it.  Every rank must call it."""
+    """What a block keeps and exchanges on this rank.  exchanges: those that the formula has for it.  Every rank must
+    call it."""
     function, x, weights = piece
-    measures = _kept(b, {"for backward": piece}, [formula_bytes])
+    measures = _saved(b, {"for backward": piece}, [formula_bytes])
     with b.watching() as seen:
         y = function(x.detach().clone().requires_grad_(), *(w.detach().clone().requires_grad_() for w in weights))
         y.backward(torch.ones_like(y))
@@ -119,7 +122,7 @@ def _block(b: Bench, piece: Piece, formula_bytes: int, exchanges: Sequence[Excha
     if exchanges:
         sent = sum(c.payload_bytes for c in seen.collectives)
         measures += [
-            Measure("exchanged", {"formula": sum(e.payload_bytes * e.count for e in exchanges), "yours": sent}),
+            Measure("sent", {"formula": sum(e.payload_bytes * e.count for e in exchanges), "yours": sent}),
             Measure("collectives", {"formula": sum(e.count for e in exchanges), "yours": len(seen.collectives)}, ""),
         ]
     return measures
@@ -144,7 +147,7 @@ def lab1_reward(b: Bench) -> BarsReward:
         measures.append(Measure(name, {"yours": predicted, "measured": counted}))
         b.progress()
     crossover = b["crossover_seq_length"](h, heads)
-    remark = f"From s={crossover:,} on, the core attention keeps more than the rest of such a layer; GPT-3 has s={s:,}."
+    remark = f"From s={crossover:,} on, the core attention saves more than the rest of such a layer; GPT-3 has s={s:,}."
     what = "One layer of GPT-3 on one of 8 ranks, as you predict it and as a real layer keeps it"
     return BarsReward(what, measures, remark)
 
@@ -204,10 +207,10 @@ def lab3_reward(b: Bench) -> BarsReward:
     formula = total(layer_rows(shape, parallel) + layer_extra_rows(shape, parallel, device_type=b.device))
     exchanges = layer_exchanges(shape, parallel)
     measures = _block(b, (layer_with("shard_keeping_linear"), x, weights), formula, exchanges)
-    plain = kept(b, layer_with("gathering_linear"), x, weights).bytes
+    plain = saved_bytes(b, layer_with("gathering_linear"), x, weights).bytes
     remark = (
-        f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With your gathering_linear it was {plain:,} B: "
-        f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain - formula:,} B more were kept."
+        f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With gathering_linear it was {plain:,} B: "
+        f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain - formula:,} B more were saved."
     )
     return BarsReward(_describe(shape, b, "Your layer"), measures, remark if t > 1 else "")
 
@@ -232,11 +235,12 @@ def lab4_reward(b: Bench) -> BarsReward:
     more = ", ".join(f"{mode} {100 * (flops / plain - 1):.1f}%" for mode, flops in zip(("selective", "full"), others))
     remark = f"More FLOPs, by torch's counter: {more}. The formula has one random-number state for each region."
     what = f"One layer on {b.device}: {_sizes(shape)}, bfloat16"
-    return BarsReward(what, _kept(b, modes, formulas), remark)
+    return BarsReward(what, _saved(b, modes, formulas), remark)
 
 
 def _extra_bytes(shape: ModelShape, recompute: str, device: str) -> int:
-    """What the paper leaves out, as this lab's layer has it: its mask is made in the core, its dropouts draw from one stream."""
+    """What the paper leaves out, as this lab's layer has it: its mask is made in the core, its dropouts draw from
+    one stream."""
     region = Recompute.of(recompute).region
     if region != "none":
         statistics = [row for row in layer_extra_rows(shape, device_type=device) if "statistics" in row.term]
@@ -270,7 +274,8 @@ def lab5_reward(b: Bench) -> BarsReward:
     picture = draw(timeline(on_paper(b, p, p)))
     return BarsReward(
         f"Your 1F1B on {p} ranks, {n} microbatches", held,
-        f"Bubble (idle over working time): {bubbles}.\n{whole}\nFreeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
+        f"Bubble (idle over working time): {bubbles}.\n{whole}\n"
+        f"Freeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
     )  # fmt: skip
 
 
@@ -283,14 +288,18 @@ def lab6_reward(b: Bench) -> BarsReward:
         b.progress(f"mode {mode.name}: {NUM_STEPS} steps")
         curves.append(b["train"](shape, mode, text, NUM_STEPS, b.group, device=b.device))
         kept_bytes = {"formula": _mode_bytes(b, shape, mode), "yours": _kept_bytes(b, shape, mode)}
-        measures.append(Measure(f"kept, {mode.name}", kept_bytes))
+        measures.append(Measure(f"saved, {mode.name}", kept_bytes))
     apart = max(max(step) - min(step) for step in zip(*curves))
     remark = (
-        f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {NUM_STEPS} steps; between the modes' curves at most {apart:.1e}.\n"
+        f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {NUM_STEPS} steps; "
+        f"between the modes' curves at most {apart:.1e}.\n"
         "Bytes are of one microbatch in bfloat16 with dropout 0.1; losses are in float32 without dropout."
     )
     if b.size > 1:
-        remark += f"\nIn mode none each of the {b.size} ranks trains the whole model. What curves differ by is rounding: in float64 (6.5) nothing."
+        remark += (
+            f"\nIn mode none each of the {b.size} ranks trains the whole model. "
+            "What curves differ by is rounding: in float64 (6.5) nothing."
+        )
     what = f"A GPT of {shape.num_layers} layers on rank {b.rank} of {b.size}: {_sizes(shape)} v={shape.vocab_size}"
     return BarsReward(what, measures, remark)
 
@@ -328,7 +337,8 @@ def lab8_reward(b: Bench) -> BarsReward:
     parts = bill_of(model, plan).by_part()
     remark = (
         f"Of {gib(cluster.usable_bytes)} the plan takes {gib(plan.bytes)}; weights, gradients and optimizer states are "
-        f"{gib(sum(parts[part] for part in STATE_PARTS))} of them. Counted: {', '.join(COUNTED_PARTS)}; buffers and the transient come on top."
+        f"{gib(sum(parts[part] for part in STATE_PARTS))} of them. Counted: {', '.join(COUNTED_PARTS)}; "
+        "buffers and the transient come on top."
     )
     return BarsReward(f"Your plan of the {job} model, run on one emulated rank", measures, remark)
 
@@ -341,11 +351,11 @@ def kept_reward(lab: Lab, b: Bench) -> BarsReward:
         for run in (yours, ours):
             exercise.check(run)
             b.progress()
-        for name, noted in ours.seen.items():
-            if noted.how == "kept":
-                sides = {"ours": noted.value.bytes, "yours": yours.seen[name].value.bytes}
+        for name, seen in ours.seen.items():
+            if isinstance(seen, SavedForBackward):
+                sides = {"ours": seen.value.bytes, "yours": yours.seen[name].value.bytes}
                 measures.append(Measure(f"{exercise.number} {name.replace('bytes', exercise.function)}", sides))
-    return BarsReward(f"What your functions keep for backward on rank {b.rank} of {b.size}, beside ours", measures)
+    return BarsReward(f"What your functions save for backward on rank {b.rank} of {b.size}, beside ours", measures)
 
 
 def reward_of(lab: Lab, b: Bench) -> BarsReward:

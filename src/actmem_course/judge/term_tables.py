@@ -1,4 +1,5 @@
-"""Tables of bytes by term (1.1, 7.1, 8.1): a wrong number is explained by its ratio to the right one, however it was computed."""
+"""Tables of bytes by term (1.1, 7.1, 8.1): a wrong number is explained by its ratio to the right one, however it was
+computed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from actmem_course.judge.compare import another_kind, check_whole_number
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.verdict import Fault, Wrong
 
 #: Found and true bytes of a term, for each case.
 Pairs = Sequence[tuple[int, int]]
@@ -26,36 +27,43 @@ def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
         raise another_kind("a dict of bytes by name", answer)
     missing, unknown = [n for n in names if n not in answer], [str(n) for n in answer if n not in names]
     if missing or unknown:
-        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
-        raise Wrong(f"expected exactly the {len(names)} names: {'; '.join(parts)}")
+        lists = (("missing", missing), ("unknown", unknown))
+        parts = "; ".join(f"{what} {', '.join(listing)}" for what, listing in lists if listing)
+        raise Wrong(f"expected exactly the {len(names)} names: {parts}")
     return {term: check_whole_number(term, value) for term, value in answer.items()}
 
 
 def check_terms(
-    found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], str]
+    found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], Fault]
 ) -> None:
     """Raise Wrong with the first two things that are wrong, the terms that they are wrong in, and how many more are.
 
-    found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and true
+    found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and
+    true
     bytes in each case.
     """
     pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
-    faults: dict[str, list[str]] = {}
+    faults: dict[Fault, list[str]] = {}
     for term, each in pairs.items():
         if any(f != t for f, t in each):
             faults.setdefault(fault(term, each), []).append(term)
-    said = [
-        f"{terms[0]} {words}{f' (and so {text})' if (text := listed(terms[1:])) else ''}"
-        for words, terms in faults.items()
-    ]
-    if said:
-        more = f"; {len(said) - 2} more mistake{'s' * (len(said) > 3)}" * (len(said) > 2)
-        raise Wrong("; ".join(said[:2]) + more)
+    if not faults:
+        return
+    symptoms = []
+    for finding, terms in faults.items():
+        others = f" (and so {listed(terms[1:])})" if terms[1:] else ""
+        symptoms.append(f"{terms[0]} {finding.symptom}{others}")
+    causes = {finding.cause: terms[0] for finding, terms in list(faults.items())[:2] if finding.cause}
+    named = causes if len(causes) == 1 else [f"{term}: {cause}" for cause, term in causes.items()]
+    if more := len(symptoms) - 2 if len(symptoms) > 2 else 0:
+        symptoms[2:] = [f"{more} more mistake" if more == 1 else f"{more} more mistakes"]
+    raise Wrong("; ".join(symptoms), cause="; ".join(named))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) -> str:
@@ -71,18 +79,17 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
         if len(constants) == 1 and constants <= _CONSTANTS:
             return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
     (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
-    return f"is {found:,} B where {true:,} B are kept ({' '.join(f'{name}={n}' for name, n in letters.items())})"
+    return f"is {found:,} B where {true:,} B are saved ({' '.join(f'{name}={n}' for name, n in letters.items())})"
 
 
 def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms: str) -> str:
-    """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: the value of each letter in each case."""
+    """Found values as a sum of terms, ``10sbh + 24sbh/t``; "" if they are none.  sizes: each letter's value in each
+    case."""
     spelled = [term.replace("s²", "ss").replace("t²", "tt").partition("/")[::2] for term in terms]
     values = [[prod(z[x] for x in over) / prod(z[x] for x in under) for over, under in spelled] for z in sizes]
     made, wanted = torch.tensor(values, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
     counts = torch.linalg.lstsq(made, wanted[:, None]).solution.flatten().round()
-    said = " + ".join(
-        f"{int(count)}{term}".removeprefix("1" * (count == 1)) for term, count in zip(terms, counts) if count
-    )
+    said = " + ".join(term if count == 1 else f"{int(count)}{term}" for term, count in zip(terms, counts) if count)
     return said if made.mv(counts).equal(wanted) else ""
 
 
@@ -94,9 +101,11 @@ def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
 
 
 def _words(constant: Fraction, powers: Mapping[str, int], has: str) -> str:
-    lacking = [f"{letter}{'²' * (e == -2)}" for letter, e in powers.items() if e < 0 and letter in has]
-    divided = [f"{letter}{'²' * (e == -2)}" for letter, e in powers.items() if e < 0 and letter not in has]
-    surplus = [f"{letter}{'²' * (e == 2)}" for letter, e in powers.items() if e > 0]
+    def named(sign: int, among: bool | None = None) -> list[str]:
+        chosen = [(x, e) for x, e in powers.items() if e * sign > 0 and (among is None or (x in has) == among)]
+        return [f"{x}²" if abs(e) == 2 else x for x, e in chosen]
+
+    lacking, divided, surplus = named(-1, True), named(-1, False), named(1)
     parts = []
     if lacking:
         parts.append(f"lacks the factor {'·'.join(lacking)}")
@@ -105,5 +114,5 @@ def _words(constant: Fraction, powers: Mapping[str, int], has: str) -> str:
     if surplus:
         parts.append(f"has the extra factor {'·'.join(surplus)}")
     if constant != 1:
-        parts.append(f"is {constant} of what is kept" if constant < 1 else f"is {constant} times what is kept")
+        parts.append(f"is {constant} of what is saved" if constant < 1 else f"is {constant} times what is saved")
     return " and ".join(parts)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import reduce as _all_of
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,15 +24,26 @@ from torch import Tensor
 
 from actmem.ledger.comms import Collective
 from actmem.torch_private import name_of_group, no_dispatch_modes, world_of_each_thread
+from actmem_course.judge.meeting import RETURNED, Meeting, mismatch, name_of, reduced
 from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
 
-_REDUCE: dict[str, Any] = {
-    "SUM": torch.add, "AVG": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul,
-    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
-}  # fmt: skip
-#: What a rank waits in when it has left the learner's function.
-RETURNED = "returned"
 _local, _DEFAULT = threading.local(), torch.default_generator
+
+
+def rank_of_this_thread() -> int:
+    """The number of the virtual rank whose thread this is; 0 outside of all."""
+    rank = getattr(_local, "rank", None)
+    return rank.number if rank else 0
+
+
+def file_and_line(frame: FrameType) -> str:
+    """File and line of a frame.  Some of Python's instructions, such as the jump of a loop, have no line: then the
+    one before."""
+    line = frame.f_lineno
+    if line is None:
+        lines = [(start, line) for start, _, line in frame.f_code.co_lines() if line and start <= frame.f_lasti]
+        line = lines[-1][1] if lines else frame.f_code.co_firstlineno
+    return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
 class Unwanted(Exception):
@@ -44,58 +55,6 @@ def _locked() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
-
-
-@dataclass
-class Meeting:
-    """One collective of one group: what each rank brought, and what each takes away.
-
-    said: by rank of the group, what it is about to do; if these differ, ``wrong`` is raised on every rank.
-    """
-
-    size: int
-    make: Callable[[list], list]
-    brought: dict[int, Any] = field(default_factory=dict)
-    said: dict[int, tuple] = field(default_factory=dict)
-    made: list | None = None
-    wrong: OutOfStep | None = None
-
-    @property
-    def over(self) -> bool:
-        return self.made is not None or self.wrong is not None
-
-    def join(self, rank: int, said: tuple, brought: Any, members: list[VirtualRank]) -> None:
-        self.brought[rank], self.said[rank] = brought, said
-        if len(self.said) < self.size:
-            return
-        if len({one[:-1] for one in self.said.values()}) > 1:
-            self.wrong = OutOfStep(_mismatch({members[k].number: one for k, one in self.said.items()}))
-        else:
-            with no_dispatch_modes(), torch.no_grad():
-                self.made = self.make([self.brought[k] for k in range(self.size)])
-        self.brought.clear()
-
-
-def _mismatch(said: dict[int, tuple]) -> str:
-    """What the ranks do, in words.  said: kind, elements, dtype, more, and the line."""
-    if len({one[0] for one in said.values()}) == 1:
-        kind, *_, line = said[min(said)]
-        if len({one[1:3] for one in said.values()}) == 1:
-            others = "; ".join(f"rank {r} with {', '.join(map(str, one[3]))}" for r, one in sorted(said.items()))
-            return f"the ranks meet in {kind} with different arguments: {others} ({line})"
-        sizes = "; ".join(f"rank {r} hands it {one[1]:,} elements of {one[2]}" for r, one in sorted(said.items()))
-        return f"the ranks meet in {kind} with tensors that do not fit: {sizes} ({line})"
-    same: dict[tuple[str, str], list[int]] = {}
-    for rank, (kind, *_, line) in sorted(said.items()):
-        same.setdefault((kind, line), []).append(rank)
-    return "deadlock: " + "; ".join(_doing(kind, line, ranks) for (kind, line), ranks in same.items())
-
-
-def _doing(kind: str, line: str, ranks: list[int]) -> str:
-    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    if kind == RETURNED:
-        return f"{who} {'have' if len(ranks) > 1 else 'has'} returned"
-    return f"{who} {'are' if len(ranks) > 1 else 'is'} waiting in {kind}" + (f" ({line})" if line else "")
 
 
 class VirtualWork(dist.Work):
@@ -127,15 +86,6 @@ class VirtualWork(dist.Work):
         future: torch.futures.Future = torch.futures.Future()
         future.set_result(self._outputs)
         return future
-
-
-def _name_of(op: Any) -> str:
-    return getattr(getattr(op, "op", op), "name", "")
-
-
-def _reduced(parts: list[Tensor], op: Any) -> Tensor:
-    total = _all_of(_REDUCE[_name_of(op)], parts)
-    return total / len(parts) if _name_of(op) == "AVG" else total
 
 
 class Group(dist.ProcessGroup):
@@ -183,16 +133,16 @@ class Group(dist.ProcessGroup):
         meeting = me.ranks.meetings.setdefault(key, Meeting(self._size, make))
         with no_dispatch_modes():
             brought = [x.detach().clone() for x in tensors]
-        meeting.join(self._rank, (kind, elements, dtype, more, line), brought, members)
+        meeting.join(self._rank, (kind, elements, dtype, more, line), brought, numbers)
         return VirtualWork(me, meeting, self._rank, outputs, kind, line)
 
     def allreduce(self, tensors, opts=None):  # type: ignore[override]
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
 
         def make(everyone):
-            return [[_reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]] * len(everyone)
+            return [[reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]] * len(everyone)
 
-        return self._meet("all_reduce", tensors, tensors, make, (_name_of(op),))
+        return self._meet("all_reduce", tensors, tensors, make, (name_of(op),))
 
     def allgather(self, outputs, tensors, opts=None):
         return self._meet("all_gather", tensors, outputs[0], lambda all_: [[own[0] for own in all_]] * len(all_))
@@ -211,9 +161,9 @@ class Group(dist.ProcessGroup):
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
 
         def make(everyone):
-            return [[_reduced([own[k] for own in everyone], op)] for k in range(len(everyone))]
+            return [[reduced([own[k] for own in everyone], op)] for k in range(len(everyone))]
 
-        return self._meet("reduce_scatter", lists[0], outputs, make, (_name_of(op),))
+        return self._meet("reduce_scatter", lists[0], outputs, make, (name_of(op),))
 
     def reduce_scatter_single(self, output, tensor, opts=None):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -223,10 +173,10 @@ class Group(dist.ProcessGroup):
 
         def make(everyone):
             parts = [[own[i].flatten() for own in everyone] for i in range(len(everyone[0]))]
-            sums = [_reduced(part, op).chunk(len(everyone)) for part in parts]
+            sums = [reduced(part, op).chunk(len(everyone)) for part in parts]
             return [[of_ranks[k] for of_ranks in sums] for k in range(len(everyone))]
 
-        return self._meet("reduce_scatter", tensors, outputs, make, (_name_of(op),))
+        return self._meet("reduce_scatter", tensors, outputs, make, (name_of(op),))
 
     def broadcast(self, tensors, opts):  # type: ignore[override]
         root = opts.rootRank
@@ -236,10 +186,10 @@ class Group(dist.ProcessGroup):
         root, op = opts.rootRank, opts.reduceOp
 
         def make(everyone):
-            sums = [_reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]
+            sums = [reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]
             return [sums if k == root else [None] * len(sums) for k in range(len(everyone))]
 
-        return self._meet("reduce", tensors, tensors, make, (root, _name_of(op)))
+        return self._meet("reduce", tensors, tensors, make, (root, name_of(op)))
 
     def alltoall(self, outputs, tensors, opts=None):
         def make(everyone):
@@ -323,6 +273,12 @@ class VirtualRank:
         self.expected: list[int] | None = None
         self.counts: dict[tuple, int] = {}
         self.states: list[Tensor] = []
+        #: Calls of the file's functions by the case, and when the latest began.
+        self.calls, self.call_began = 0, 0.0
+
+    def calling(self) -> None:
+        """The case calls a function of the file."""
+        self.calls, self.call_began = self.calls + 1, time.monotonic()
 
     @staticmethod
     def current() -> VirtualRank:
@@ -334,7 +290,7 @@ class VirtualRank:
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self.file:
-                return f"{os.path.basename(self.file)}:{frame.f_lineno}"
+                return file_and_line(frame)
             frame = frame.f_back  # type: ignore[assignment]
         return ""
 
@@ -374,7 +330,7 @@ class VirtualRank:
             return [value]
         self.counts[("gather",)] = count = self.counts.get(("gather",), 0) + 1
         meeting = self.ranks.meetings.setdefault(("gather", count), Meeting(self.size, lambda all_: [all_]))
-        meeting.join(self.number, (RETURNED, 0, ""), value, self.ranks.members)
+        meeting.join(self.number, (RETURNED, 0, ""), value, range(self.size))
         self.wait_for(meeting, RETURNED)
         assert meeting.made is not None
         return list(meeting.made[0])
@@ -398,7 +354,8 @@ class VirtualRank:
 class VirtualRanks:
     """``size`` ranks on ``device``, for one run after the other.
 
-    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it raises Unwanted.
+    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it
+    raises Unwanted.
     """
 
     def __init__(
@@ -435,7 +392,8 @@ class VirtualRanks:
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        """In each round, whoever can go on has a turn.  The rank that ends its own begins the next: one switch of threads, not two."""
+        """In each round, whoever can go on has a turn.  The rank that ends its own begins the next: one switch of
+        threads, not two."""
         if not self._turns:
             left = [rank for rank in self.members if not rank.done]
             able = [rank for rank in left if rank.waits is None or rank.waits[0].over]
@@ -465,7 +423,7 @@ class VirtualRanks:
         if len(waiting) < self.size:
             why: BaseException = PeerStopped()  # whoever has ended has the reason
         else:
-            why = OutOfStep(_mismatch({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
+            why = OutOfStep(mismatch({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
         for rank in waiting:
             rank.stop = why
         return waiting

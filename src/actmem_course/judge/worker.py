@@ -1,7 +1,8 @@
 """The judge's process: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
 
 It loads the learner's file, once for each virtual rank, judges, and says on its line what it is doing.  It watches
-nobody: the parent sees whether it lives, how long it takes, and asks where it stands.  Started without ACTMEM_VIRTUAL it
+nobody: the parent sees whether it lives, how long it takes, and asks where it stands.  Started without
+ACTMEM_VIRTUAL it
 is one of several real ranks, which run what has passed once more, and measure.
 """
 
@@ -9,18 +10,22 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import faulthandler
 import gc
 import json
 import linecache
+import math
 import os
+import pdb
 import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from importlib.util import decode_source
 from multiprocessing.connection import Connection
@@ -35,9 +40,10 @@ import torch.nn.functional
 from actmem.ledger.comms import count_collectives
 from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
-from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL
+from actmem_course.judge.parent import CRASHES, RANKS_LINE, RANKS_STORE, VIRTUAL
+from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
-from actmem_course.judge.virtual import Unwanted, VirtualRanks
+from actmem_course.judge.virtual import Unwanted, VirtualRanks, file_and_line
 from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
@@ -51,6 +57,7 @@ class Worker:
 
     def __init__(self, line: Connection, device: str):
         self.line, self.device = line, device
+        self.printed = Printed(lambda text: self.tell(printed=text))
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         #: Set by the parent when the file has been saved again: what is being judged is of no interest any more.
         self.outdated = threading.Event()
@@ -67,22 +74,23 @@ class Worker:
                 if command["do"] == "stop":
                     self.outdated.set()
                 elif command["do"] == "where":
-                    self.tell(where=self.where(command["file"]))
+                    where, seconds = self.where(command["file"])
+                    self.tell(where=where, in_call=seconds)
                 else:
                     self.outdated.clear()
                     self.commands.put(command)
         _leave(0)
 
-    def where(self, file: str) -> str:
-        """What the learner's code is doing, in words."""
-        return _standing(threading.main_thread().ident, file)
+    def where(self, file: str) -> tuple[str, float]:
+        """What the learner's code is doing, in words, and for how many seconds the latest of several calls has run."""
+        return _standing(threading.main_thread().ident, file), math.inf
 
     def run(self) -> None:
         """Do what the parent asks, whenever it asks."""
         while True:
             command = self.commands.get()
-            getattr(self, command["do"])(command)
-            sys.stdout.flush()
+            with redirect_stdout(self.printed), redirect_stderr(self.printed):
+                getattr(self, command["do"])(command)
             self.tell(done=command["do"])
 
 
@@ -98,11 +106,12 @@ class VirtualWorker(Worker):
         self.waiting: set[tuple] = set()
         self.before: dict[Any, dict[str, Any]] = {}
 
-    def where(self, file: str) -> str:
+    def where(self, file: str) -> tuple[str, float]:
         rank = self.judging and self.judging.running
         if not rank:
-            return "it is in none of your functions"
-        return f"rank {rank.number} {_standing(rank.thread, file)}"
+            return "it is in none of your functions", 0.0
+        in_call = time.monotonic() - rank.call_began if rank.calls > 1 else math.inf
+        return f"rank {rank.number} {_standing(rank.thread, file)}", in_call
 
     def warm_up(self) -> None:
         """Load what torch loads when it first sees an operation: seconds that are no learner's."""
@@ -123,13 +132,17 @@ class VirtualWorker(Worker):
             lab, spaces, self.device, self._progress, lambda: _restore(self.before), self.outdated.is_set, self.waiting
         )
         self.judging = judge
+        judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
+        self.printed.size = judge.ranks.size
         try:
             judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)
         except Unwanted:
             return
-        except Exception as error:
+        except BaseException as error:
             self._say_unloadable(exercises, path, error)
             return
+        finally:
+            self.printed.end()
         if not (command["solution"] or beside or _modules_beside(path)):
             judge.texts = _texts(source)
         for exercise in exercises:
@@ -137,10 +150,11 @@ class VirtualWorker(Worker):
                 return
             reads = judge.reads(exercise)
             known = self.judged.get(exercise.number)
-            if command["changed_only"] and known and known[0] == reads and judge.texts:
+            unchanged = bool(command["changed_only"] and known and known[0] == reads and judge.texts)
+            if unchanged:
+                assert known is not None
                 verdict = known[1]
-                if verdict.status == PASSED:
-                    judge.passed.add(exercise.function)
+                judge.know(exercise, verdict)
             else:
                 self.tell(begin=exercise.number, seconds=exercise.seconds)
                 try:
@@ -150,8 +164,8 @@ class VirtualWorker(Worker):
                 finally:  # what one exercise's code did to torch, or to the judge, is no other's
                     _restore(self.before)
             self.judged[exercise.number] = reads, verdict
-            sys.stdout.flush()
-            self.tell(verdict=dataclasses.asdict(verdict))
+            self.printed.end()
+            self.tell(verdict=dataclasses.asdict(verdict), unchanged=unchanged)
 
     def _progress(self, text: str = "") -> None:
         self.tell(note=text)
@@ -163,15 +177,17 @@ class VirtualWorker(Worker):
         found = ranks.run(lambda rank: _names_in(path, source), str(path))
         for names in found:
             if isinstance(names, BaseException):
-                raise names if isinstance(names, Exception) else RuntimeError(f"it ends with {names!r}")
+                raise names
         return found
 
-    def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: Exception) -> None:
+    def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: BaseException) -> None:
         line = error.lineno if isinstance(error, SyntaxError) else None
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = line or (own[-1].lineno if own else None)
         said = str(error).splitlines()[0] if str(error) else ""
         what = f"the file can't be loaded: {type(error).__name__}: {said}"
+        if isinstance(error, SystemExit):
+            what = "the file can't be loaded: it leaves before its end (sys.exit)"
         where = f"{path.name}:{line}" if line else ""
         self.judged.clear()
         for exercise in exercises:
@@ -181,7 +197,11 @@ class VirtualWorker(Worker):
 
 
 class RealWorker(Worker):
-    """One of several processes in a process group."""
+    """One of several processes in a process group.  What it prints, virtual ranks have printed."""
+
+    def __init__(self, line: Connection, device: str):
+        super().__init__(line, device)
+        self.printed = Printed(lambda text: None)
 
     def join(self) -> None:
         """Join the other ranks, where there are some."""
@@ -214,8 +234,11 @@ class RealWorker(Worker):
             self.tell(begin=exercise.number, seconds=exercise.seconds * (1 + self.store.size))
             found = outcome_of(exercise, self.bench)
             if found and found.status != PASSED:
-                how = f"right on virtual ranks, but on real processes: {found.diagnosis}"
-                verdict = Verdict(exercise.number, exercise.function, found.status, how, found.where)
+                how = f"right on virtual ranks, but on real processes: {found.finding.symptom}"
+                why = found.finding
+                verdict = Verdict(
+                    exercise.number, exercise.function, found.status, how, found.where, why.cause, why.repair
+                )
                 self.tell(verdict=dataclasses.asdict(verdict))
                 return
 
@@ -232,7 +255,8 @@ class RealWorker(Worker):
             self.tell(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
             return
         if b.rank == 0:
-            reward.show(lab_console(highlight=False, emoji=False))
+            reward.show(lab_console(file=sys.__stdout__, highlight=False, emoji=False))
+            print(end="", file=sys.__stdout__, flush=True)
         self.tell(reward=dataclasses.asdict(reward), why="")
 
 
@@ -241,7 +265,7 @@ def _standing(thread: int | None, file: str) -> str:
     frame: FrameType | None = sys._current_frames().get(thread or 0)
     while frame is not None:
         if frame.f_code.co_filename == file:
-            return f"is at {os.path.basename(file)}:{frame.f_lineno}, in {frame.f_code.co_name}"
+            return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}"
         frame = frame.f_back
     return "is in none of your functions"
 
@@ -332,7 +356,10 @@ def _texts(source: bytes) -> dict[str, str]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its ranks
+    faulthandler.enable(int(os.environ[CRASHES]))
     os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
+    sys.breakpointhook = pdb.set_trace = _no_debugger
+    warnings.showwarning = _warn
     # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
     for stream in (sys.stdout, sys.stderr):
@@ -350,8 +377,19 @@ def main() -> None:
     try:
         worker.run()
     except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"{type(error).__name__}: {error}", file=sys.__stderr__, flush=True)
         _leave(1)
+
+
+def _no_debugger(*args, **kwargs):
+    raise RuntimeError(
+        "no debugger can be used here, where nobody types: print, or call the function in a Python of your own"
+    )
+
+
+def _warn(message, category, filename, lineno, file=None, line=None):
+    """A warning of torch's is nothing that a learner prints."""
+    print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=sys.__stderr__)
 
 
 if __name__ == "__main__":

@@ -11,23 +11,16 @@ allocated: up to 1 MiB a tensor that no formula of tensors shows.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-KIB, MEBIBYTE = 2**10, 2**20
+MEBIBYTE = 2**20
 _ROUND, _SMALL = 512, MEBIBYTE
 _LARGE_MINIMUM, _ROUND_LARGE = 10 * MEBIBYTE, 2 * MEBIBYTE
 #: Segments of small blocks, and of blocks below _LARGE_MINIMUM; pages by which expandable ones grow.
 _PAGES = {True: 2 * MEBIBYTE, False: 20 * MEBIBYTE}
 #: Between the addresses of two expandable segments.
 _APART = 2**50
-#: The line of a bill that holds what blocks have beyond their tensors.
-UNSPLIT = "unsplit remainders of the allocator's blocks"
-#: The lines of tensors that NCCL receives and sends on a stream of its own (ProcessGroupNCCL.cpp pointToPoint: recordStream).
-RECEIVED, RING = "received input and its gradient", "keys and values of the ring"
-#: After how many more allocations such a block may come back: when the GPU's event is seen to be done is the clock's doing.
-_LATE = (0, 1, 3, 10, 40, 200)
 
 
 def rounded(num_bytes: int, unit: int = _ROUND) -> int:
@@ -37,16 +30,15 @@ def rounded(num_bytes: int, unit: int = _ROUND) -> int:
 
 @dataclass(eq=False)
 class MemoryBlock:
-    """A stretch of a segment, free or holding one tensor of ``wanted`` bytes."""
+    """A stretch of a segment, free or holding one tensor, which is named."""
 
     address: int
     size: int
     small: bool
     before: MemoryBlock | None = None
     after: MemoryBlock | None = None
-    holders: int = 0
-    wanted: int = 0
-    line: str = ""
+    in_use: bool = False
+    name: str = ""
 
 
 def blocks_of(first: MemoryBlock) -> Iterator[MemoryBlock]:
@@ -61,30 +53,20 @@ def blocks_of(first: MemoryBlock) -> Iterator[MemoryBlock]:
 class CachingAllocator:
     """Blocks taken and given back; ``expandable``: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
 
-    allocated, peak: bytes of blocks in use, now and at most.  lines: the bytes of each line now; peak_lines: then.
+    allocated, peak: bytes of blocks in use, now and at most.
     segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given back to the
-    GPU: torch does that only when it would run out of memory.  late: chooses when a freed block that NCCL used can be taken
-    again (process_events); None: at once.
+    GPU: torch does that only when it would run out of memory.
     """
 
     expandable: bool = False
-    late: Callable[[Sequence[int]], int] | None = None
     allocated: int = 0
     peak: int = 0
     segments: list[MemoryBlock] = field(default_factory=list)
-    lines: Counter = field(default_factory=Counter)
-    peak_lines: Counter = field(default_factory=Counter)
     _free: dict[bool, list[tuple[int, int, MemoryBlock]]] = field(default_factory=lambda: {True: [], False: []})
     _end: int = 0
-    _clock: int = 0
-    _waiting: list[tuple[int, MemoryBlock]] = field(default_factory=list)
 
-    def take(self, line: str, num_bytes: int) -> MemoryBlock:
-        """A block for a tensor of ``num_bytes``, counted under ``line``."""
-        self._clock += 1
-        for waiting in [one for one in self._waiting if one[0] < self._clock]:
-            self._waiting.remove(waiting)
-            self._give_back(waiting[1])
+    def take(self, name: str, num_bytes: int) -> MemoryBlock:
+        """A block for a tensor of ``num_bytes``."""
         size = rounded(num_bytes)
         small = size <= _SMALL
         free = self._free[small]
@@ -97,43 +79,23 @@ class CachingAllocator:
                 block.after.before = beyond
             block.after, block.size = beyond, size
             self._insert(beyond)
-        block.holders, block.wanted, block.line = 1, size, line
+        block.in_use, block.name = True, name
         self.allocated += block.size
-        self.lines[line] += size
-        self.lines[UNSPLIT] += block.size - size
-        if self.allocated > self.peak:
-            self.peak, self.peak_lines = self.allocated, +self.lines
-        return block
-
-    def hold(self, block: MemoryBlock) -> MemoryBlock:
-        """One more variable that holds the tensor: it takes one more ``free``."""
-        block.holders += 1
+        self.peak = max(self.peak, self.allocated)
         return block
 
     def free(self, *blocks: MemoryBlock) -> None:
-        """Give blocks back, those that nobody else holds; a free neighbour becomes part of the block."""
+        """Give blocks back; a free neighbour becomes part of the block."""
         for block in blocks:
-            if not block.holders:
-                raise ValueError(f"{block.line}: given back twice")
-            block.holders -= 1
-            if block.holders:
-                continue
+            if not block.in_use:
+                raise ValueError(f"{block.name}: given back twice")
+            block.in_use = False
             self.allocated -= block.size
-            self.lines[block.line] -= block.wanted
-            self.lines[UNSPLIT] -= block.size - block.wanted
-            if self.late and block.line in (RECEIVED, RING):
-                block.holders = -1  # no neighbour may join it
-                self._waiting.append((self._clock + self.late(_LATE), block))
-            else:
-                self._give_back(block)
-
-    def _give_back(self, block: MemoryBlock) -> None:
-        block.holders = 0
-        if block.before and not block.before.holders:
-            block = self._join(block.before, block)
-        if block.after and not block.after.holders:
-            block = self._join(block, block.after)
-        self._insert(block)
+            if block.before and not block.before.in_use:
+                block = self._join(block.before, block)
+            if block.after and not block.after.in_use:
+                block = self._join(block, block.after)
+            self._insert(block)
 
     @property
     def reserved(self) -> int:
@@ -155,7 +117,7 @@ class CachingAllocator:
     def _grown(self, first: MemoryBlock, size: int) -> MemoryBlock:
         """Whole pages more at the end of an expandable segment; a free block there is the beginning of what is wanted."""
         *_, last = blocks_of(first)
-        had = 0 if last.holders else last.size
+        had = 0 if last.in_use else last.size
         pages = rounded(size - had, _PAGES[first.small])
         block = MemoryBlock(last.address + last.size, pages, first.small, last)
         last.after = block

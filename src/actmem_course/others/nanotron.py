@@ -1,4 +1,4 @@
-"""What nanotron keeps for a Llama on rank 0, line by line, and the moment at which that holds most.
+"""18 public runs of nanotron, and what its code keeps for a Llama on rank 0, line by line, when that holds most.
 
 Read from its code (models/llama.py, parallel/, optim/, nn/ of huggingface/nanotron at ee785d6c,
 July 2024): sequence-parallel tensor parallelism without asynchronous communication, 1F1B, ZeRO-1,
@@ -8,12 +8,23 @@ gradients added up in float32 without a DDP wrapper, fused AdamW, flash attentio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from actmem.config import ConfigError, Parallel, check_divides, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.rows import Row
+from actmem_course.others import table_rows
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.search import Bill
 
+#: What huggingface/bench_cluster trained in July 2024 (bench_cluster/template/base_config.py).
+NANOTRON_SEQ_LENGTH = 4096
+NANOTRON_MODEL = LlamaShape(
+    NANOTRON_SEQ_LENGTH, 1, 2048, 32, 32, 4096, num_layers=24, vocab_size=50257, tied_embeddings=True
+)
+#: Sequences of one step.
+NANOTRON_GLOBAL_BATCH = 1024
 #: CUBLAS_WORKSPACE_CONFIG=:4096:8 is eight buffers of 4,096 KiB for each thread that multiplies.
 _WORKSPACE_BYTES = 8 * 4096 * 2**10
 _THREADS = ("main thread", "autograd's thread")
@@ -166,3 +177,46 @@ def nanotron_bills(decoder: LlamaShape, layout: Parallel, seq_length: int, num_m
 def nanotron_peak(decoder: LlamaShape, layout: Parallel, seq_length: int, num_microbatches: int) -> Bill:
     """The bill of the moment at which rank 0 holds most."""
     return max(nanotron_bills(decoder, layout, seq_length, num_microbatches), key=lambda bill: bill.bytes)
+
+
+@dataclass(frozen=True)
+class NanotronRun:
+    """One run of the 1.1B Llama on H100s: sizes, and the peak of ``torch.cuda.max_memory_allocated`` on rank 0, in MiB."""
+
+    gpus: int
+    dp: int
+    tp: int
+    pp: int
+    mbz: int
+    logged_mib: float
+
+    @property
+    def setting(self) -> str:
+        """The sizes in words."""
+        return f"{self.gpus} GPUs dp {self.dp} tp {self.tp} pp {self.pp} mbz {self.mbz}"
+
+    @cached_property
+    def bill(self) -> Bill:
+        """What rank 0 holds when it holds most, by its code."""
+        layout = Parallel(self.tp, True, self.pp, micro_batch_size=self.mbz, data_parallel_size=self.dp)
+        count = layout.num_microbatches(NANOTRON_GLOBAL_BATCH)
+        return nanotron_peak(NANOTRON_MODEL, layout, NANOTRON_SEQ_LENGTH, count)
+
+    @property
+    def predicted_mib(self) -> float:
+        """The bill's sum in MiB."""
+        return self.bill.bytes / 2**20
+
+    @property
+    def difference_percent(self) -> float:
+        """Predicted minus logged, in percent of the logged peak."""
+        return 100 * (self.predicted_mib / self.logged_mib - 1)
+
+
+def nanotron_runs() -> list[NanotronRun]:
+    """18 rows drawn at random from nanotron/old_bench and nanotron/bench_cluster, llama-1B/…/log_metrics.csv."""
+    sizes = ("gpus", "dp", "tp", "pp", "mbz")
+    return [
+        NanotronRun(**{name: int(row[name]) for name in sizes}, logged_mib=float(row["peak_allocated_mib"]))
+        for row in table_rows("nanotron_runs.tsv")
+    ]

@@ -210,8 +210,8 @@ def memory_map(moment: int, segments: str = _PLAIN) -> Drawing:
     drawn = []
     for y, first in enumerate(memory.segments):
         for block in blocks_of(first):
-            size, fill = block.size // MEBIBYTE, RANK_FILLS[batch if block in live else 3] if block.holders else EMPTY
-            words = f"{block.line if block.holders else 'free, and reserved'}: {size} MiB"
+            size, fill = block.size // MEBIBYTE, RANK_FILLS[batch if block in live else 3] if block.in_use else EMPTY
+            words = f"{block.name if block.in_use else 'free, and reserved'}: {size} MiB"
             drawn.append(Box((block.address - first.address) / MEBIBYTE, y, size, 0.8, fill, str(size), words))
     held, reserved = memory.allocated // MEBIBYTE, memory.reserved // MEBIBYTE
     tensor = f"takes tensor {len(live)}" if way == "take" else f"gives tensor {len(live) + 1} back"

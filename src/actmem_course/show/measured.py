@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from actmem_course.others.allocator import UNSPLIT
-from actmem_course.others.golden import WHY_APART, HereResult
-from actmem_course.results import RunResult, SpeedLine
+from actmem_course.others.nanotron import NanotronRun
 from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.folded import Fold
 from actmem_course.show.marks import Drawing, chart, line, log_scale, points, scale
-from actmem_course.show.style import BLUE, GREEN, INK, ORANGE, PAINT, VERMILION, milliseconds
-from actmem_course.show.text import overhead_text, text_table
+from actmem_course.show.style import BLUE, INK, PAINT, milliseconds
+from actmem_course.show.text import overhead_text
 
 _PARTS = {"forward": PAINT["blue"], "forward again, in backward": PAINT["red"], "backward": PAINT["orange"]}
 _MIB_IN_GIB = 1024
@@ -31,18 +27,27 @@ def write_page(drawing: Drawing, path: Path) -> None:
     figure.write_html(path, include_plotlyjs=True, config=spec["config"])
 
 
-def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
-    """Figure 8, measured here: a bar for each variant, cut into forward, second run, backward; the first on top.
+def speed_figure(rows: Sequence[Mapping[str, Any]], setting: str) -> Drawing:
+    """Figure 8, measured here: a bar for each variant, in parts: forward, recomputation, backward; the first on top.
 
-    setting: what was run where, in one line.
+    Args:
+        rows: of labs/measure_speed.py.
+        setting: what was run where, in one line.
     """
     seconds = {
-        one.name: (one.forward_seconds, one.recompute_seconds, one.backward_seconds - one.recompute_seconds)
-        for one in lines
+        row["name"]: (
+            row["forward_seconds"],
+            row["recompute_seconds"],
+            row["backward_seconds"] - row["recompute_seconds"],
+        )
+        for row in rows
     }
-    both = {one.name: f"{milliseconds(sum(seconds[one.name]))} ms" for one in lines}
+    notes = {row["name"]: f"{milliseconds(sum(seconds[row['name']]))} ms" for row in rows}
+    for row in rows:
+        if row["over"]:
+            notes[row["name"]] += f", {overhead_text(row['over'])}"
     drawing = bar_chart(
-        overhead_finding(lines),
+        overhead_finding(rows),
         {
             part: dict(zip(seconds, (1000 * size for size in sizes)))
             for part, sizes in zip(_PARTS, zip(*seconds.values()))
@@ -50,102 +55,58 @@ def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
         "one layer, one microbatch",
         "ms",
         fills=list(_PARTS.values()),
-        notes={one.name: both[one.name] + (f", {overhead_text(one.over)}" if one.over else "") for one in lines},
+        notes=notes,
     )
     title = {**drawing.layout["title"], "subtitle": {"text": setting}}
     return replace(drawing, layout={**drawing.layout, "title": title})
 
 
-def overhead_finding(lines: Sequence[SpeedLine]) -> str:
+def overhead_finding(rows: Sequence[Mapping[str, Any]]) -> str:
     """The figure's title: what recomputing everything costs here, and what recomputing the core does."""
-    by_mode = {(line.recompute, line.sequence_parallel): line for line in lines}
+    by_mode = {(row["recompute"], row["sequence_parallel"]): row["over"] for row in rows}
     full, ours = by_mode[("full", False)], by_mode[("selective", True)]
     return f"Full recomputation costs {_cost(full)}, selective with sequence parallelism {_cost(ours)}"
 
 
-def _cost(line: SpeedLine) -> str:
-    if line.over is None:
+def _cost(over: Mapping[str, Any] | None) -> str:
+    if over is None:
         return "nothing"
-    return f"{100 * line.over.value:+.0f}%" if line.over.is_real else f"less than {math.ceil(100 * line.over.within)}%"
+    return f"{100 * over['value']:+.0f}%" if over["is_real"] else f"less than {math.ceil(100 * over['within'])}%"
 
 
-#: Points of runs_figure: a look for each framework.
-_LOOKS = ((BLUE, "circle"), (ORANGE, "diamond"), (GREEN, "square"))
-
-
-def runs_figure(results: Sequence[RunResult]) -> Drawing:
-    """Runs that others published: predicted over printed, a point a run, on the line of equality; below, the differences.
-
-    A look for each framework.  Limits are drawn where all runs have the same.
-    """
-    printed = [r.printed_mib / _MIB_IN_GIB for r in results]
-    off = [abs(r.difference_percent) for r in results]
-    low, top = min(printed) / 1.2, max(printed) * 1.2
-    limits = {r.limit_percent for r in results}
-    limit = limits.pop() if len(limits) == 1 else None
-    reach = 1.15 * max([*off, limit or 0])
-    below = {"xaxis": "x2", "yaxis": "y2"}
-    traces = [line("predicted = logged", [low, top], [low, top], INK, None, "dot", 1)]
-    for (colour, symbol), name in zip(_LOOKS, dict.fromkeys(r.framework for r in results)):
-        own = [r for r in results if r.framework == name]
-        said: dict[str, Any] = {
-            "text": [
-                f"{name}, {r.setting}<br>logged {r.printed_mib:,.2f} MiB, predicted {r.predicted_mib:,.2f} MiB"
-                f"<br>{r.difference_percent:+.3f}%" + (f", {r.moment}" if r.moment else "")
-                for r in own
-            ],
-            "hoverinfo": "text",
-        }
-        x, y = [r.printed_mib / _MIB_IN_GIB for r in own], [r.predicted_mib / _MIB_IN_GIB for r in own]
-        percents = [r.difference_percent for r in own]
-        look: dict[str, Any] = {"symbol": symbol, "size": 12 if len(results) < 40 else 9, "edge": 1, **said}
-        traces += [
-            points(f"{name}, {len(own)} runs", x, y, colour, **look),
-            points("", x, percents, colour, showlegend=False, **(look | below)),
-        ]
-    for side in (-1, 1) if limit else ():
-        ends = [side * limit] * 2 if limit else []
-        traces.append(
-            line(f"limit {limit}%", [low, top], ends, VERMILION, None, "dash", 2, showlegend=side == 1, **below)
-        )
-    half = f", half are within {_outwards(median(off))}%" if len({r.framework for r in results}) > 1 else ""
+def runs_figure(runs: Sequence[NanotronRun]) -> Drawing:
+    """Runs that others logged: predicted over logged, a point a run, on the line of equality; below, the differences."""
+    logged = [run.logged_mib / _MIB_IN_GIB for run in runs]
+    predicted = [run.predicted_mib / _MIB_IN_GIB for run in runs]
+    percents = [run.difference_percent for run in runs]
+    farthest = max(map(abs, percents))
+    low, top = min(logged) / 1.2, max(logged) * 1.2
+    look: dict[str, Any] = {
+        "symbol": "circle", "size": 12, "edge": 1, "hoverinfo": "text",
+        "text": [
+            f"{run.setting}<br>logged {run.logged_mib:,.2f} MiB, predicted {run.predicted_mib:,.2f} MiB"
+            f"<br>{run.difference_percent:+.3f}%, {run.bill.moment}"
+            for run in runs
+        ],
+    }  # fmt: skip
     ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if low < size < top]
     ends = [math.log10(low), math.log10(top)]
-    farthest = sorted(results, key=lambda r: -abs(r.difference_percent))[:20]
     return chart(
-        f"{len(results)} runs of others, {min(printed):.1f} to {max(printed):.1f} GiB on a GPU:"
-        f"<br>no prediction is more than {_outwards(max(off))}% off{half}",
-        traces,
-        f"Predicted over logged peak, {len(results)} runs, all near the line of equality; the farthest: "
-        + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in farthest)
+        f"{len(runs)} runs of others, {min(logged):.1f} to {max(logged):.1f} GiB on a GPU:"
+        f"<br>no prediction is more than {_outwards(farthest)}% off",
+        [
+            line("predicted = logged", [low, top], [low, top], INK, None, "dot", 1),
+            points(f"nanotron, {len(runs)} runs", logged, predicted, BLUE, **look),
+            points("", logged, percents, BLUE, showlegend=False, xaxis="x2", yaxis="y2", **look),
+        ],
+        f"Predicted over logged peak, {len(runs)} runs, all near the line of equality: "
+        + "; ".join(f"{run.setting} {run.logged_mib:,.0f} MiB, {run.difference_percent:+.3f}%" for run in runs)
         + ".",
         height=640,
         xaxis=log_scale("", ticks, range=ends, showticklabels=False),
         yaxis=log_scale("predicted, GiB", ticks, range=ends, domain=[0.42, 1]),
         xaxis2=log_scale("peak that the run logged, GiB", ticks, range=ends, anchor="y2"),
-        yaxis2=scale("difference", -reach, reach, domain=[0, 0.32], ticksuffix="%"),
-    )
-
-
-def here_fold(results: Sequence[HereResult]) -> Fold:
-    """NVIDIA's tests: what a GPU logged beyond what it holds at rest and what one emulated rank counts, a model a line; the first in parts."""
-    lines = []
-    for r in results:
-        more = ", full" if r.run.full_recompute else f", t = {r.run.t}" if r.run.t > 1 else ""
-        name = f"{'' if r.run.has_embedding else 'last '}{r.run.chunks[0]} layers{more}"
-        lines.append((name, r.logged_bytes, r.counted_bytes, f"{r.logged_bytes - r.counted_bytes:+,}"))
-    far = max(math.ceil(1000 * abs(1 - r.counted_bytes / r.logged_bytes)) / 10 for r in results)
-    first = results[0]
-    unsplit = max(((r.apart.get(UNSPLIT, 0), r.run.t) for r in results), default=(0, 1))
-    blocks = f"With t = {unsplit[1]}, {unsplit[0]:,} B are blocks larger than their tensors.\n" if unsplit[0] else ""
-    parts = (f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in first.apart.items())
-    return Fold(
-        f"{len(results)} models: a laptop's count is within {far:.1f}% of what a GPU logged",
-        text_table(("model", "logged, B", "counted here, B", "apart"), lines, " rrr")
-        + f"\n\nThe first line's {first.logged_bytes - first.counted_bytes:,} B of difference. A log has one number for each run; "
-        + "how it splits into lines is our simulation of the run.\n"
-        + blocks
-        + "\n".join(parts),
+        yaxis2=scale("difference", -1.15 * farthest, 1.15 * farthest, domain=[0, 0.32], ticksuffix="%"),
     )
 
 

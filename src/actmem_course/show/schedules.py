@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_bytes
@@ -29,7 +30,6 @@ from actmem.formulas.schedule import (
 )
 from actmem.rows import paper_rows, total
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
-from actmem_course.results import PipelineResult
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, bars, chart, line, scale
 from actmem_course.show.style import (
@@ -263,16 +263,20 @@ def _moment(spans: Sequence[Span], curves: Sequence[Curve], moment: int) -> tupl
     return f"{says};<br>{holds}", f"Gantt chart on its way. {says}: {does}."
 
 
-def measured_schedule(ranks: Schedule, results: Sequence[PipelineResult]) -> Drawing:
+def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> Drawing:
     """The schedule that ran, what each rank held, and what the formulas say it holds, as one curve each.
 
     Time is the schedule's, in units of a forward.  As in the predicted curve a forward's bytes are drawn from its
     start, a backward's are gone at its end.
+
+    Args:
+        ranks: the schedule.
+        results: the rows of labs/measure_pipeline.py, one a rank.
     """
     spans = timeline(ranks)
     curves = [_measured_curve(spans, result) for result in results]
-    peaks = [max(sample.kept_bytes for sample in result.samples) for result in results]
-    same = "as" if [result.predicted_bytes + result.extra_bytes for result in results] == peaks else "not as"
+    peaks = [max(sample["kept_bytes"] for sample in result["samples"]) for result in results]
+    same = "as" if [result["predicted_bytes"] + result["extra_bytes"] for result in results] == peaks else "not as"
     held = f"rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])}"
     return gantt(
         f"Measured: {held},<br>to the byte {same} predicted, counted for every microbatch in flight",
@@ -282,12 +286,12 @@ def measured_schedule(ranks: Schedule, results: Sequence[PipelineResult]) -> Dra
     )
 
 
-def _measured_curve(spans: Sequence[Span], result: PipelineResult) -> Curve:
+def _measured_curve(spans: Sequence[Span], result: Mapping[str, Any]) -> Curve:
     """Steps at the times at which ``memory_curve`` has its own."""
-    own = [span for span in spans if span.rank == result.pipeline_rank]
+    own = [span for span in spans if span.rank == result["pipeline_rank"]]
     steps = {0: 0}
-    for span, sample in zip(own, result.samples, strict=True):
-        steps[span.start if span.action.kind == "F" else span.end] = sample.kept_bytes
+    for span, sample in zip(own, result["samples"], strict=True):
+        steps[span.start if span.action.kind == "F" else span.end] = sample["kept_bytes"]
     return sorted(steps.items())
 
 

@@ -7,9 +7,9 @@ readable without styles.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from actmem.rows import Row
-from actmem_course.results import Overhead, SpeedLine, read
 from actmem_course.show.style import milliseconds
 
 
@@ -86,39 +86,41 @@ def _dtype(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def overhead_text(over: Overhead | None) -> str:
-    """``+4.1% ±0.3``; an overhead that could be noise is not printed, only how large the noise is.  A dash for none."""
+def overhead_text(over: Mapping[str, Any] | None) -> str:
+    """``+4.1% ±0.3``; an overhead that could be noise is not printed, only how large the noise is.  A dash for none.
+
+    over: of ``lab_tools.timing.Timings.over``.
+    """
     if over is None:
         return "–"
-    if not over.is_real:
-        return f"within ±{_percent(over.within)}%"
-    return f"{100 * over.value:+.1f}% ±{_percent(over.margin)}"
+    if not over["is_real"]:
+        return f"within ±{_percent(over['within'])}%"
+    return f"{100 * over['value']:+.1f}% ±{_percent(over['margin'])}"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
-def speed_facts(lines: Iterable[Mapping]) -> dict[str, str]:
+def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What differs from machine to machine: each variant's times, and one sentence on the overheads.
 
     The three times are medians of their own, so they do not add up.  An overhead within noise is not named.
+    rows: of labs/measure_speed.py.
     """
-    typed = [read(SpeedLine, line) for line in lines]
-    facts = {line.name: _times_in_words(line) for line in typed}
-    compared = [line.over for line in typed if line.over]
-    real = sum(over.is_real for over in compared)
-    apart = 100 * max((line.noise for line in typed), default=0.0)
+    facts = {row["name"]: _times_in_words(row) for row in rows}
+    compared = [row["over"] for row in rows if row["over"]]
+    real = sum(over["is_real"] for over in compared)
+    apart = 100 * max((row["noise"] for row in rows), default=0.0)
     count = f"{real} of {len(compared)} stand" if real else "none stands"
     facts["overheads"] = f"{count} out from noise (the baseline against itself: up to {apart:.1f}% apart)"
     return facts
 
 
-def _times_in_words(line: SpeedLine) -> str:
-    seconds = (line.forward_seconds, line.backward_seconds, line.combined_seconds)
-    forward, backward, both = map(milliseconds, seconds)
+def _times_in_words(row: Mapping[str, Any]) -> str:
+    forward, backward, both = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
     said = f"forward {forward}, backward {backward}, both {both} ms"
-    if not line.over or not line.over.is_real:
+    if not row["over"] or not row["over"]["is_real"]:
         return said
-    paper = "–" if line.paper_overhead_percent is None else f"{line.paper_overhead_percent:+}%"
-    return f"{said}, overhead {overhead_text(line.over)} (paper {paper})"
+    paper = "–" if row["paper_overhead_percent"] is None else f"{row['paper_overhead_percent']:+}%"
+    return f"{said}, overhead {overhead_text(row['over'])} (paper {paper})"

@@ -18,6 +18,7 @@ from actmem_tools.command_line import empty_table
 from actmem_tools.plan.planned_models import RankWork
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
 from actmem_tools.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel, Need, adapter_code, recompute_code
+from actmem_tools.tape.evaluate import GRADIENTS
 
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
@@ -86,14 +87,17 @@ class OwnModel:
         """Whether FSDP2 is planned: with frozen weights its first block, without a gradient of its input, differs from the others."""
         return self.cluster.gpus > 1 and not self.num_frozen()
 
+    def num_microbatches(self, way: Way) -> int:
+        """Of one step, on each rank."""
+        return max(1, self.global_batch_size // (self.cluster.gpus * way.micro_batch_size))
+
     def need(self, way: Way) -> Need:
-        """Of one microbatch, on one rank; of blocks whose inputs are on the host, only the one at work has its own here."""
+        """Of a microbatch, on one rank, the last of the step if it has several."""
         sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
-        need = self.parts[way.part].need(sizes, way.again, whole)
-        if way.part != OFFLOAD:
-            return need
-        here = self.parts[way.part].need(sizes, min(way.again, 1), whole)
-        return replace(here, product_flops=need.product_flops, moved_bytes=need.moved_bytes)
+        is_first = self.num_microbatches(way) == 1
+        shard = 4 * -(-self.num_elements()[1] // self.cluster.gpus) if is_first and way.sharded else 0
+        is_first = is_first and not way.sharded
+        return self.parts[way.part].need(sizes, way.again, whole, is_first, shard, way.part == OFFLOAD)
 
     def host_bytes(self, way: Way) -> int:
         """What a microbatch keeps on the host: the inputs of the blocks that run again."""
@@ -104,7 +108,7 @@ class OwnModel:
         return way.again * (two - one)
 
     def static_rows(self, way: Way) -> list[Row]:
-        """Weights, gradients and the optimizer's states, and of DDP its buckets."""
+        """Weights, gradients of earlier microbatches, the optimizer's states, and of DDP its buckets."""
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
         number, size = self._held_weights(way)
         if way.sharded:
@@ -112,10 +116,9 @@ class OwnModel:
             sources = (f"float32, 1/{ranks} of them",) * 3
         else:
             sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
-        rows = [
-            Row("weights", size * (number + self.num_frozen()), source=sources[0]),
-            Row("gradients", size * number, source=sources[1]),
-        ]
+        rows = [Row("weights", size * (number + self.num_frozen()), source=sources[0])]
+        if self.num_microbatches(way) > 1:
+            rows.append(Row(GRADIENTS, size * number, source=sources[1]))
         rows += [replace(row, source=sources[2]) for row in self._moments(number, size)]
         buckets = Row("DDP's buckets", each * whole, source="a copy of all gradients")
         return [*rows, buckets] if ranks > 1 and not way.sharded else rows
@@ -158,9 +161,10 @@ class OwnModel:
         copy = Row(
             "AdamW's copy", size * number * (self.optimizer == "adamw"), source="foreach: the roots of the moments"
         )
+        gradients = [] if self.num_microbatches(way) > 1 else [Row(GRADIENTS, size * number)]
         moments = [[*(self._fsdp_rows(in_blocks, need) if way.sharded else ()), *peak.rows]
                    for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
-        return [*static, *max([*moments, [copy]], key=total)]
+        return [*static, *max([*moments, [*gradients, copy]], key=total)]
 
     def bytes(self, way: Way) -> int:
         """Of ``bill``."""
@@ -173,7 +177,7 @@ class OwnModel:
     def seconds(self, way: Way) -> StepSeconds:
         """Of one step; what runs again is in ``compute``."""
         need, ranks = self.need(way), self.cluster.gpus
-        (whole, block, _), number = self.num_elements(), self.global_batch_size // (ranks * way.micro_batch_size)
+        (whole, block, _), number = self.num_elements(), self.num_microbatches(way)
         compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
         each = self.blocks.element_size
         shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if way.sharded else each)
@@ -211,8 +215,9 @@ class OwnModel:
         """The largest b or s that fits this way, 0 if none does."""
 
         def too_large(size: int) -> bool:
-            if letter == "b":
-                return not self.fits(replace(way, micro_batch_size=size))
+            if letter == "b":  # with as many microbatches a step
+                batch = self.num_microbatches(way) * self.cluster.gpus * size
+                return not replace(self, global_batch_size=batch).fits(replace(way, micro_batch_size=size))
             return not replace(self, sizes={**self.sizes, letter: size}).fits(way)
 
         # No tape has runs of one token, and one with chunks has whole ones.

@@ -119,7 +119,7 @@ def _parser() -> Parser:
     )
     own.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default of a name: its own, b = 1)")
     own.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
-    own.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
+    own.add_argument("--letters", metavar="h:8a,…", help="what else a letter must be a multiple of, in the tiny runs")
     own.add_argument(
         "--again",
         metavar="mlp,…",

@@ -347,8 +347,9 @@ class Request:
     fixed: Mapping[str, int] = field(default_factory=dict)
 
     def search(self, keep: int = 1) -> Found:
-        """The layouts of this request (``find_plans``)."""
-        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed)
+        """The layouts of this request (``find_plans``).  Where "none" is no choice, every microbatch recomputes."""
+        windows = "none" in self.model.recompute_modes
+        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed, windows)
 
 
 class _Search:

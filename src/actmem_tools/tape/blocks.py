@@ -18,7 +18,19 @@ from functools import cached_property, lru_cache
 
 from actmem.config import LARGEST_SIZE
 from actmem.rows import Row, by_term
-from actmem_tools.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, alive_after, moments, read_events, value
+from actmem_tools.tape.evaluate import (
+    BACKWARD,
+    GRADIENTS,
+    Formula,
+    Mark,
+    Run,
+    Tape,
+    alive_after,
+    first_microbatch,
+    moments,
+    read_events,
+    value,
+)
 
 #: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
 BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
@@ -193,12 +205,24 @@ class BlockModel:
         own = [sizes[letter] for letter in self.letters]
         return tuple(value(formula, own) for formula in (*self.elements, *self.frozen))
 
-    def need(self, sizes: Mapping[str, int], again: int, whole: int) -> Need:
-        """The step of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything."""
+    def need(
+        self,
+        sizes: Mapping[str, int],
+        again: int,
+        whole: int,
+        is_first: bool = False,
+        shard: int = 0,
+        on_host: bool = False,
+    ) -> Need:
+        """A microbatch of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything.
+
+        is_first: of the step, so that gradients are what it makes.  shard: bytes that a block's gradients leave elsewhere.
+        on_host: of blocks that run again only the one at work has here what it keeps.
+        """
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
-        more = [(again - base[0], self._moments(base[0] + 1, base[1], at))] if again else []
-        more += [(whole - base[1], self._moments(base[0], base[1] + 1, at))] if whole else []
-        return self._moments(*base, at).with_more(more, self._head(at))
+        more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
+        more += [(whole - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if whole else []
+        return self._moments(*base, at, is_first).with_more(more, self._head(at), shard, on_host and again > 0)
 
     def _head(self, at: tuple) -> int:
         """Operations of backward before its first block; the same at all sizes, but for those that are 1.
@@ -207,21 +231,21 @@ class BlockModel:
         """
         ones = tuple(letter for letter, size in at if size == 1)
         if ones not in self._heads:
-            pairs = [[self._moments(*each, at) for each in bases] for bases in (BASES[:2], BASES[2:4])]
+            pairs = [[self._moments(*each, at, False) for each in bases] for bases in (BASES[:2], BASES[2:4])]
             self._heads[ones] = min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
         return self._heads[ones]
 
     @cached_property
-    def _moments(self) -> Callable[[int, int, tuple], _Moments]:
+    def _moments(self) -> Callable[[int, int, tuple, bool], _Moments]:
         """The last that were asked for: searches vary only the number of blocks."""
-        return lru_cache(32)(lambda again, whole, at: _Moments(self.tapes[again, whole], dict(at)))
+        return lru_cache(32)(lambda again, whole, at, is_first: _Moments(self.tapes[again, whole], dict(at), is_first))
 
 
 class _Moments:
     """The moments of a tape at some sizes: bytes alive after each operation of forward, from its end, and of backward."""
 
-    def __init__(self, tape: Tape, sizes: Mapping[str, int]):
-        self.events = tape.events(sizes)
+    def __init__(self, tape: Tape, sizes: Mapping[str, int], is_first: bool):
+        self.events = first_microbatch(tape.events(sizes)) if is_first else tape.events(sizes)
         self.forward: list[tuple[int, str, int]] = []
         self.backward: list[tuple[int, str, int]] = []
         phase = self.forward
@@ -231,48 +255,67 @@ class _Moments:
                 phase = self.backward
             elif isinstance(event, Run):
                 phase.append((live, event.op, place))
+        self.left = live  # at the end: gradients, in the first microbatch
         self.forward.reverse()
         self.reading = read_events(self.events)
 
-    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int) -> Need:
+    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, shard: int, on_host: bool) -> Need:
         """head: operations of backward before its first block.  more: further blocks of each kind, those that backward meets last
-        first, and the moments of a tape with one of them."""
+        first, and the moments of a tape with one of them.  shard: see ``BlockModel.need``.  on_host: the first kind waits there."""
         added = [other.kept - self.kept for _, other in more]
+        done = [other.left - self.left + shard for _, other in more]
         found: dict[bool, tuple] = {False: (0,), True: (0,)}
 
-        def consider(in_blocks: bool, tape: _Moments, moment: tuple[int, str, int], counts: list[int]) -> None:
-            live = moment[0] + sum(number * each for number, each in zip(counts, added))
+        def consider(
+            in_blocks: bool, tape: _Moments, moment: tuple[int, str, int], waiting: list[int], ran: list[int]
+        ) -> None:
+            waiting = [0, *waiting[1:]] if on_host else waiting
+            live = moment[0] + sum(number * each for number, each in zip([*waiting, *ran], [*added, *done]))
             if live > found[in_blocks][0]:
-                found[in_blocks] = live, tape, moment[2], counts
+                found[in_blocks] = live, tape, moment[2], waiting, ran
 
+        numbers, none = [number for number, _ in more], [0 for _ in more]
         # In forward only what all tapes end with is known to come last.
         for moment in self.forward[: min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))]:
-            consider(False, self, moment, [number for number, _ in more])
+            consider(False, self, moment, numbers, none)
         alike = [self._alike(other, "backward", each) for (_, other), each in zip(more, added)]
         for i, moment in enumerate(self.backward):
-            counts = [number if i < length else 0 for (number, _), length in zip(more, alike)]
-            consider(i >= head, self, moment, counts)
+            waiting = [number if i < length else 0 for number, length in zip(numbers, alike)]
+            consider(i >= head, self, moment, waiting, [number - each for number, each in zip(numbers, waiting)])
         for k, ((number, other), start) in enumerate(zip(more, alike)):
             end = self.num_alike(other) + self.num_more(other)
             for moment in other.backward[start:end] if number else ():
-                consider(True, other, moment, [*(n for n, _ in more[:k]), number - 1, *(0 for _ in more[k + 1 :])])
+                # Between the first of these blocks and the last, bytes change by the same from one to the next.
+                for waits in (number - 1, 0):
+                    ran = [0] * k + [number - 1 - waits] + numbers[k + 1 :]
+                    consider(True, other, moment, [*numbers[:k], waits, *none[k + 1 :]], ran)
 
         def whole(name: str) -> int:
             each = getattr(self.reading, name).total()
             return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
 
-        kept = self.kept + sum(number * each for (number, _), each in zip(more, added))
-        ends, blocks = (self._with_rows(more, *found[in_blocks]) for in_blocks in (False, True))
+        kept = self.kept + sum(number * each for number, each in [*zip(numbers, added)][on_host:])
+        ends, blocks = (self._with_rows(more, done, *found[in_blocks]) for in_blocks in (False, True))
         return Need(kept, added[-1], ends, blocks, whole("flops"), whole("moved_bytes"))
 
-    def _with_rows(self, more: Sequence, size: int, tape: _Moments, place: int, counts: Sequence[int]) -> Peak:
-        """The peak at a place of a tape, with more blocks' kept rows."""
+    def _with_rows(
+        self,
+        more: Sequence,
+        done: Sequence[int],
+        size: int,
+        tape: _Moments,
+        place: int,
+        waiting: Sequence[int],
+        ran: Sequence[int],
+    ) -> Peak:
+        """The peak at a place of a tape, with the kept rows of the blocks that wait and the gradients of those that ran."""
         sums, kept = Counter(tape._rows(place)), self._rows(self.end)
-        for number, (_, other) in zip(counts, more):
+        for number, (_, other) in zip(waiting, more):
             if number:
                 theirs = other._rows(other.end)
                 for term in {**kept, **theirs}:
                     sums[term] += number * (theirs.get(term, 0) - kept.get(term, 0))
+        sums[GRADIENTS] += sum(number * each for number, each in zip(ran, done))
         found = sorted(((each, term) for term, each in sums.items() if each), reverse=True)
         return Peak(size, tuple(Row(term, each) for each, term in found))
 

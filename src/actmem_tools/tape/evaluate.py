@@ -22,6 +22,8 @@ Monomial = tuple[Fraction, tuple[int, ...]]
 Formula = tuple[Monomial, ...]
 #: What begins at the mark of that name.
 FORWARD, BACKWARD = "forward", "backward"
+#: The name of weights' gradients on the tape of a step's first microbatch.
+GRADIENTS = "gradients"
 _POWER_SIGNS = {1: "", 2: "²", 3: "³"}
 #: Letters that may be 1, and how many together: a size of 1 can change which tensors are copies, so it has events of its own.
 MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
@@ -79,13 +81,24 @@ class Mark:
     name: str
 
 
-Event = Make | Resize | Free | Run | Transfer | Mark
-EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Transfer, Mark)
+@dataclass(frozen=True)
+class Gradient:
+    """A weight's gradient is there, and is added to that of an earlier microbatch.  In the first it stays.
+
+    number: of the storage that it lies in; -1 if the first would be a copy.  bytes: of what stays.
+    """
+
+    number: int
+    bytes: int
+
+
+Event = Make | Resize | Free | Run | Transfer | Mark | Gradient
+EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Transfer, Mark, Gradient)
 
 
 def sizes_of(event: Event) -> list[int]:
     """The fields of an event that are sizes, one after the other: on a tape numbers of formulas, in a run bytes or FLOPs."""
-    if isinstance(event, (Make, Resize)):
+    if isinstance(event, (Make, Resize, Gradient)):
         return [event.bytes]
     if isinstance(event, Run):
         return [event.flops, *event.read, *event.written]
@@ -270,8 +283,8 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
     new = tuple(sizes)
     if isinstance(event, Make):
         return Make(event.number, new[0], event.name)
-    if isinstance(event, Resize):
-        return Resize(event.number, new[0])
+    if isinstance(event, (Resize, Gradient)):
+        return type(event)(event.number, new[0])
     if isinstance(event, Run):
         written = 1 + len(event.read)
         return Run(event.op, event.where, new[0], new[1:written], new[written:])
@@ -298,6 +311,22 @@ def moments(
                 alive[event.number] = Make(made.number, event.bytes, made.name)
                 live += event.bytes if values is None else values[event.bytes]
         yield event, live, alive
+
+
+def first_microbatch(events: Iterable[Event]) -> list[Event]:
+    """The events where no gradient is there before: the first of each weight stays, as ``GRADIENTS``."""
+    found: list[Event] = []
+    gone: set[int] = set()
+    for event in events:
+        if isinstance(event, Gradient):
+            if event.number not in gone:
+                found.append(Make(-1 - len(found), event.bytes, GRADIENTS))
+            if event.number >= 0 and event.number not in gone:
+                found.insert(-1, Free(event.number))
+                gone.add(event.number)
+        elif not (isinstance(event, (Free, Resize)) and event.number in gone):
+            found.append(event)
+    return found
 
 
 def alive_after(events: Sequence[Event], place: int) -> dict[int, Make]:

@@ -48,6 +48,8 @@ Factory = Callable[..., Any]
 Prepare = Callable[[nn.Module], object]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
+#: Where a model doesn't run at sizes that are drawn, a kernel may want rows of whole 16 bytes.
+_KERNELS_NEED = "h:8,d:8,f:8"
 
 
 def model_tape(
@@ -79,7 +81,7 @@ def tape_of(
         except NoFormula:
             raise
         except ConfigError as error:
-            raise ConfigError(error.argument, f"at {shown}: {error.rule}; h:8 makes h a multiple of 8") from error
+            raise type(error)(error.argument, f"at {shown}: {error.rule}; h:8 makes h a multiple of 8") from error
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the runs are tiny
@@ -109,8 +111,10 @@ def run_factory(
     dtype: str = "",
     names: dict[int, str] | None = None,
     prepare: Prepare = lambda model: None,
+    is_first: bool = False,
 ) -> list[Event]:
-    """One step's events.  names: gets the ledger's names of what autograd keeps, by the numbers of storages."""
+    """One microbatch's events, the step's first or another.  names: gets the ledger's names of what autograd keeps, by the
+    numbers of storages."""
     model, inputs = _built(factory, sizes, dtype)
     prepare(model)
 
@@ -130,9 +134,9 @@ def run_factory(
         try:
             loss.backward()
         except Exception as error:
-            raise ConfigError("target", f"backward raised {factories.one_line(error)}") from error
+            raise factories.Raised("target", f"backward raised {factories.one_line(error)}") from error
 
-    return record_step(model, forward, backward, inputs)
+    return record_step(model, forward, backward, inputs, is_first)
 
 
 #: The paper's letters for what a Hugging Face configuration calls its sizes; b and s are of the inputs.
@@ -266,12 +270,16 @@ def solved_blocks(
         solved = BlockModel(dict(tapes), path, elements, element_size, frozen)
         again, whole = 2, 3
         more = {**sizes, _BLOCKS: again + whole}
-        events = run_factory(factory, more, dtype, prepare=partial(prepare, again))
-        real = read_events(events).kept_bytes, max(live for event, live, _ in moments(events) if isinstance(event, Run))
-        need = solved.need(sizes, again, whole)
-        if (need.kept_bytes, need.peak.bytes) != real:
-            rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
-            raise ConfigError("target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer")
+        for is_first in (False, True):
+            events = run_factory(factory, more, dtype, prepare=partial(prepare, again), is_first=is_first)
+            live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
+            real = read_events(events).kept_bytes, max(live)
+            need = solved.need(sizes, again, whole, is_first)
+            if (need.kept_bytes, need.peak.bytes) != real:
+                rule = (
+                    f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
+                )
+                raise ConfigError("target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer")
         found[part] = solved
     return found
 
@@ -307,9 +315,11 @@ def solved_target(
     check_choice("dtype", dtype, tuple(factories.DTYPES))
     check_choice("loss", loss, LOSS_CODE)
     sizes, window, positions = dict(asked), LARGEST_SIZE, LARGEST_SIZE
+    built_in: list[str] = []
     if isinstance(target, dict) or target.endswith(".json"):
         factory, own, own_rules, (window, positions) = config_factory(target)
-        rules_text = rules_text or ",".join(filter(None, (own_rules, LOSS_CODE[loss] and f"s:{LOSS_CHUNKS}")))
+        built_in += [own_rules] if own_rules else []
+        built_in += [f"s:{LOSS_CHUNKS}"] if LOSS_CODE[loss] else []
         if sizes["s"] > window:
             raise ConfigError(
                 "at", f"s = {sizes['s']} is above the sliding window of {window}: no formula holds for both"
@@ -326,23 +336,46 @@ def solved_target(
     for letter in own_text:
         if letter not in sizes:
             raise ConfigError("letters", f"there is no {letter}, only {', '.join(sizes)}")
-    letters, rules, _ = parsed_letters(",".join(own_text.get(letter, letter) for letter in sizes))
+    text = ",".join(own_text.get(letter, letter) for letter in sizes)
     may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
-    tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
-    # Some models learn a vector for each position, and others have a number of positions that they never ask for.
+
+    def solved_with(*more: str) -> dict[str, BlockModel]:
+        letters, rules, _ = parsed_letters(text, ",".join([*built_in, *more]))
+        tiny = {**draw_sizes(letters, rules, random.Random(0)), _BLOCKS: 1}
+        longest = min(window, _longest(factory, tiny, sizes["s"], positions))
+        changed = _with_loss(factory, loss, tiny)
+        with fused_attention_on_cpu():
+            solved = solved_blocks(changed, letters, rules, dtype, may_be_one, parts, sizes, lora)
+        return {part: replace(blocks, longest=longest) for part, blocks in solved.items()}
+
+    try:
+        found = solved_with()
+    except factories.Raised as error:
+        try:
+            found = solved_with(_KERNELS_NEED)
+        except factories.Raised:
+            raise error from None
+    return found, sizes, number
+
+
+def _longest(factory: Factory, tiny: Mapping[str, int], asked: int, positions: int) -> int:
+    """The longest sequence that a model of so many positions reads.
+
+    Some learn a vector for each position, and others have a number of positions that they never ask for.
+    """
     if positions < LARGEST_SIZE and not _has_rows(_built(factory, tiny, "")[0], positions, tiny):
-        positions = LARGEST_SIZE
-    if sizes["s"] > positions:
-        raise ConfigError("at", f"s = {sizes['s']} is above the {positions} positions that the model has vectors for")
-    if LOSS_CODE[loss]:
-        own_factory, factory = factory, _changed(factory, LOSS_CODE[loss])
-        one, other = (_padded_loss(each, tiny) for each in (own_factory, factory))
-        if not torch.allclose(one, other):
-            raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
-    with fused_attention_on_cpu():
-        solved = solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora)
-    longest = min(window, positions)
-    return {part: replace(blocks, longest=longest) for part, blocks in solved.items()}, sizes, number
+        return LARGEST_SIZE
+    if asked > positions:
+        raise ConfigError("at", f"s = {asked} is above the {positions} positions that the model has vectors for")
+    return positions
+
+
+def _with_loss(factory: Factory, loss: str, tiny: Mapping[str, int]) -> Factory:
+    """The factory of a Hugging Face model with another way to compute the loss, which is checked."""
+    changed = _changed(factory, LOSS_CODE[loss])
+    if LOSS_CODE[loss] and not torch.allclose(*(_padded_loss(each, tiny) for each in (factory, changed))):
+        raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
+    return changed
 
 
 def _has_rows(model: nn.Module, positions: int, sizes: Mapping[str, int]) -> bool:

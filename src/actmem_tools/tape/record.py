@@ -12,11 +12,18 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from actmem.ledger.comms import kind_of, whole_bytes
+from actmem.ledger.modes import StepMode, stays_as_gradient
 from actmem.ledger.savers import RunningModules
 from actmem.ledger.tools import noting_states, plain_tensors, replaced, storage_of, storages_in, tensors_in
 from actmem.main_grad import gradient_of
-from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, ranks_of
-from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
+from actmem.torch_private import (
+    WEIGHTS_NODE,
+    flash_on_cpu,
+    flash_on_cpu_backward,
+    node_running,
+    ranks_of,
+)
+from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run, Transfer
 
 GENERATOR_STATE = "generator state"
 #: torch's counter doesn't know the CPU's kernels.
@@ -26,7 +33,7 @@ _CPU_FLOPS: dict[Any, Callable[..., int]] = {
 }
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(StepMode):
     """``events`` of the operations in its block, known by the names of the module's parts.
 
     existing: tensors that are there before and stay; nothing counts them.
@@ -42,6 +49,8 @@ class Recorder(TorchDispatchMode):
         self._sizes: list[int] = []
         self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
         self._modules = RunningModules(module)
+        #: Of the weights' gradients those that something was added to.
+        self._summed: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def mark(self, name: str) -> None:
         """Note that this place is reached."""
@@ -84,7 +93,9 @@ class Recorder(TorchDispatchMode):
         return run
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs, func = kwargs or {}, self.real_operation(func, args)
+        if func is torch.ops.aten.add_.Tensor and node_running() == WEIGHTS_NODE:
+            self._note_gradient(args)
         given = [part for tensor in tensors_in((args, kwargs)) for part in plain_tensors(tensor)]
         storages = [storage for tensor in given if (storage := storage_of(tensor)) is not None]
         # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.
@@ -95,6 +106,18 @@ class Recorder(TorchDispatchMode):
             self._note_size(storage)
         self._note(func, args, kwargs, given, {id(storage) for storage in storages}, result)
         return result
+
+    def _note_gradient(self, args: tuple) -> None:
+        """Note that a weight gets a gradient; it is added to the one that waits.  args: of the addition."""
+        stays = stays_as_gradient(args)
+        weights_storage, storage = map(storage_of, args)
+        if weights_storage in self._summed or storage is None:
+            return
+        self._summed.add(weights_storage)
+        if not stays:
+            self.events.append(Gradient(-1, args[0].nbytes))
+        elif storage in self._numbers:
+            self.events.append(Gradient(self._numbers[storage], storage.nbytes()))
 
     def _note(self, func, args, kwargs, given: list[Tensor], before: set[int], result: Any) -> None:
         op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
@@ -147,13 +170,15 @@ def record_step(
     forward: Callable[[Recorder], Tensor],
     backward: Callable[[Tensor, Recorder], object],
     inputs: object = (),
+    is_first: bool = False,
 ) -> list[Event]:
     """The events of ``forward`` and of ``backward`` of what it returned.
 
-    Weights, their gradients (which wait already, so that each new one is added and freed), buffers and inputs don't count.
+    Weights, their gradients that wait already, so that each new one is added and freed, buffers and inputs don't count.
+    is_first: no gradient waits.
     """
     for parameter in module.parameters():
-        if parameter.requires_grad and gradient_of(parameter) is None:
+        if parameter.requires_grad and gradient_of(parameter) is None and not is_first:
             parameter.grad = torch.zeros_like(parameter)
     weights = [tensor for p in module.parameters() for tensor in (p, gradient_of(p)) if tensor is not None]
 

@@ -52,8 +52,8 @@ _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 _COUNTS = "aktcnx"
 #: How large sizes are in the run that checks formulas, the first at which a step needs no more bytes than that.
 _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
-#: Of what letters of known meaning are multiples, as --letters writes it; only letters that are there count.
-_USUAL = {"h": "2a", "a": "k", "d": "2"}
+#: Of what letters of known meaning are multiples: a number times letters, of which only those that are there count.
+_USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
 #: The powers that a letter can have in a layer of this library; of others 0 and 1.
 _POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
 #: How many runs are enough where the formulas are known already.
@@ -66,33 +66,48 @@ class NoFormula(ConfigError):
     """A size, or the order of events, that no formula over the letters gives."""
 
 
-def parsed_letters(text: str) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
-    """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``."""
-    letters, multiples, fixed = [], {}, {}
+def parsed_letters(
+    text: str, more: str = ""
+) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
+    """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``.
+
+    more: further rules, as ``d:8,s:8``, for those of the letters that are there.  Of a letter all rules hold, and the usual one.
+    """
+    letters, given, fixed = [], [], {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
-        if found is None:
-            raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
-        letter, number, others, size = found.groups()
+        letter, number, others, size = _parsed_rule(part)
         if letter in letters or letter in fixed:
             raise ConfigError("letters", f"{letter} is there twice")
-        if size is not None:
+        if size:
             fixed[letter] = int(size)
             continue
         letters.append(letter)
-        if number or others:
-            multiples[letter] = f"{number}{others}"
+        given.append((letter, number, others))
     if not letters:
         raise ConfigError("letters", "none of them is left to solve for")
-    rules = {}
-    for letter in letters:
-        rule = multiples.get(letter) or _USUAL.get(letter, "")
-        number, others = re.fullmatch(r"(\d*)(.*)", rule).groups()  # type: ignore[union-attr]
-        unknown = [x for x in others if x not in letters and letter in multiples]
+    for letter, number, others in given:
+        unknown = [x for x in others if x not in letters]
         if unknown or number.startswith("0"):
-            raise ConfigError("letters", f"{letter} can't be a multiple of {rule}: {', '.join(unknown) or number}")
-        rules[letter] = int(number or 1), tuple(x for x in others if x in letters)
+            raise ConfigError(
+                "letters", f"{letter} can't be a multiple of {number}{others}: {', '.join(unknown) or number}"
+            )
+    built_in = [_parsed_rule(part)[:3] for part in more.split(",") if part]
+    rules: dict[str, tuple[int, tuple[str, ...]]] = {letter: (1, ()) for letter in letters}
+    for letter, number, others in [*given, *built_in, *((letter, *rule) for letter, rule in _USUAL.items())]:
+        if letter in rules:
+            before = rules[letter]
+            both = dict.fromkeys((*before[1], *(x for x in others if x in letters)))
+            rules[letter] = math.lcm(before[0], int(number or 1)), tuple(both)
     return letters, rules, fixed
+
+
+def _parsed_rule(part: str) -> tuple[str, str, str, str]:
+    """Letter, number, letters and fixed size of ``h:2a`` or ``l=2``, each "" where it isn't there."""
+    found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
+    if found is None:
+        raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
+    letter, number, others, size = found.groups(default="")
+    return letter, number, others, size
 
 
 def draw_sizes(

@@ -1,4 +1,4 @@
-"""Lab 8: for which sizes 8.1 and 8.2 are judged, and the mistakes that are edits of ours, which the planner's bill agrees with."""
+"""Lab 8: for which sizes 8.1 and 8.2 are judged; ours agree with the planner's bill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes as rank_state_bytes_of
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, listed
-from actmem_course.judge.verdict import Wrong, refuse
+from actmem_course.judge.verdict import Fault, Wrong, refuse
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
 from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, Cluster
@@ -24,19 +24,22 @@ from actmem_tools.plan.step_time import DEVICES, GIBIBYTE, Cluster
 STATE_PARTS = ("weights", "gradients", "optimizer states")
 #: Parameters of a rank, data-parallel ranks, ZeRO stage.
 STATES = (
-    (10**10, 1, 0), (10**10, 7, 0), (10**9, 7, 1), (10**9, 7, 2), (10**9, 7, 3), (10**9, 64, 1), (10**9, 5, 3), (10**9, 9, 2),
-    (10**9, 11, 3), (10**9, 13, 1),
+    (10**10, 1, 0), (10**10, 7, 0), (10**9, 7, 1), (10**9, 7, 2), (10**9, 7, 3), (10**9, 64, 1), (10**9, 5, 3),
+    (10**9, 9, 2), (10**9, 11, 3), (10**9, 13, 1),
+    (2**60 + 3, 2, 3), (3 * 2**58 + 1, 3, 3),  # which a float can't tell
 )  # fmt: skip
 #: From which stage on ZeRO divides a part, its bytes a parameter, and why so many.
 _STATES = {
     "weights": (3, 2, "they have 16 bits, and the float32 copy belongs to the optimizer"),
     "gradients": (2, 4, "they are added up in float32"),
-    "optimizer states": (1, 12, "Adam keeps a float32 copy of the weights and two averages; gradients have a line of their own"),
+    "optimizer states": (1, 12, "Adam has a float32 copy of the weights and two averages; gradients are a line apart"),
 }  # fmt: skip
 #: Memory, fixed, each sequence, p, sequences of a step.
 MEMORIES = (
-    (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16), (30, 20, 11, 2, 4),
-    (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10), (200, 20, 10, 4, 60),
+    (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16),
+    (30, 20, 11, 2, 4), (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10),
+    (200, 20, 10, 4, 60),
+    (8 * (2**60 + 1) - 1, 0, 2**60 + 1, 1, 8),  # one byte too few, which a float can't tell
 )  # fmt: skip
 
 
@@ -45,34 +48,41 @@ def rank_state_bytes(r: CaseRun) -> None:
     check_terms(found, [rank_state_bytes_of(*sizes) for sizes in STATES], _fault_of_states)
 
 
-def _fault_of_states(part: str, pairs: Pairs) -> str:
+def _fault_of_states(part: str, pairs: Pairs) -> Fault:
     """The bytes of a parameter, or the stages in which it is divided, or an example."""
     (whole, _), (first, each, reason) = pairs[0], _STATES[part]
-    divided: dict[int, set[bool]] = {}
-    another = ""
+    divided, another = _divided_in(pairs, first)
+    said, causes, stages = [], [], [stage for stage, is_divided in divided.items() if is_divided == {True}]
+    if whole != each * STATES[0][0]:
+        said.append(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}")
+        causes.append(reason)
+    if another:
+        said.append(f"are divided by {another}")
+        causes.append("divide by data_parallel_size")
+    elif stages != list(range(first, 4)):
+        few = "only " if set(stages) < set(range(first, 4)) else ""
+        where = f"{few}in stage{'s' if len(stages) > 1 else ''} {listed(list(map(str, stages)))}"
+        said.append(f"are divided among the data-parallel ranks {where}" if stages else "are never divided")
+        causes.append(f"ZeRO divides them from stage {first} on")
+    n, dp, stage, found, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
+    example = (
+        f"are {found:,} B for {n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}; expected {true:,}"
+    )
+    return Fault("; and ".join(said) or example, cause="; ".join(causes))
+
+
+def _divided_in(pairs: Pairs, first: int) -> tuple[dict[int, set[bool]], str]:
+    """By stage, whether a part is divided; and by what, if it isn't by the number of ranks.  first: the stage that
+    divides it."""
+    (whole, _), divided, another = pairs[0], dict[int, set[bool]](), ""
     for (n, dp, stage), (found, _) in zip(STATES, pairs):
         if dp > 1 and whole:
             # Up to the rounding of the share, which may be wrong as well.
             share = found * STATES[0][0] / (whole * n)
             divided.setdefault(stage, set()).add(abs(share - 1 / dp) < 1e-6)
             if share and min(abs(share - 1), abs(share - 1 / dp)) > 1e-6 and stage >= first:
-                by = f"{1 / share:.4g} in stage {stage} with {dp} data-parallel ranks"
-                another = another or f"are divided by {by}: divide by data_parallel_size"
-    said, stages = [], [stage for stage, is_divided in divided.items() if is_divided == {True}]
-    if whole != each * STATES[0][0]:
-        said.append(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}: {reason}")
-    if another:
-        said.append(another)
-    elif stages != list(range(first, 4)):
-        few = "only " * (set(stages) < set(range(first, 4)))
-        where = f"{few}in stage{'s' * (len(stages) > 1)} {listed(list(map(str, stages)))}"
-        at = f"are divided among the data-parallel ranks {where}" if stages else "are never divided"
-        said.append(f"{at}; ZeRO divides them from stage {first} on")
-    n, dp, stage, found, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
-    example = (
-        f"are {found:,} B for {n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}; expected {true:,}"
-    )
-    return "; and ".join(said) or example
+                another = another or f"{1 / share:.4g} in stage {stage} with {dp} data-parallel ranks"
+    return divided, another
 
 
 def largest_micro_batch_size(r: CaseRun) -> None:
@@ -80,7 +90,8 @@ def largest_micro_batch_size(r: CaseRun) -> None:
         case = f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, {p=}, {sequences} sequences"
         found = check_whole_number("the result", r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
         if found > 0 and sequences % found:
-            raise Wrong(f"{case}: the result is {found}; {sequences} are no whole number of microbatches of {found}")
+            whole = f"{sequences} are no whole number of microbatches of {found}"
+            raise Wrong(f"{case}: the result is {found}", cause=whole)
         r.see_number(case, found)
 
 
@@ -92,7 +103,8 @@ _SIZES = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
 
 
 def plan_of(r: CaseRun) -> str:
-    """Every plan that fits and is fast enough is right, so each is judged by itself; a remark says how far it is behind the fastest."""
+    """Every plan that fits and is fast enough is right, so each is judged by itself; a remark says how far it is
+    behind the fastest."""
     remarks = []
     for job in JOBS:
         r.b.progress(f"searching for the fastest plan of the {job} model")
@@ -102,8 +114,9 @@ def plan_of(r: CaseRun) -> str:
         part = max(spent.keys() - {"hidden"}, key=lambda name: spent[name] - least[name])
         if behind > MOST_BEHIND:
             raise Wrong(
-                f"{job}: it fits, with {gib(cluster.usable_bytes - plan.bytes)} to spare, but a step takes {seconds:.1f} s, {behind:.1%} longer "
-                f"than with the fastest plan; at most {MOST_BEHIND:.0%} are allowed. Most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s"
+                f"{job}: it fits, with {gib(cluster.usable_bytes - plan.bytes)} to spare, but a step takes "
+                f"{seconds:.1f} s, {behind:.1%} longer than with the fastest plan; {MOST_BEHIND:.0%} are allowed",
+                cause=f"most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s",
             )
         remarks.append(f"{job} {seconds:.1f} s a step, {f'{behind:.1%} behind ' if behind else ''}the fastest")
     return "; ".join(remarks)
@@ -115,11 +128,14 @@ def judged_plan(job: str, answer: Any) -> Plan:
     t, sequence_parallel, p, zero_stage, b = sizes = _sizes(job, answer)
     dp, batch = cluster.gpus // (t * p), JOBS[job]["global_batch_size"]
     modes, recompute = model.recompute_modes, answer["recompute"]
+    ranks = f"{job}: {dp} data-parallel ranks with microbatches of {b} must divide the {batch} sequences of a step"
+    node = f"{job}: tensor_parallel_size must divide the {cluster.per_node} GPUs of a node, got {t}"
+    large = f"{job}: a microbatch of more than {LARGEST_MICRO_BATCH} sequences only needs more memory"
     refuse((
-        (t > cluster.per_node or cluster.per_node % t, f"{job}: tensor_parallel_size must divide the {cluster.per_node} GPUs of a node, got {t}"),
+        (t > cluster.per_node or cluster.per_node % t, node),
         (cluster.gpus % (t * p), f"{job}: t · p = {t} · {p} must divide the {cluster.gpus} GPUs"),
-        (b > LARGEST_MICRO_BATCH, f"{job}: a microbatch of more than {LARGEST_MICRO_BATCH} sequences only needs more memory"),
-        (dp and batch % (dp * b), f"{job}: {dp} data-parallel ranks with microbatches of {b} must divide the {batch} sequences of a step"),
+        (b > LARGEST_MICRO_BATCH, large),
+        (dp and batch % (dp * b), ranks),
         (zero_stage not in range(4), f"{job}: zero_stage must be 0, 1, 2 or 3, not {zero_stage}"),
         (recompute not in modes, f"{job}: recompute must be one of {', '.join(modes)}, not {recompute!r}"),
     ))  # fmt: skip
@@ -128,7 +144,8 @@ def judged_plan(job: str, answer: Any) -> Plan:
     chosen = {**dict(zip(_SIZES, sizes)), "recompute": recompute}
     plan = _planned(job, chosen)
     if isinstance(plan, Refused):
-        raise Wrong(f"{job}: {_overflow_text(model, plan, cluster)}. {_lever(job, chosen)}")
+        symptom, cause = _overflow_text(model, plan, cluster)
+        raise Wrong(f"{job}: {symptom}", _lever(job, chosen), cause)
     return plan
 
 
@@ -164,10 +181,10 @@ def _lever(job: str, chosen: Mapping[str, Any]) -> str:
         with suppress(ConfigError):  # there is no such plan
             plan = _planned(job, {**now, name: value})
             if isinstance(plan, Plan):
-                return f"With {name} {value!r} it would fit"
+                return f"with {name} {value!r} it would fit"
             needed[f"{name} {value!r}"] = plan.bytes
     most = min(needed, key=needed.__getitem__)
-    return f"No one other choice makes it fit; {most} would leave {gib(needed[most] - cluster.usable_bytes)} too much"
+    return f"no one other choice makes it fit; {most} would leave {gib(needed[most] - cluster.usable_bytes)} too much"
 
 
 def _sizes(job: str, answer: Any) -> list[int]:
@@ -195,8 +212,8 @@ def _fastest_plan(job: str) -> Plan:
     return find_plans(model, cluster, JOBS[job]["global_batch_size"], 1, _FIXED, windows=False).plans[0]
 
 
-def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
-    """The line of the bill at which the memory is full, by how much the bill ends above it, and its three largest lines."""
+def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> tuple[str, str]:
+    """By how much the bill ends above the memory; at which line it is full, and the three largest lines."""
     bill = bill_of(model, refused)
     lines = [
         (f"{part}: {row.term}" if part != row.term else part, row.bytes)
@@ -207,9 +224,9 @@ def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> s
     full_at = next(name for (name, _), end in zip(lines, ends) if end > cluster.usable_bytes)
     largest = ", ".join(f"{name} {gib(size)}" for name, size in sorted(lines, key=lambda line: -line[1])[:3])
     return (
-        f"it doesn't fit: rank {refused.pipeline_rank}'s bill passes {gib(cluster.usable_bytes)} ({gib(cluster.memory_bytes)} less "
-        f"{gib(cluster.allowance_bytes)} that stay free) at the line “{full_at}” and ends {gib(bill.bytes - cluster.usable_bytes)} above it. "
-        f"Its largest lines: {largest}"
+        f"it doesn't fit: rank {refused.pipeline_rank}'s bill ends {gib(bill.bytes - cluster.usable_bytes)} above "
+        f"{gib(cluster.usable_bytes)} ({gib(cluster.memory_bytes)} less {gib(cluster.allowance_bytes)} that stay free)",
+        f"it is full at the line “{full_at}”. The largest lines: {largest}",
     )
 
 
@@ -223,40 +240,3 @@ def asked(job: str) -> tuple[PlannedModel, Cluster]:
 def gib(size: int) -> str:
     """Bytes, in words."""
     return f"{size / GIBIBYTE:.1f} GiB"
-
-
-_SHARE, _FLIGHT = "-(-num_parameters // data_parallel_size)", "min(pipeline_parallel_size, sequences // b)"
-_UP = "the fullest rank has one parameter more where they don't divide evenly: round the share up"
-#: Bytes divided among the ranks, in place of parameters: old -> new, with what makes the division.
-_BYTES = " ;; ".join(
-    f"{each} * (share if zero_stage >= {stage} else num_parameters) -> "
-    f"({{0}}{each} * num_parameters // data_parallel_size{{1}}) if zero_stage >= {stage} else {each} * num_parameters"
-    for each, stage in ((2, 3), (4, 2), (12, 1))
-)
-MISTAKES = {
-    "8.1": f"""
-        12 * (share if zero_stage >= 1 else num_parameters) -> -(-12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters | divide the parameters and round up; then multiply by the bytes of each
-        {_SHARE} -> num_parameters // data_parallel_size | {_UP}
-        {_SHARE} -> (num_parameters + data_parallel_size // 2) // data_parallel_size | {_UP}
-        {_SHARE} -> num_parameters // data_parallel_size + 1 | where the parameters divide evenly, no rank has one more
-        {_BYTES.format("", "")} | {_UP}
-        {_BYTES.format("-(-", ")")} | divide the parameters and round up; then multiply by the bytes of each
-    """,
-    "8.2": f"""
-        if sequences % b: -> if sequences % b or b & (b - 1): | only powers of two are tried: try every b that divides sequences
-        fitting = 0 -> fitting = -1 | not even a microbatch of one sequence fits, so the result must be 0
-        fixed_bytes + in_flight * b * bytes_per_sequence -> in_flight * (fixed_bytes + b * bytes_per_sequence) | fixed_bytes are counted for each microbatch in flight: count them once
-        fixed_bytes + in_flight -> in_flight | fixed_bytes are left out: they take memory as well
-        {_FLIGHT} -> sequences // b | all microbatches of the step are counted as in flight: the first stage holds min(p, n)
-        return fitting -> return sequences // fitting if fitting else 0 | this is the number of microbatches: return their size
-        {_FLIGHT} -> 1 | the stage holds min(p, n) microbatches at once, not one
-        {_FLIGHT} -> pipeline_parallel_size | p microbatches are counted as in flight even if the step has fewer: min(p, n)
-        {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) | the first stage holds p microbatches, its own in backward too, not p − 1
-        <= memory_bytes -> < memory_bytes | what takes exactly the memory fits: compare with <=
-        range(1, sequences + 1) -> range(1, sequences) | the whole step in one microbatch isn't tried: b may be sequences itself
-        {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) or 1 | the first stage holds p microbatches, its own in backward too, not p − 1
-        fitting = 0 -> fitting = 1 | not even a microbatch of one sequence fits, so the result must be 0
-        in_flight * b * bytes -> in_flight * bytes | a microbatch of b sequences keeps b times bytes_per_sequence
-        fitting = b -> fitting = fitting or b | this is the smallest that fits; expected the largest
-    """,
-}

@@ -23,9 +23,16 @@ from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
 def f(x: Tensor, group) -> Tensor:
     """Enter a tensor-parallel block: from here on each rank computes a different part of the output.
 
-    x: [s, b, h], the same on every rank.  Returns x.  The incoming gradient differs from rank to
-    rank; the one passed on must be that of the whole output.  One all-reduce in all.  Keeps
-    nothing for backward.  2205.05198 section 4.2.1.
+    Args:
+        x: [s, b, h], the same on every rank.
+
+    Returns:
+        x, [s, b, h].  The incoming gradient differs from rank to rank; the one passed on must be that of the whole
+        output.
+
+    Collectives: one all-reduce in all.
+    Saves: nothing for backward.
+    Source: 2205.05198 section 4.2.1.
     """
     return _F.apply(x, group)
 
@@ -52,9 +59,15 @@ def _summed(x, group):
 def f_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: the sum of the ranks' x.
 
-    x: [s, b, h], different on every rank.  Returns [s, b, h], the same on every rank; so is the
-    incoming gradient.  One all-reduce in all.  Keeps nothing for backward.
-    2205.05198 section 4.2.1.
+    Args:
+        x: [s, b, h], different on every rank.
+
+    Returns:
+        [s, b, h], the same on every rank; so is the incoming gradient.
+
+    Collectives: one all-reduce in all.
+    Saves: nothing for backward.
+    Source: 2205.05198 section 4.2.1.
     """
     return _FBar.apply(x, group)
 
@@ -72,20 +85,36 @@ class _FBar(Function):
 
 # 2.3
 def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """This rank's part of the output of a linear whose output features are shared among the ranks.
+    """This rank's part of the output of a linear whose output features are sharded among the ranks.
 
-    x: [s, b, in], the same on every rank.  weight: [out/t, in] and bias: [out/t], this rank's.
-    Returns [s, b, out/t].  Keeps only x.  2205.05198 section 4.2.1.
+    Args:
+        x: [s, b, in], the same on every rank.
+        weight: [out/t, in], this rank's.
+        bias: [out/t], this rank's.
+
+    Returns:
+        [s, b, out/t].
+
+    Saves: x.
+    Source: 2205.05198 section 4.2.1.
     """
     return F.linear(f(x, group), weight, bias)
 
 
 # 2.4
 def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """The whole output of a linear whose input features are shared among the ranks.
+    """The whole output of a linear whose input features are sharded among the ranks.
 
-    x: [s, b, in/t] and weight: [out, in/t], this rank's.  bias: [out], the same on every rank.
-    Returns [s, b, out], the same on every rank.  Keeps only x.  2205.05198 section 4.2.1.
+    Args:
+        x: [s, b, in/t], this rank's.
+        weight: [out, in/t], this rank's.
+        bias: [out], the same on every rank.
+
+    Returns:
+        [s, b, out], the same on every rank.
+
+    Saves: x.
+    Source: 2205.05198 section 4.2.1.
     """
     return f_bar(F.linear(x, weight), group) + bias
 
@@ -96,9 +125,16 @@ def split_attention(
 ) -> tuple[Tensor, Tensor]:
     """This rank's part of the two weights of self-attention; each rank computes a/t whole heads.
 
-    qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
-    projection_weight: [h, h], unsharded.  Returns [3h/t, h], in the same order, and [h, h/t].
-    2205.05198 section 4.2.1.
+    Args:
+        qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
+        projection_weight: [h, h], unsharded.
+        num_attention_heads: a.
+
+    Returns:
+        This rank's qkv_weight, [3h/t, h], in the same order.
+        This rank's projection_weight, [h, h/t].
+
+    Source: 2205.05198 section 4.2.1.
     """
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     h = qkv_weight.shape[1]
@@ -108,11 +144,20 @@ def split_attention(
 
 # 2.6
 def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
-    """h → 4h, gelu, 4h → h, with one all-reduce in forward and one in backward.
+    """h → 4h, gelu, 4h → h.
 
-    x: [s, b, h], the same on every rank.  up_weight: [4h/t, h], up_bias: [4h/t], down_weight:
-    [h, 4h/t], this rank's; down_bias: [h], the same on every rank.  Returns [s, b, h], the same
-    on every rank.  2205.05198 section 4.2.1.
+    Args:
+        x: [s, b, h], the same on every rank.
+        up_weight: [4h/t, h], this rank's.
+        up_bias: [4h/t], this rank's.
+        down_weight: [h, 4h/t], this rank's.
+        down_bias: [h], the same on every rank.
+
+    Returns:
+        [s, b, h], the same on every rank.
+
+    Collectives: one all-reduce in forward and one in backward.
+    Source: 2205.05198 section 4.2.1.
     """
     y = gelu(column_parallel_linear(x, up_weight, up_bias, group))
     return row_parallel_linear(y, down_weight, down_bias, group)
@@ -128,12 +173,26 @@ def attention(
     num_attention_heads: int,
     group,
 ) -> Tensor:
-    """Self-attention with a/t heads on each rank, one all-reduce in forward and one in backward.
+    """Self-attention with a/t heads on each rank.
 
-    x: [s, b, h], the same on every rank.  qkv_weight: [3h/t, h], qkv_bias: [3h/t],
-    projection_weight: [h, h/t], as split_attention gives them; projection_bias: [h], the same on
-    every rank.  num_attention_heads: a, of all ranks together.  Returns [s, b, h], the same on
-    every rank.  Use split_heads, core_attention and merge_heads.  2205.05198 section 4.2.1.
+    Use these:
+        split_heads(qkv, heads_here): [s, b, 3·n·d] to q, k, v, each [b·n, s, d], for n heads here.
+        core_attention(q, k, v): [b·n, s, d].
+        merge_heads(context, b): [b·n, s, d] back to [s, b, n·d], for b sequences.
+
+    Args:
+        x: [s, b, h], the same on every rank.
+        qkv_weight: [3h/t, h], as split_attention gives it.
+        qkv_bias: [3h/t], this rank's.
+        projection_weight: [h, h/t], as split_attention gives it.
+        projection_bias: [h], the same on every rank.
+        num_attention_heads: a, of all ranks together.
+
+    Returns:
+        [s, b, h], the same on every rank.
+
+    Collectives: one all-reduce in forward and one in backward.
+    Source: 2205.05198 section 4.2.1.
     """
     heads_here = num_attention_heads // dist.get_world_size(group)
     q, k, v = split_heads(column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here)
@@ -143,11 +202,17 @@ def attention(
 
 # 2.8, advanced
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
-    """The cross entropy of each position, from logits whose vocabulary is shared among the ranks.
+    """The cross entropy of each position, from logits whose vocabulary is sharded among the ranks.
 
-    logits: [s, b, v/t], of this rank's part of the vocabulary: ids r·v/t and up.  targets: [s, b], ids from 0
-    to v − 1, the same on every rank.  Returns [s, b], the same on every rank.  The ranks may
-    exchange a few numbers per position, but no logits.  2205.05198 section 4.3.
+    Args:
+        logits: [s, b, v/t], of this rank's part of the vocabulary: ids r·v/t and up.
+        targets: [s, b], ids from 0 to v − 1, the same on every rank.
+
+    Returns:
+        [s, b], the same on every rank.
+
+    Collectives: of a few numbers per position, and of no logits.
+    Source: 2205.05198 section 4.3.
     """
     return _CrossEntropy.apply(logits, targets, group)
 

@@ -23,10 +23,16 @@ from actmem_course.pieces import Dropouts, LayerWeights, core_attention, gelu, l
 def g(x: Tensor, group) -> Tensor:
     """Enter a tensor-parallel block: gather the tokens of all ranks.
 
-    x: [s/t, b, h], this rank's tokens.  Returns [s, b, h].  The incoming gradient differs from
-    rank to rank; the one passed on must be that of the whole output.  One collective in each
-    pass; send no more than needed (no all-reduce).  Keeps nothing for backward.  2205.05198
-    section 4.2.2.
+    Args:
+        x: [s/t, b, h], this rank's tokens.
+
+    Returns:
+        [s, b, h].  The incoming gradient differs from rank to rank; the one passed on must be that of the whole
+        output.
+
+    Collectives: one in each pass; send no more than needed (no all-reduce).
+    Saves: nothing for backward.
+    Source: 2205.05198 section 4.2.2.
     """
     return _G.apply(x, group)
 
@@ -58,9 +64,15 @@ def _scattered(x, group):
 def g_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
 
-    x: [s, b, h], different on every rank.  Returns [s/t, b, h].  The incoming gradient is that
-    of this rank's tokens.  One collective in each pass; send no more than needed (no
-    all-reduce).  Keeps nothing for backward.  2205.05198 section 4.2.2.
+    Args:
+        x: [s, b, h], different on every rank.
+
+    Returns:
+        [s/t, b, h].  The incoming gradient is that of this rank's tokens.
+
+    Collectives: one in each pass; send no more than needed (no all-reduce).
+    Saves: nothing for backward.
+    Source: 2205.05198 section 4.2.2.
     """
     return _GBar.apply(x, group)
 
@@ -80,8 +92,15 @@ class _GBar(Function):
 def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """A column-parallel linear that begins with g, the plain way: g, then F.linear.
 
-    x: [s/t, b, in], this rank's tokens.  weight: [out/t, in] and bias: [out/t], this rank's.
-    Returns [s, b, out/t].  2205.05198 section 4.2.2.
+    Args:
+        x: [s/t, b, in], this rank's tokens.
+        weight: [out/t, in], this rank's.
+        bias: [out/t], this rank's.
+
+    Returns:
+        [s, b, out/t].
+
+    Source: 2205.05198 section 4.2.2.
     """
     return F.linear(g(x, group), weight, bias)
 
@@ -90,11 +109,25 @@ def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
 def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tensor:
     """One transformer layer under tensor and sequence parallelism.
 
-    x + dropout(attention(norm(x))), and the same with the MLP.  x: [s/t, b, h], this rank's
-    tokens.  w: this rank's weights.  dropouts.core is for the attention weights, dropouts.block
-    for what is added to x.  linear: the column-parallel linear to use, called like
-    gathering_linear.  Returns [s/t, b, h].  Exchanges in each pass, with gathering_linear:
-    2 all-gathers and 2 reduce-scatters.  2205.05198 figure 5.
+    It is x + dropout(attention(norm(x))), and the same with the MLP.
+
+    Use these:
+        layer_norm(x, weight, bias), gelu(x).
+        split_heads(qkv, heads_here): [s, b, 3·n·d] to q, k, v, each [b·n, s, d], for n heads here.
+        core_attention(q, k, v, dropout): [b·n, s, d].
+        merge_heads(context, b): [b·n, s, d] back to [s, b, n·d], for b sequences.
+
+    Args:
+        x: [s/t, b, h], this rank's tokens.
+        w: this rank's weights; w.num_attention_heads is a, of all ranks together.
+        dropouts: core is for the attention weights, block for what is added to x.
+        linear: the column-parallel linear to use, called like gathering_linear.
+
+    Returns:
+        [s/t, b, h].
+
+    Collectives: in each pass, with gathering_linear, 2 all-gathers and 2 reduce-scatters.
+    Source: 2205.05198 figure 5.
     """
     heads_here = w.num_attention_heads // dist.get_world_size(group)
     y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight, w.qkv_bias, group)
@@ -108,10 +141,19 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
 
 # 3.5
 def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """The same as gathering_linear, but keeps only x for backward: this rank's tokens.
+    """The same as gathering_linear, but saves only x for backward: this rank's tokens.
 
-    Exchanges one all-gather in forward, one all-gather and one reduce-scatter in backward.
-    2205.05198 section 4.2.2.
+    Args:
+        x: [s/t, b, in], this rank's tokens.
+        weight: [out/t, in], this rank's.
+        bias: [out/t], this rank's.
+
+    Returns:
+        [s, b, out/t].
+
+    Collectives: one all-gather in forward, one all-gather and one reduce-scatter in backward.
+    Saves: x.
+    Source: 2205.05198 section 4.2.2.
     """
     return _ShardKeeping.apply(x, weight, bias, group)
 
@@ -135,9 +177,13 @@ class _ShardKeeping(Function):
 def sum_partial_gradients(w: LayerWeights, group) -> None:
     """Complete every .grad in w after the backward of layer.
 
-    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the
-    ranks.  Complete those and leave the others unchanged.  w.norm1_weight.grad and so on; w.named()
-    gives all by name.  2205.05198 section 4.2.2.
+    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the ranks.  Complete
+    those and leave the others unchanged.
+
+    Args:
+        w: w.norm1_weight and so on; w.named() is a dict of all twelve tensors by name.
+
+    Source: 2205.05198 section 4.2.2.
     """
     for name in ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias"):
         dist.all_reduce(getattr(w, name).grad, group=group)
@@ -145,12 +191,21 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
 
 # 3.7
 def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tuple[torch.Generator, torch.Generator]:
-    """The two generators that a layer's dropouts draw from: for Dropouts.core, and for Dropouts.block.
+    """The two generators that a layer's dropouts draw from.
 
-    Ranks that hold the same tensor must drop the same elements of it; where they hold different
-    ones, they must drop independently.  device: for torch.Generator(device).  Without
-    sequence_parallel, block works on [s, b, h] that is the same on every rank; with it, on this
-    rank's [s/t, b, h].  Leave torch's default generator alone.  2205.05198 section 4.2.2.
+    Ranks that hold the same tensor must drop the same elements of it; where they hold different ones, they must drop
+    independently.  Leave torch's default generator alone.
+
+    Args:
+        seed: another seed gives other numbers, the same seed the same.
+        sequence_parallel: without it, block works on [s, b, h] that is the same on every rank; with it, on this
+            rank's [s/t, b, h].
+        device: for torch.Generator(device).
+
+    Returns:
+        The generator of Dropouts.core, and that of Dropouts.block.
+
+    Source: 2205.05198 section 4.2.2.
     """
     core, block = torch.Generator(device), torch.Generator(device)
     rank, t = dist.get_rank(group), dist.get_world_size(group)

@@ -34,9 +34,17 @@ MAX_NORM = 1.0
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
     """Training data of one step: inputs and next-token targets.
 
-    text: [length], token ids.  Returns tokens and targets, [batch_size, seq_length] each: pieces of
-    text, and for each position the token that follows.  The ranks of a tensor-parallel group work
-    on the same batch.  Each step has a different batch.  The paper's batches: 2205.05198 table 3.
+    The ranks of a tensor-parallel group work on the same batch.  Each step has a different batch.
+
+    Args:
+        text: [length], token ids.
+        step: the number of the step.
+
+    Returns:
+        Tokens, [batch_size, seq_length]: pieces of text.
+        Targets, [batch_size, seq_length]: for each position the token that follows.
+
+    Source: 2205.05198 table 3 has the paper's batches.
     """
     starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
     windows = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
@@ -47,9 +55,18 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
     """A GPT in this mode, shared among the ranks of group where the mode says so.
 
-    The weights of all ranks together are the same in every mode, for any number of ranks: GPT draws
-    them from seed.  dropout: GPT's p.  factory: dtype and device, for GPT.  Without tensor parallelism
-    every rank has the whole model: TensorParallel().  2205.05198 table 2.
+    The weights of all ranks together are the same in every mode, for any number of ranks: GPT draws them from seed.
+
+    Args:
+        shape: the model's sizes.
+        mode: a row of table 2.  Without tensor parallelism every rank has the whole model: TensorParallel().
+        dropout: GPT's p.
+        factory: dtype and device, for GPT.
+
+    Returns:
+        The model.
+
+    Source: 2205.05198 table 2.
     """
     tp = tensor_parallel(group, sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
     return GPT(shape, tp, recompute=mode.recompute, p=dropout, seed=SEED, **factory)
@@ -59,8 +76,14 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
-    All parameters have a complete .grad.  To exchange a single number is enough.
-    Which parameters are cut: 2205.05198 section 4.2.1.
+    Args:
+        model: all its parameters have a complete .grad; those that have a partition_dim are sharded.
+
+    Returns:
+        The norm, a float.
+
+    Collectives: one of a single number is enough.
+    Source: 2205.05198 section 4.2.1 shards the parameters.
     """
     cut = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
     for parameter in model.parameters():
@@ -80,10 +103,17 @@ def training_step(
 ) -> float:
     """One step: gradients of the mean loss over all microbatches, clipped to max_norm, optimizer.step().
 
-    microbatches: tokens and targets of each, [b, s].  The parameters afterwards are those of the
-    unsharded model after the same step: under sequence parallelism some gradients are partial until
-    reduce_partial_gradients(model, model.tp).  A gradient whose norm is larger than max_norm is
-    scaled down to it.  Returns the mean loss.  2205.05198 section 4.2.2.
+    The parameters afterwards are those of the unsharded model after the same step: under sequence parallelism some
+    gradients are partial until reduce_partial_gradients(model, model.tp).
+
+    Args:
+        microbatches: tokens and targets of each, [b, s].
+        max_norm: a gradient whose norm is larger is scaled down to it.
+
+    Returns:
+        The mean loss, a float.
+
+    Source: 2205.05198 section 4.2.2.
     """
     optimizer.zero_grad()
     total = 0.0
@@ -104,8 +134,17 @@ def training_step(
 def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
     """The losses of num_steps training steps in one mode: the same numbers in every mode.
 
-    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences
-    each, torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.  2205.05198 section 6.
+    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences each,
+    torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.
+
+    Args:
+        text: [length], token ids.
+        factory: dtype and device, for make_model.
+
+    Returns:
+        One float per step.
+
+    Source: 2205.05198 section 6.
     """
     model = make_model(shape, mode, group, **factory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)

@@ -23,12 +23,20 @@ JOBS: dict[str, dict[str, Any]] = {
 
 # 8.1
 def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
-    """Bytes that the fullest rank holds from step to step: "weights", "gradients", "optimizer states".
+    """Bytes that the fullest rank holds from step to step.
 
-    num_parameters: of one rank after tensor and pipeline parallelism.  zero_stage: 0 divides nothing
-    among the data-parallel ranks, 1 the optimizer states, 2 gradients as well, 3 weights as well.
-    Where they don't divide evenly, the fullest rank has one parameter more.  Stage 0 is what
-    2205.05198 figure 1 shows; the others are 1910.02054 section 5.
+    Where parameters don't divide evenly, the fullest rank has one more.
+
+    Args:
+        num_parameters: of one rank after tensor and pipeline parallelism.
+        data_parallel_size: how many ranks divide them.
+        zero_stage: 0 divides nothing among the data-parallel ranks, 1 the optimizer states, 2 gradients as well, 3
+            weights as well.
+
+    Returns:
+        Bytes of "weights", "gradients" and "optimizer states".
+
+    Source: 2205.05198 figure 1 shows stage 0; the others are 1910.02054 section 5.
     """
     share = -(-num_parameters // data_parallel_size)
     return {
@@ -42,11 +50,19 @@ def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: i
 def largest_micro_batch_size(
     memory_bytes: int, fixed_bytes: int, bytes_per_sequence: int, pipeline_parallel_size: int, sequences: int
 ) -> int:
-    """The largest microbatch that fits on the first of p stages under 1F1B; 0 if none does.
+    """The largest microbatch that fits on the first of p stages under 1F1B.
 
-    fixed_bytes: what doesn't grow with the microbatch.  bytes_per_sequence: what the stage's layers
-    keep of one sequence until its backward.  sequences: of one step, on this rank; they are split
-    into whole microbatches of one size.  A stage that takes exactly memory_bytes fits.  2205.05198 section 4.2.3.
+    Args:
+        memory_bytes: a stage that takes exactly so much fits.
+        fixed_bytes: what doesn't grow with the microbatch.
+        bytes_per_sequence: what the stage's layers save of one sequence until its backward.
+        pipeline_parallel_size: p.
+        sequences: of one step, on this rank; they are split into whole microbatches of one size.
+
+    Returns:
+        Sequences in a microbatch; 0 if none fits.
+
+    Source: 2205.05198 section 4.2.3.
     """
     fitting = 0
     for b in range(1, sequences + 1):
@@ -60,13 +76,19 @@ def largest_micro_batch_size(
 
 # 8.3
 def plan_of(job: str) -> dict:
-    """How to train one of JOBS: it fits, and by the planner's times a step is at most 15% longer than the fastest plan's.
+    """How to train one of JOBS: it fits, and a step is at most 15% longer than the fastest plan's.
 
-    Returns "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage",
-    "micro_batch_size", and "recompute": "none", "selective", "elementwise" (all that needs no matrix
-    product) or "full".  The GPUs that are left over are data-parallel.  4 GiB of each GPU stay free
-    for CUDA and the allocator.  A node has 8 GPUs.  A Llama has no "selective": there are no scores
-    to drop.  2205.05198 sections 4 to 6.
+    The times are the planner's.  The GPUs that are left over are data-parallel.  4 GiB of each GPU stay free for
+    CUDA and the allocator.  A node has 8 GPUs.  A Llama has no "selective": there are no scores to drop.
+
+    Args:
+        job: a key of JOBS.
+
+    Returns:
+        "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage", "micro_batch_size", and
+        "recompute": "none", "selective", "elementwise" (all that needs no matmul) or "full".
+
+    Source: 2205.05198 sections 4 to 6.
     """
     names = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage", "micro_batch_size")
     sizes, recompute = {

@@ -27,10 +27,18 @@ def wide(x: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of each token, log Σ exp(logits) − the target's logit.
 
-    logits: [s, b, v]; targets: [s, b], ids from 0 to v − 1.  Returns [s, b] in the dtype of wide(logits).  Compute in
-    wide(logits), in backward too: where p is near 1, 16 bits lose p − 1.  The gradient has the dtype of logits.  Keeps
-    the ids, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more: 2sbv in
-    16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.  2205.05198 section 4.3 counts those 4sbv.
+    Compute in wide(logits), in backward too: where p is near 1, 16 bits lose p − 1.
+
+    Args:
+        logits: [s, b, v].
+        targets: [s, b], ids from 0 to v − 1.
+
+    Returns:
+        [s, b], in the dtype of wide(logits).  The gradient of logits has their dtype.
+
+    Saves: the ids, one tensor of v elements per token in the dtype of logits, and at most 32 bytes per token more:
+        2sbv in 16 bits, where F.cross_entropy(logits.float(), …) saves 4sbv.
+    Source: 2205.05198 section 4.3 counts those 4sbv.
     """
     return _CrossEntropy.apply(logits, targets)
 
@@ -55,14 +63,21 @@ class _CrossEntropy(Function):
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
     """cross_entropy(F.linear(x, weight), targets), with the logits of ``chunk`` tokens at a time.
 
-    x: [s, b, h]; weight: [v, h]; targets: [s, b]; chunk need not divide s·b.  Returns [s, b] in the dtype of
-    wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes per token at most.
+    No tensor is larger than the logits of a chunk, or than x or weight.  At once there are at most 4 tensors as
+    large as a chunk's logits, 3 as large as x, and 3 as large as weight.  4 matmuls of s·b·v·h run, where the plain
+    form runs 3.  The gradient of weight is added up over the chunks in wide(weight)'s dtype, float32.
 
-    No tensor is larger than the logits of a chunk, or than x or weight.  At once there are at most
-    - 4 tensors as large as a chunk's logits,
-    - 3 as large as x, and 3 as large as weight.
-    4 products of s·b·v·h run, where the plain form runs 3.  The gradient of weight is added up over the chunks in
-    wide(weight)'s dtype, float32.  The 4sbv bytes of logits that 2205.05198 section 4.3 counts are gone.
+    Args:
+        x: [s, b, h].
+        weight: [v, h].
+        targets: [s, b], ids from 0 to v − 1.
+        chunk: tokens, not positions; it need not divide s·b.
+
+    Returns:
+        [s, b], in the dtype of wide(x).  The gradients have the dtypes of x and weight.
+
+    Saves: x, and 32 bytes per token at most.
+    Source: 2205.05198 section 4.3 counts the 4sbv bytes of logits that are gone.
     """
     return _LinearCrossEntropy.apply(x, weight, targets, chunk)
 
@@ -95,13 +110,24 @@ class _LinearCrossEntropy(Function):
 
 # 9.3, advanced
 def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, group) -> Tensor:
-    """linear_cross_entropy, its chunks and sums too, with the vocabulary cut among the ranks of group.
+    """linear_cross_entropy, its chunks and sums too, with the vocabulary sharded among the ranks of group.
 
-    x: [s, b, h] and targets: [s, b], ids from 0 to v − 1, are the same on every rank; weight: [v/t, h], the
-    rows r·v/t and up on rank r.  Returns [s, b], the same on every rank.  Keeps x, and 32 bytes per token at
-    most.  Exchanges a few numbers per token in forward, and in backward one all-reduce of x's gradient, whole
-    or in chunks.  group may be the ranks of a tensor-parallel layer, or those of a pipeline, whose last stage
-    then has no more of the vocabulary than the others.  2205.05198 section 4.3.
+    group may be the ranks of a tensor-parallel layer, or those of a pipeline, whose last stage then has no more of
+    the vocabulary than the others.
+
+    Args:
+        x: [s, b, h], the same on every rank.
+        weight: [v/t, h], the rows r·v/t and up on rank r.
+        targets: [s, b], ids from 0 to v − 1, the same on every rank.
+        chunk: tokens.
+
+    Returns:
+        [s, b], the same on every rank.
+
+    Collectives: of a few numbers per token in forward; in backward one all-reduce of x's gradient, whole or in
+        chunks.
+    Saves: x, and 32 bytes per token at most.
+    Source: 2205.05198 section 4.3.
     """
     return _ParallelLinearCrossEntropy.apply(x, weight, targets, chunk, group)
 
@@ -146,12 +172,21 @@ class _ParallelLinearCrossEntropy(Function):
 
 # 9.4
 def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
+    """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy.
 
-    logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], in the dtype of
-    wide(logits); the caller may use only one of them.  Compute in wide(logits), in backward too; the gradient of logits
-    has their dtype.  Widens ``chunk`` tokens at a time, and frees them before the next.  Keeps logits, and 32 bytes per
-    token at most, where torch's operators keep 8sbv bytes.
+    p is the softmax of logits, the entropy −Σ p log p.  Compute in wide(logits), in backward too.  Widen ``chunk``
+    tokens at a time, and free them before the next.
+
+    Args:
+        logits: [s, b, v].
+        tokens: [s, b], ids from 0 to v − 1.
+        chunk: tokens.
+
+    Returns:
+        Log-probabilities, [s, b], in the dtype of wide(logits). Entropies, [s, b], in the same dtype; the caller
+        may use only one of the two.  The gradient of logits has their dtype.
+
+    Saves: logits, and 32 bytes per token at most, where torch's operators save 8sbv bytes.
     """
     return _LogProbsAndEntropy.apply(logits, tokens, chunk)
 
@@ -187,10 +222,18 @@ class _LogProbsAndEntropy(Function):
 def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
     """The rows of weight at ids; backward adds to main_grad and makes no gradient of weight's size.
 
-    ids: [s, b], from 0 to v − 1, with repetitions; weight: [v, h].  Returns [s, b, h].  main_grad:
-    [v, h] in the dtype of wide(weight), where earlier microbatches, and the output layer if it shares the weight,
-    have left their gradients.  Backward adds wide(gradient) of each token to the row of its id; weight itself gets
-    no .grad.  Keeps nothing but ids; torch's backward makes [v, h] each time.
+    Backward adds wide(gradient) of each token to the row of its id; weight itself gets no .grad.
+
+    Args:
+        ids: [s, b], from 0 to v − 1, with repetitions.
+        weight: [v, h].
+        main_grad: [v, h] in the dtype of wide(weight), where earlier microbatches, and the output layer if it
+            shares the weight, have left their gradients.
+
+    Returns:
+        [s, b, h].
+
+    Saves: nothing but ids; torch's backward makes [v, h] each time.
     """
     return _Embedding.apply(ids, weight, main_grad)
 

@@ -1,0 +1,163 @@
+"""Dispatch modes under which a step runs as it does without one.
+
+autograd adds a tensor's further gradient into the first one if nothing else holds that, so that no memory is needed
+(``can_accumulate_inplace`` in torch's ``input_buffer.cpp``).  While any dispatch mode is on it never does, and who counts
+by one would see a tensor more.  So these know the sums of gradients, and run them in place where torch would.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from threading import get_ident
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from actmem.ledger.tools import replaced, storage_of
+from actmem.torch_private import (
+    TorchDispatchMode,
+    holders_of,
+    is_traceable_wrapper_subclass,
+    no_dispatch_modes,
+    place_of_node_running,
+)
+
+#: What adds up gradients, and which argument would be taken over.
+_SUMS = (torch.ops.aten.add.Tensor, 0), (torch.ops.aten.add_.Tensor, 1)
+
+
+class StepMode(TorchDispatchMode):
+    """A TorchDispatchMode whose ``__torch_dispatch__`` runs ``real_operation(func, args)`` in place of ``func``.
+
+    held: storages that somebody holds whom the mode doesn't see; no sum goes into them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: WeakSet[torch.UntypedStorage] = WeakSet()
+        #: Of each thread the node that has ended last: autograd adds up its results before the next one begins.
+        self._ended: dict[int, int] = {}
+        self._noting: list[AbstractContextManager] = []
+
+    def __enter__(self):
+        _holders_where_free()  # while no backward pass runs
+        self._noting.append(replaced(torch.autograd, "_engine_run_backward", self._noting_ends))
+        self._noting[-1].__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._noting.pop().__exit__(*error)
+
+    def _noting_ends(self, run_backward: Callable) -> Callable:
+        def run(outputs: Any, *args: Any, **options: Any) -> Any:
+            # Each is a tensor or an edge of the graph.
+            begins = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
+            hooks = [node.register_hook(self._note_end) for node in nodes_from(begins) if node.next_functions]
+            try:
+                return run_backward(outputs, *args, **options)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+        return run
+
+    def _note_end(self, *_: Any) -> None:
+        self._ended[get_ident()] = place_of_node_running()
+
+    def real_operation(self, func: Any, args: tuple) -> Any:
+        """What runs where no mode is on: ``func``, or for a sum of gradients that goes into the first of them ``add_``."""
+        if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+            return func
+        is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
+        if not is_sum or not _is_free(args) or not _is_dense(args[0]) or storage_of(args[0]) in self.held:
+            return func
+        return torch.ops.aten.add_.Tensor
+
+
+class QuietDispatchMode(StepMode):
+    """One under which torch.compile still compiles, and operators of a higher order still run."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:  # torch 2.9 knows no other way
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
+    """Every node of the graphs that begin with these nodes; None among them is passed over."""
+    nodes = list(begins)
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            yield node
+            following = {following for following, _ in node.next_functions} - seen
+            seen |= following
+            nodes.extend(following)
+
+
+def stays_as_gradient(args: tuple) -> bool:
+    """Whether what is added to a weight's gradient would itself be that if there were none; else a copy would.
+
+    args: those of the addition.
+    """
+    holders, weight = _holders(args[1]), args[0]
+    kept_layout = weight.stride() if _is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
+    dims = zip(weight.shape, args[1].stride(), kept_layout)
+    return holders[::2] == _holders_where_free()[1][::2] and all(size == 1 or one == other for size, one, other in dims)
+
+
+def _is_free(args: tuple) -> bool:
+    """Whether nothing but the sum itself holds the first of two plain tensors."""
+    plain = all(isinstance(one, Tensor) and one.layout is torch.strided for one in args)
+    plain = plain and not any(map(is_traceable_wrapper_subclass, args))
+    return plain and _holders(args[0]) == _holders_where_free()[0]
+
+
+def _holders(tensor: Tensor) -> tuple[int, int, int]:
+    """How often a tensor is held in C++, its storage, and the tensor in Python."""
+    return *holders_of(tensor), sys.getrefcount(tensor)
+
+
+@cache
+def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
+    """Counted where it is known, as a mode sees it: of the first of two gradients that were just made for one tensor, and of
+    one that is added to a weight's."""
+    found: dict[Any, tuple[int, int, int]] = {}
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            for operation, place in _SUMS:
+                if func is operation:
+                    found[operation] = _holders(args[place])
+            return func(*args, **(kwargs or {}))
+
+    with no_dispatch_modes(), torch.enable_grad():
+        weight = torch.ones(2, requires_grad=True)
+        weight.grad = torch.ones(2)
+        x = weight * 2
+        twice = (x * 3, x * 4)
+        with Sees():
+            torch.autograd.backward(twice, (torch.ones(2), torch.ones(2)))
+    return tuple(found[operation] for operation, _ in _SUMS)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie in memory without gaps, each once, in whatever order."""
+    next_stride = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
+        if stride != next_stride:
+            return False
+        next_stride *= size
+    return True

@@ -1,0 +1,1 @@
+"""Mistakes by exercise, each an edit of our solution."""

@@ -1,0 +1,58 @@
+"""What learners' code prints: each line once an exercise and rank, with its rank; a flood is cut, and counted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from actmem_course.judge.virtual import rank_of_this_thread
+
+#: So many lines of an exercise are shown, and so many characters of each.
+MOST_LINES, MOST_CHARACTERS = 100, 300
+
+
+class Printed(io.TextIOBase):
+    """A stream for standard output.
+
+    Args:
+        show: called with each line.
+
+    Attributes:
+        size: how many ranks may print; of one alone the lines say nothing of its rank.
+    """
+
+    def __init__(self, show: Callable[[str], None]):
+        super().__init__()
+        self._show, self.size = show, 1
+        self._open: dict[int, str] = {}
+        self._lines: set[tuple[int, str]] = set()
+        self._cut_lines = self._cut_characters = 0
+
+    def write(self, text: str) -> int:
+        """Show every line that is complete."""
+        rank = rank_of_this_thread()
+        *lines, rest = (self._open.get(rank, "") + text).split("\n")
+        for line in lines:
+            self._note(rank, line)
+        self._open[rank] = rest[: MOST_CHARACTERS + 1]
+        return len(text)
+
+    def end(self) -> None:
+        """An exercise ends: show what is left, and how much was cut."""
+        for rank, line in self._open.items():
+            if line:
+                self._note(rank, line)
+        if self._cut_lines:
+            self._show(f"… {self._cut_lines:,} more lines ({self._cut_characters:,} characters) are cut")
+        self._open, self._lines = {}, set()
+        self._cut_lines = self._cut_characters = 0
+
+    def _note(self, rank: int, line: str) -> None:
+        shown = line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}…"
+        if (rank, shown) in self._lines:
+            return
+        if len(self._lines) == MOST_LINES:
+            self._cut_lines, self._cut_characters = self._cut_lines + 1, self._cut_characters + len(line) + 1
+            return
+        self._lines.add((rank, shown))
+        self._show(f"rank {rank}: {shown}" if self.size > 1 else shown)

@@ -1,0 +1,302 @@
+"""What a learner's function saves for backward: by autograd's hooks, and by what is still alive beside them.
+
+``actmem.ledger.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
+the same time, so everything here belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from actmem.ledger.tools import plain_tensors, shape_of, storage_of, storages_of
+from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
+from actmem_course.judge.compare import dtype_name
+from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.virtual import file_and_line
+from actmem_course.judge.workbench import Bench
+
+#: So many tensors that ours does without, a sentence names.
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class SavedStorage:
+    """One storage that autograd keeps.
+
+    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.
+    copied: it has the input's
+    values, and is another.
+    """
+
+    bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    line: str
+    views: list[tuple[torch.dtype, tuple[int, ...]]]
+    given: bool = False
+    copied: bool = False
+
+    @property
+    def text(self) -> str:
+        place = f" at {self.line}" if self.line else ""
+        return tensor_text(self.dtype, self.shape, self.bytes) + place
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """saved: what went through autograd's hooks.  hidden_bytes: what stayed alive without."""
+
+    saved: list[SavedStorage]
+    hidden_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the hooks saw."""
+        return sum(tensor.bytes for tensor in self.saved)
+
+    def without_copies(self) -> SavedBytes:
+        """This.  Raises Wrong if a copy of the input is kept, because whoever made the input may keep it."""
+        for saved in self.saved:
+            if saved.copied:
+                others = "others may keep x, so with the copy it is there twice"
+                raise Wrong(f"it saves a copy of x at {saved.line}", "save x itself", others)
+        return self
+
+    def as_much(self) -> tuple:
+        """What two runs have in common that keep the same tensors, wherever their files save them."""
+        return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
+
+    def largest(self) -> str:
+        """The largest tensors kept, with the line that saved them."""
+        return ", ".join(counted(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes))[:2])
+
+
+def tensor_text(dtype: torch.dtype, shape: Sequence[int], size: int) -> str:
+    """A tensor in words; size: its bytes."""
+    return f"{dtype_name(dtype)} {list(shape)} of {size:,} B"
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """Equal texts once, with their number."""
+    return [text if number == 1 else f"{number} × {text}" for text, number in Counter(texts).items()]
+
+
+def _line_in(file: str) -> str:
+    """The line of ``file`` that runs now; "" if none does, as in backward of torch's own operators."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return file_and_line(frame)
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class SavingRecorder:
+    """Notes what autograd saves, and every storage that an operation makes, while a block runs in this thread.
+
+    weights: these storages don't count.
+    """
+
+    def __init__(self, weights: Sequence[Tensor] = (), file: str = ""):
+        self._own, self._file = storages_of(*weights), file
+        #: The values of an input, and its storage, which a copy is not.
+        self.input: tuple[Tensor, weakref.ref] | None = None
+        self._saved: dict[int, tuple[weakref.ref, SavedStorage]] = {}
+        self._places: dict[int, set[tuple]] = {}
+        self._made: dict[int, weakref.ref] = {}
+        self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._results = _Results(self._note)
+
+    def __enter__(self) -> SavingRecorder:
+        self._results.__enter__()
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._hooks.__exit__(*error)
+        self._results.__exit__(*error)
+
+    def alive(self) -> SavedBytes:
+        """What is alive now.  Hold the graph, and nothing else."""
+        saved = {key: tensor for key, (storage, tensor) in self._saved.items() if storage() is not None}
+        made = [storage() for key, storage in self._made.items() if key not in saved]
+        return SavedBytes(list(saved.values()), sum(storage.nbytes() for storage in made if storage is not None))
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        for part in plain_tensors(tensor):
+            storage = storage_of(part)
+            if storage is None or storage in self._own:
+                continue
+            before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
+            if before is None or before[0]() is None:
+                line, of_input = _line_in(self._file), self._of_input(part, storage)
+                saved = SavedStorage(storage.nbytes(), part.dtype, shape, line, [], *of_input)
+                before = weakref.ref(storage), saved
+                self._saved[id(storage)] = before
+                self._places[id(storage)] = set()
+            place = part.storage_offset(), part.dtype, shape
+            if place not in self._places[id(storage)]:
+                self._places[id(storage)].add(place)
+                before[1].views.append((part.dtype, shape))
+        # An output that is saved itself would hold the graph that holds it: a leak.
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def _of_input(self, part: Tensor, storage: object) -> tuple[bool, bool]:
+        """Whether it is the input, and whether it is another with its values."""
+        if self.input is None or self.input[1]() is storage or part.dtype is not self.input[0].dtype:
+            return self.input is not None and self.input[1]() is storage, False
+        with no_dispatch_modes():
+            return False, torch.equal(part.detach().flatten(), self.input[0].detach().flatten())
+
+    def _note(self, tensor: Tensor) -> None:
+        for part in plain_tensors(tensor):
+            storage = storage_of(part)
+            if storage is not None and storage not in self._own:
+                self._made[id(storage)] = weakref.ref(storage)
+
+
+class _Results(TorchDispatchMode):
+    def __init__(self, note: Callable[[Tensor], None]):
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it turns into plain tensors first
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+        return result
+
+
+class Largest(_Results):
+    """What operations make while a block runs in this thread, by storages.
+
+    given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.
+    elements,
+    what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that live at
+    once,
+    after an operation.
+    """
+
+    def __init__(self, *given: Tensor, file: str = "", above: int = 0) -> None:
+        super().__init__(self._see)
+        self._given, self._file, self._above = storages_of(*given), file, above
+        self._made: dict[weakref.ref, tuple[int, str]] = {}
+        #: Bytes: no fewer than live now.
+        self._at_most = 0
+        self._at_peak: list[tuple[int, str]] = []
+        self.elements, self.what, self.peak = 0, "", 0
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = storage_of(tensor)
+        if storage is None or storage in self._given:
+            return
+        size, (before, text) = storage.nbytes(), self._made.get(weakref.ref(storage), (0, ""))
+        if not text:
+            line = _line_in(self._file)
+            text = tensor_text(tensor.dtype, tensor.shape, size) + (f" made at {line}" if line else "")
+            self._made[weakref.ref(storage, self._gone)] = before, text
+            if tensor.dtype.itemsize > self._above and size // tensor.dtype.itemsize > self.elements:
+                self.elements, self.what = size // tensor.dtype.itemsize, text
+        if size > before:
+            self._made[weakref.ref(storage)] = size, text
+            self._at_most += size - before
+        if self._at_most > self.peak:  # to count what lives, after each operation, takes longer than most of these
+            living = [(storage(), text) for storage, (_, text) in list(self._made.items())]
+            alive = [(storage.nbytes(), text) for storage, text in living if storage is not None]
+            if (peak := sum(size for size, _ in alive)) > self.peak:
+                self.peak, self._at_peak = peak, alive
+
+    def _gone(self, storage: weakref.ref) -> None:
+        self._at_most -= self._made.pop(storage)[0]
+
+    def most(self) -> str:
+        """The largest tensors that live at the peak."""
+        return ", ".join(counted(text for _, text in sorted(self._at_peak, reverse=True))[:2])
+
+
+def saved_bytes(
+    b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
+) -> SavedBytes:
+    """Count what ``function(x, *weights)`` saves.  The weights do not count, nor do ``others``, which it has
+    besides."""
+    weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
+    leaf = x.detach().clone().requires_grad_()
+    with b.watching(), SavingRecorder([*weights, *others], b.functions.get("__file__", "")) as recorder:
+        given = leaf * 1
+        recorder.input = x, weakref.ref(storage_of(given))
+        y = function(given, *weights)
+        del given
+        if hasattr(y, "trigger_wait"):  # a functional collective holds its tensors until someone waits for it
+            y = y.trigger_wait()
+        if not isinstance(y, Tensor):
+            raise Wrong("the result is None", "is a return missing?")
+        if y.grad_fn is None:
+            raise Wrong("the result has no graph, so nothing before it gets a gradient")
+        graph = y.grad_fn
+        del y
+        found = recorder.alive()
+        by_gloo = dist.is_initialized() and dist.get_backend() == "gloo"
+        deadline = time.monotonic() + 2  # gloo's own threads release a tensor a moment after its exchange ends
+        while found.hidden_bytes and by_gloo and time.monotonic() < deadline:
+            time.sleep(0.02)
+            found = recorder.alive()
+        del graph
+    return found
+
+
+def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | None:
+    """What is wrong with the bytes that each of ``size`` ranks saves, None if nothing is.  what: what ``at_most``
+    bytes are."""
+    # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
+    if found.hidden_bytes > 8 * size:
+        fits = found.bytes + found.hidden_bytes <= at_most
+        enough = f"{at_most:,} B{f' of {what}' if what else ''} are enough" if at_most else "backward needs none of it"
+        return Fault(
+            f"it keeps {found.hidden_bytes:,} B where no hook can see them",
+            "what backward reads goes to ctx.save_for_backward, the rest can go" if fits else f"drop it, {enough}",
+            "a tensor is an attribute of ctx, or in a closure",
+        )
+    if found.bytes > at_most:
+        enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to save nothing"
+        symptom = f"it saves {found.bytes:,} B for backward {enough}"
+        return Fault(symptom, cause=f"the largest: {found.largest()}")
+    return None
+
+
+def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Fault | None:
+    """Which tensors are saved that ours does without, and that are larger than what is allowed besides; None if
+    nobody knows."""
+    left, words = [(dtype, math.prod(shape)) for saved in right.saved for dtype, shape in saved.views], []
+    widened = False
+    for saved in sorted(found.saved, key=lambda saved: (-saved.given, -saved.bytes)):
+        for dtype, shape in saved.views:
+            if (view := (dtype, math.prod(shape))) in left:  # one keeps it flat, another in its shape
+                left.remove(view)
+                continue
+            size = math.prod(shape) * dtype.itemsize
+            if size <= spare:
+                continue
+            wider = dtype.itemsize > element_size
+            widened |= wider
+            place = f" at {saved.line}" if saved.line else ""
+            words.append(f"{'a wider copy, ' if wider else ''}{tensor_text(dtype, shape, size)}{place}")
+    words = counted(words)
+    if not words or not right.saved:
+        return None
+    more = f"; and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+    repair = "widen again in backward" if widened else "recompute it in backward"
+    return Fault("", repair, f"not needed: {'; '.join(words[:_MOST_NAMED])}{more}")

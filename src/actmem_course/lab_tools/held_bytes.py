@@ -1,0 +1,121 @@
+"""The bytes that a module holds between forward and backward, and the most that live at once.
+
+On a GPU the allocator knows the peak, to the byte.  On a CPU each operation's results are noted, and after
+every later operation those still alive are added up; memory that a kernel allocates and frees
+inside itself is not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
+from actmem.ledger.census import LiveStorages
+from actmem.ledger.parts import layer_input
+from actmem.ledger.recorder import record
+from actmem.parallel.groups import TensorParallel
+from actmem_course.lab_tools.timing import Work
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A module and the input that it runs on.  A copy of the input plays the output of the layer before, and counts while it lives."""
+
+    module: nn.Module
+    leaf: Tensor
+
+    def work(self) -> Work:
+        return Work(lambda: self.module(self.leaf), _backward, self.clear_gradients)
+
+    def run(self) -> None:
+        """Forward and backward."""
+        _backward(self.module(self.leaf.clone()))
+
+    def clear_gradients(self) -> None:
+        """Free all gradients."""
+        self.leaf.grad = None
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+
+def layer_runner(
+    shape: ModelShape, tp: TensorParallel, device: str, dtype: torch.dtype, recompute: str = "none"
+) -> Runner:
+    """The paper's layer as this rank has it, and its input."""
+    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    return Runner(layer, layer_input(shape, tp, device, dtype))
+
+
+def _backward(output: Tensor) -> None:
+    output.backward(output.detach())
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of one runner, beyond those that existed before forward (parameters and the input).
+
+    held_bytes: by the ledger.  wide_mask_bytes: of these, what dropout masks of the activations' dtype take beyond
+    1 byte an element (``F.dropout`` on a CPU).  peak_bytes: the most at once, including gradients of parameters.
+    allocated_bytes: what the GPU's allocator reserved for what outlives forward, in blocks of 512 bytes or more;
+    requested_bytes: what was requested of it; both None on a CPU.  finite: False if the output holds an infinity or
+    a NaN, on which kernels can run faster.
+    """
+
+    held_bytes: int
+    wide_mask_bytes: int
+    peak_bytes: int
+    allocated_bytes: int | None
+    requested_bytes: int | None
+    finite: bool
+
+
+def held_by(runner: Runner) -> Held:
+    """Count what a runner holds between forward and backward, and its peak.  Untimed."""
+    for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
+        with record(runner.module) as ledger:
+            output = runner.module(runner.leaf.clone())
+        finite = bool(torch.isfinite(output).all())
+        _backward(output)
+        del output
+        runner.clear_gradients()
+    allocated, requested = _allocated(runner) if runner.leaf.is_cuda else (None, None)
+    peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
+    runner.clear_gradients()
+    masks = [saved for saved in ledger.saved if saved.op == "dropout" and not saved.argument]
+    wide = sum(mask.bytes - mask.bytes // mask.dtype.itemsize for mask in masks)
+    return Held(ledger.total_bytes, wide, peak, allocated, requested, finite)
+
+
+def _current(kind: str) -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.memory_stats()[f"{kind}_bytes.all.current"]
+
+
+def _allocated(runner: Runner) -> tuple[int, int]:
+    """Allocated and requested bytes of the graph alone: the output counts if and only if the graph keeps it."""
+    before = _current("allocated"), _current("requested")
+    graph = runner.module(runner.leaf.clone()).grad_fn
+    held = _current("allocated") - before[0], _current("requested") - before[1]
+    del graph
+    return held
+
+
+def _allocator_peak(runner: Runner) -> int:
+    before = _current("allocated")
+    torch.cuda.reset_peak_memory_stats()
+    runner.run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def live_peak(runner: Runner) -> int:
+    """The most bytes of live storages during forward and backward.  Run the module once first, for what is made only once."""
+    live = LiveStorages([runner.leaf, *runner.module.parameters(), *runner.module.buffers()])
+    live.peak_bytes = 0
+    with live:
+        runner.run()
+    return live.peak_bytes

@@ -1,0 +1,96 @@
+"""Bytes of one layer in several configurations: a row for each, and how the rows are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from actmem.rows import Row, compare, total
+from actmem_course.lab_tools.output import WRONG
+from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines, words
+
+if TYPE_CHECKING:
+    from actmem_course.ranks import Ranks
+
+
+def layer_row(
+    configuration: str,
+    formula: str,
+    tensor_parallel_size: int,
+    rank: int,
+    predicted: list[Row],
+    extra: list[Row],
+    measured: list[Row],
+) -> dict[str, Any]:
+    """One configuration on one rank, as in the JSON.
+
+    Args:
+        formula: bytes divided by sbh.
+        predicted, extra: the formula's rows, and what it leaves out.
+        measured: everything that autograd keeps.
+    """
+    comparison = compare(predicted + extra, measured)
+    return {
+        "configuration": configuration,
+        "formula": formula,
+        "tensor_parallel_size": tensor_parallel_size,
+        "rank": rank,
+        "predicted_bytes": total(predicted),
+        "extra_bytes": total(extra),
+        "measured_bytes": total(measured),
+        "difference_bytes": comparison.difference,
+        "exact": comparison.exact,
+        "disagreement": "" if comparison.exact else comparison.describe(),
+    }
+
+
+def print_layers(screen: Console, rows: list[dict[str, Any]], title: str, extra: list[Row]) -> bool:
+    """Print the table of ``rows``, the reasons of ``extra`` rows and what disagrees; whether all rows agree."""
+    screen.print(layers_table(rows, title))
+    if extra:
+        screen.print(reasons_table(extra))
+    wrong = [row for row in rows if not row["exact"]]
+    for row in wrong:
+        screen.print(f"{row['configuration']}, rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
+    agree = f"{len(rows) - len(wrong)} of {len(rows)} measurements agree with the formulas to the byte"
+    screen.print(agree, style=WRONG if wrong else None)
+    return not wrong
+
+
+def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
+    """A line for each configuration: of its ranks the one that is furthest off, or else the one that holds most.
+
+    Below each name is its formula.
+    """
+    made = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
+    ranks: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        ranks.setdefault(row["configuration"], []).append(row)
+    for name, own in ranks.items():
+        row = max(own, key=lambda one: (not one["exact"], abs(one["difference_bytes"]), one["measured_bytes"]))
+        head, plus, last = name.rpartition("+")
+        label = name if len(name) <= 25 else f"{head}\n  {plus}{last}"
+        cells = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
+        made.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
+    return made
+
+
+def reasons_table(extra: Iterable[Row]) -> Table:
+    """What the paper leaves out, each with its reason, once a term."""
+    made = table("", "extra", words("why it is kept, and why the paper leaves it out"))
+    for term, reason in {row.term: row.extra for row in extra if row.extra}.items():
+        made.add_row(term, reason)
+    return made
+
+
+def ranks_in_words(here: Ranks) -> str:
+    """A title's second line: ranks, device and torch's version."""
+    how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
+    if here.device == "cuda" and not torch.cuda.is_available():
+        how = f"{how} (fake tensors, an H100's kernels)"
+    return f"{how} on {here.device}, torch {version('torch')}"

@@ -1,0 +1,89 @@
+"""This machine: its memory, its name, and what one trains in here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import torch
+
+from actmem.config import ConfigError, ModelShape
+
+if TYPE_CHECKING:
+    from actmem_course.ranks import Ranks
+
+#: What a lab says below times of an emulated rank.
+EMULATED = (
+    "One emulated rank: collectives send nothing here. These are times of computing, and of the copies that torch's "
+    "fake gathers make."
+)
+
+
+def usual_dtype(device: str) -> str:
+    """What one trains in there.  GPUs before sm_80, a T4 among them, have no bfloat16: torch emulates it, slowly."""
+    if device == "cpu":
+        return "float32"
+    return "bfloat16" if torch.cuda.get_device_properties(local_rank()).major >= 8 else "float16"
+
+
+def memory_bytes(device: str) -> int:
+    """Bytes of this rank's GPU, or of the machine.
+
+    All of it, not what is free: ranks on equal GPUs must come to the same verdict, and asking what
+    is free would open a context on a GPU before the rank has chosen its own.
+    """
+    if device == "cuda":
+        return torch.cuda.get_device_properties(local_rank()).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_fits(bytes_of_a_rank: int, args: argparse.Namespace, remedy: str = "take smaller sizes") -> None:
+    """Raise ConfigError if real tensors of this host's ranks do not fit into memory.  remedy: what to do then."""
+    sharing = ranks_here(args)
+    needed, there = (size / 2**30 for size in (bytes_of_a_rank * sharing, memory_bytes(args.device)))
+    if needed > there:
+        sizes = f"{sharing} ranks need about {needed:.1f} GiB for real tensors, and there are {there:.1f} GiB"
+        raise ConfigError("model shape", f"{sizes}; {remedy}")
+
+
+def local_rank() -> int:
+    """This rank's number on its host, and its GPU's."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def ranks_here(args: argparse.Namespace) -> int:
+    """How many ranks share the memory of ``memory_bytes``."""
+    if args.emulate is not None or args.device == "cuda":
+        return 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # as ``check_ranks`` has it
+
+
+def device_name(device: str) -> str:
+    """The GPU's or the processor's own name."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def clock_name(device: str) -> str:
+    """How times are taken there, in words."""
+    return "CUDA events" if device == "cuda" else "wall clock"
+
+
+def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
+    """Two lines for a title: sizes and dtype; ranks, device and torch's version."""
+    a, b, h, s = shape.letters()
+    ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
+    return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

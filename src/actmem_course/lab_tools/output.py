@@ -1,0 +1,57 @@
+"""What a lab prints and writes: on rank 0 only, in at least 80 columns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.status import Status
+
+from actmem_course.console import lab_console
+from actmem_course.files import replacing, write_text
+
+if TYPE_CHECKING:
+    from actmem_course.ranks import Ranks
+    from actmem_course.show.marks import Drawing
+
+#: The style of a line that does not agree.
+WRONG = "bold red"
+
+
+def screen_of(rank: int) -> Console:
+    """Standard output; silent on every rank but 0."""
+    return lab_console(quiet=rank > 0, highlight=False)
+
+
+def status(rank: int, text: str) -> Status:
+    """A line on rank 0's screen while the block runs.  For labs that take no times: it moves."""
+    return Console(stderr=True, quiet=rank > 0).status(text)
+
+
+def gather_rows(here: Ranks, own: Iterable) -> list:
+    """The rows of all ranks, one rank after the other.  Every rank must call it."""
+    return [row for of_rank in here.gather(list(own)) for row in of_rank]
+
+
+def write_rows(path: Path | None, rank: int, rows: object) -> None:
+    """Put rows into the file of --json, if there is one."""
+    if path is not None and rank == 0:
+        write_text(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
+
+
+def write_figure(path: Path, drawing: Drawing) -> None:
+    """Put a figure into the file of --html."""
+    from actmem_course.show.measured import write_page  # plotly is loaded only to draw
+
+    with replacing(path) as beside:
+        write_page(drawing, beside)
+
+
+def show_progress(rank: int, text: str = "") -> None:
+    """Overwrite the last line on rank 0's screen; does nothing if stderr is a file."""
+    if rank == 0 and sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,159 @@
+"""What is counted of a model of the paper: one emulated pipeline rank, FLOPs and parameters of the whole model.
+
+Bytes of a model are counted on one pipeline rank, emulated, with everything in flight: it runs the real GPT part on
+torch's fake backend, through the schedule's own actions, up to the moment at which it holds most.
+
+FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers; ``torch.utils.flop_counter``
+counts matmuls from the shapes that reach them, so logits and attention count, and
+looking up embeddings, softmax, layer norm, GeLU, dropout, biases and the loss do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel, check_divides
+from actmem.formulas.activations import TABLE2, Configuration, layer_bytes
+from actmem.formulas.first_stage import HEAD_TERMS, layers_per_chunk, stage_rows
+from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
+from actmem.layers.gpt import GPT
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.parts import measure_stage
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import Row, extra_rows, paper_rows
+
+_CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
+
+#: The rows of table 2 that t ranks share: what figure 7 compares.
+STAGE_CONFIGURATIONS = tuple(_CONFIGURATIONS)
+
+
+@dataclass(frozen=True)
+class PaperStage:
+    """One pipeline rank of a model of table 3, in one configuration of table 2."""
+
+    model_name: str
+    configuration_name: str
+    pipeline_rank: int = 0
+
+    @property
+    def model(self) -> PaperModel:
+        return PAPER_MODELS[self.model_name]
+
+    @property
+    def configuration(self) -> Configuration:
+        return _CONFIGURATIONS[self.configuration_name]
+
+    @property
+    def parallel(self) -> Parallel:
+        """How table 3's ranks share the model, with or without sequence parallelism."""
+        return replace(self.model.parallel, sequence_parallel=self.configuration.sequence_parallel)
+
+    @property
+    def num_microbatches(self) -> int:
+        return num_microbatches(self.model)
+
+    @property
+    def _sizes(self) -> tuple:
+        return self.model.shape, self.parallel, self.pipeline_rank, self.configuration.recompute, self.num_microbatches
+
+    def rows(self) -> list[Row]:
+        """Predicted: the paper's terms."""
+        return paper_rows(stage_rows(*self._sizes))
+
+    def extra_rows(self) -> list[Row]:
+        """Predicted: what the paper leaves out."""
+        return extra_rows(stage_rows(*self._sizes))
+
+    def chunks(self) -> list[range]:
+        """The layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
+        per_chunk, p = layers_per_chunk(self.model.shape, self.parallel), self.parallel.pipeline_parallel_size
+        stages = [chunk * p + self.pipeline_rank for chunk in range(self.parallel.num_model_chunks)]
+        return [range(stage * per_chunk, (stage + 1) * per_chunk) for stage in stages]
+
+    def actions(self) -> list[Action]:
+        """This rank's part of the schedule, up to the first moment at which it holds most."""
+        actions = schedule(self.model_name)[self.pipeline_rank]
+        forward_bytes = {chunk: self._forward_bytes(layers) for chunk, layers in enumerate(self.chunks())}
+        curve = held(actions, lambda action: forward_bytes[action.chunk])
+        return actions[: curve.index(max(curve)) + 1]
+
+    def _forward_bytes(self, layers: range) -> int:
+        """What one chunk's forward adds by formula: its layers, and an end of the model if it has one."""
+        shape, parallel = self.model.shape, self.parallel
+        size = len(layers) * layer_bytes(shape, parallel, self.configuration.recompute)
+        if layers.start == 0:
+            _, b, h, s = shape.letters()
+            size += s * b * h // parallel.sequence_parts
+        if layers.stop == shape.num_layers:
+            size += sum(row.bytes for row in self.rows() if row.term in HEAD_TERMS)
+        return size
+
+
+def num_microbatches(model: PaperModel) -> int:
+    """Microbatches of one iteration, without data parallelism."""
+    return model.global_batch_size // model.shape.micro_batch_size
+
+
+@cache
+def schedule(model_name: str) -> Schedule:
+    """The model's schedule: interleaved where table 3 has more than one chunk, else 1F1B."""
+    model = PAPER_MODELS[model_name]
+    p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
+    n = num_microbatches(model)
+    return one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
+
+
+@cache
+def measure_paper_stage(stage: PaperStage) -> list[Row]:
+    """Rows of what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
+    actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
+    with emulated_rank(stage.parallel.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
+        return measure_stage(stage.model.shape, tp, stage.chunks(), actions, recompute=stage.configuration.recompute)
+
+
+def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
+    """The whole model on one device, without storage."""
+    with torch.device("meta"):
+        # Built without naming the device: its random-number generators need a real one.
+        model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
+    return model.to("meta")
+
+
+def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
+    """FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
+    model = meta_model(shape, recompute)
+    tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model.loss(model(tokens), tokens).backward()
+    return {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
+
+
+@cache
+def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
+    """The same for a whole iteration of a paper model: all of its equal microbatches."""
+    model = PAPER_MODELS[model_name]
+    b = model.shape.micro_batch_size
+    times = check_divides("global_batch_size", model.global_batch_size, "micro_batch_size", b)
+    return {operator: times * count for operator, count in count_flops(model.shape, recompute).items()}
+
+
+@cache
+def count_parameters(model_name: str) -> tuple[int, int]:
+    """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
+    model = PAPER_MODELS[model_name]
+    whole = sum(parameter.numel() for parameter in meta_model(model.shape).parameters())
+    return whole, _first_rank(model)
+
+
+def _first_rank(model: PaperModel) -> int:
+    chunks = PaperStage(model.name, "tensor+sequence").chunks()
+    with emulated_rank(model.parallel.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=True)
+        parts = [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
+        return sum(parameter.numel() for part in parts for parameter in part.parameters())

@@ -1,0 +1,114 @@
+"""A profiler trace that shows the paper's names: f, f_bar, g, g_bar, core attention recompute.
+
+The functions are wrapped only while a trace is recorded, so the names cost nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from torch import nn
+from torch.autograd.profiler import emit_nvtx
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from actmem.layers.attention import CoreAttention, SelfAttention
+from actmem.layers.transformer import MLP
+from actmem.ledger.tools import replaced
+from actmem.parallel import conjugates, linear, rng
+from actmem.recompute import around_second_runs
+from actmem_course.lab_tools.timing import Work
+
+#: What to wrap: owner, name of the function, name of the range.
+_RANGES = (
+    (conjugates.FUNCTIONS["f"], "forward", "f"),
+    (conjugates.FUNCTIONS["f"], "backward", "f backward: all-reduce"),
+    (conjugates.FUNCTIONS["f_bar"], "forward", "f_bar: all-reduce"),
+    (conjugates.FUNCTIONS["f_bar"], "backward", "f_bar backward"),
+    (conjugates.FUNCTIONS["g"], "forward", "g: all-gather"),
+    (conjugates.FUNCTIONS["g"], "backward", "g backward: reduce-scatter"),
+    (conjugates.FUNCTIONS["g_bar"], "forward", "g_bar: reduce-scatter"),
+    (conjugates.FUNCTIONS["g_bar"], "backward", "g_bar backward: all-gather"),
+    (linear.FUNCTIONS["column_parallel"], "forward", "f or g, and linear"),
+    (linear.FUNCTIONS["column_parallel"], "backward", "f or g, and linear: backward"),
+    # Inside the two above.  What is only started here overlaps the matmuls.
+    (linear, "all_gather", "g: all-gather"),
+    (linear, "start_all_gather", "g again for the weight gradient: start all-gather"),
+    (linear, "start_reduce_scatter", "g backward: start reduce-scatter"),
+    (linear, "start_all_reduce", "f backward: start all-reduce"),
+    (SelfAttention, "forward", "attention"),
+    (CoreAttention, "forward", "core attention"),
+    (MLP, "forward", "MLP"),
+    (nn.LayerNorm, "forward", "layer norm"),
+    (rng.DropoutMask, "forward", "draw dropout mask"),
+    (rng.FUNCTIONS["drop"], "forward", "dropout"),
+    (rng.FUNCTIONS["drop"], "backward", "dropout backward"),
+)
+
+
+@contextmanager
+def paper_ranges() -> Iterator[None]:
+    """Show what runs in the block under the paper's names, as ranges of torch's profiler."""
+    with ExitStack() as stack:
+        for owner, name, text in _RANGES:
+            stack.enter_context(replaced(owner, name, _named(text)))
+        stack.enter_context(around_second_runs(_second_run_range))
+        yield
+
+
+def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> None:
+    """Run each candidate once and write a trace to ``path``, for https://ui.perfetto.dev.
+
+    Every rank must call it; a rank without a path writes nothing.
+    """
+    for work in candidates.values():  # so that one-time work is not part of a step
+        work.backward(work.forward())
+        work.finish()
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
+    with paper_ranges(), profile(activities=activities) as recorded:
+        _steps(candidates)
+    if path is not None:
+        with TemporaryDirectory() as folder:  # torch doesn't say when a disk is full
+            exported = Path(folder) / "trace.json"
+            recorded.export_chrome_trace(str(exported))
+            contents = exported.read_bytes()
+        if not contents.rstrip().endswith(b"}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        path.write_bytes(contents)
+
+
+def mark_for_nsys(candidates: dict[str, Work]) -> None:
+    """Run each candidate once with the same ranges as NVTX ranges, which Nsight Systems shows.  Every rank must call it."""
+    with paper_ranges(), emit_nvtx():
+        _steps(candidates)
+
+
+def _steps(candidates: dict[str, Work]) -> None:
+    for name, work in candidates.items():
+        with record_function(name):
+            with record_function("forward"):
+                output = work.forward()
+            with record_function("backward"):
+                work.backward(output)
+        del output
+        work.finish()
+
+
+def _named(text: str) -> Callable[[Callable], Callable]:
+    def make(function):
+        def run(*args, **kwargs):
+            with record_function(text):
+                return function(*args, **kwargs)
+
+        return run
+
+    return make
+
+
+def _second_run_range(function: Callable) -> record_function:
+    what = "core attention" if isinstance(function, CoreAttention) else "layer"
+    return record_function(f"{what} recompute")

@@ -1,0 +1,85 @@
+"""Pairs of runs that NVIDIA's CI logged and that differ in one thing, beside a formula of that thing.
+
+logged_pairs.tsv: what NVIDIA/Megatron-LM's tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json of the snapshot
+d98e8a64 say of the last rank.  peak: the largest mem-max-allocated-bytes.  held: mem-allocated-bytes, what stays between
+steps: weights, gradients, optimizer states.  Peak less held leaves activations, and the difference of two runs leaves
+what differs.  The last columns count the tensors of that difference.  These are the pairs that tensors alone
+explain; in others the kernels' sources don't show what they save, or the allocator's blocks change from log to log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actmem.config import ModelShape, padded_vocab_size
+from actmem.formulas.activations import eq1
+from actmem_course.others import table_rows
+
+#: The layer of nearly all these tests.  Where a pair's tests have another one, its formula is 0.
+SHAPE = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
+_WORDS = 50257
+#: A tensor of one number takes a block of this size.
+BLOCK_BYTES = 512
+#: How many tensors of one number, such as a loss, a pair may differ by beside its formula.
+MOST_NUMBERS = 12
+
+
+def term_bytes() -> dict[str, int]:
+    """Bytes of each term that logged_pairs.tsv counts: 16 bits, and float32 for statistics and the loss's logits."""
+    a, b, h, s = SHAPE.letters()
+    v, of_two_ranks = (padded_vocab_size(_WORDS, t) for t in (1, 2))
+    return {
+        "layer": eq1(SHAPE) + 16 * s * b,  # with the float32 statistics of its two norms
+        "2sbh": 2 * s * b * h,  # a layer's input
+        "sbh": s * b * h,  # the mask of the embedding's dropout
+        "s²b": s * s * b,  # a causal mask
+        "(24sbh + 5as²b)/2": 12 * s * b * h + 5 * a * s * s * b // 2,  # what two tensor-parallel ranks share of a layer
+        "6sb(v − v′/2)": 6 * s * b * (v - of_two_ranks // 2),  # and of the logits; v′ is padded for two ranks
+        "8sb": 8 * s * b,  # ids
+    }
+
+
+@dataclass(frozen=True)
+class LoggedPair:
+    """Two runs on one kind of GPU.  Bytes are of the first run less the second; counts: how many of each term differ."""
+
+    what: str
+    gpu: str
+    first: str
+    second: str
+    logged_bytes: int
+    counts: dict[str, int]
+
+    @property
+    def formula(self) -> str:
+        """Such as ``12 · layer − 12 · 2sbh``; ``0`` where nothing should differ."""
+        parts = [f"{'−' if count < 0 else '+'} {abs(count)} · {term}" for term, count in self.counts.items()]
+        return " ".join(parts).removeprefix("+ ") or "0"
+
+    @property
+    def formula_bytes(self) -> int:
+        """The formula's value."""
+        terms = term_bytes()
+        return sum(count * terms[term] for term, count in self.counts.items())
+
+    @property
+    def apart_bytes(self) -> int:
+        """Logged minus formula."""
+        return self.logged_bytes - self.formula_bytes
+
+    @property
+    def explained(self) -> bool:
+        """Whether nothing but tensors of one number is left."""
+        numbers, rest = divmod(abs(self.apart_bytes), BLOCK_BYTES)
+        return not rest and numbers <= MOST_NUMBERS
+
+
+def logged_pairs() -> list[LoggedPair]:
+    """All pairs; the first two are equal to the byte, the third is six numbers apart."""
+    return [_pair(row) for row in table_rows("logged_pairs.tsv")]
+
+
+def _pair(row: dict[str, str]) -> LoggedPair:
+    first, second = (int(row[f"{which} peak"]) - int(row[f"{which} held"]) for which in ("first", "second"))
+    counts = {term: int(row[term]) for term in term_bytes() if row[term] != "0"}
+    return LoggedPair(row["what"], row["gpu"], row["first run"], row["second run"], first - second, counts)

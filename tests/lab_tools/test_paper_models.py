@@ -1,0 +1,134 @@
+"""Emulated pipeline ranks of the paper's models: the right layers, the right moment, the exact bytes."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.config import PAPER_MODELS, ModelShape
+from actmem.formulas import first_stage
+from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
+from actmem.formulas.states import num_parameters, parameter_counts
+from actmem.layers.gpt import GPT
+from actmem.ledger.emulate import emulated_rank
+from actmem.parallel.groups import tensor_parallel
+from actmem.recipes import RECOMPUTE_MODES
+from actmem.rows import by_term, compare, extra_rows, total
+from actmem_course.lab_tools.paper_models import (
+    STAGE_CONFIGURATIONS,
+    PaperStage,
+    count_flops,
+    count_iteration,
+    count_parameters,
+    measure_paper_stage,
+    schedule,
+)
+from tests.tiers import at_night, covering
+
+BOTH = "tensor+sequence+selective"
+
+
+def ranks(name):
+    return range(PAPER_MODELS[name].parallel.pipeline_parallel_size)
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_the_ranks_hold_every_layer_once(name):
+    layers = [layer for rank in ranks(name) for chunk in PaperStage(name, BOTH, rank).chunks() for layer in chunk]
+    assert sorted(layers) == list(range(PAPER_MODELS[name].shape.num_layers))
+
+
+@pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, STAGE_CONFIGURATIONS, of=1))
+def test_the_chosen_moment_is_the_fullest(name, configuration):
+    """Counted from the actions alone: as many chunk-microbatches as the formula says, on every rank."""
+    for rank in ranks(name):
+        stage = PaperStage(name, configuration, rank)
+        actions = stage.actions()
+        assert actions == schedule(name)[rank][: len(actions)] and actions[-1].kind == "F"
+        held = [a for a in actions if a.kind == "F"]
+        for action in actions:
+            if action.kind == "B":
+                held = [a for a in held if (a.chunk, a.microbatch) != (action.chunk, action.microbatch)]
+        assert len(held) == first_stage.in_flight(stage.parallel, rank, stage.num_microbatches)
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, ["tensor+sequence", BOTH], of=1))
+def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
+    """Real layers, all of them, every microbatch in flight: measured equals predicted, term by term."""
+    stage = PaperStage(name, configuration)
+    shape, parallel = stage.model.shape, stage.parallel
+    t, p, m = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
+    measured = measure_paper_stage(stage)
+    assert compare(stage.rows() + stage.extra_rows(), measured).exact
+
+    terms = by_term(measured)
+    for row in extra_rows(stage.extra_rows()):
+        del terms[row.term]
+    equation = first_stage.eq5 if configuration == "tensor+sequence" else first_stage.eq6
+    layers = equation(shape, t) * first_stage.interleave_factor(p, m)
+    assert layers == first_stage.first_stage_bytes(
+        shape, parallel, stage.configuration.recompute, stage.num_microbatches
+    )
+    masks = terms[first_stage.EMBEDDING_TERM]
+    assert masks == p * shape.seq_length * shape.micro_batch_size * shape.hidden_size // t * (1 if m == 1 else 2)
+    # Section 4.3 counts p masks, also where interleaving holds 2p.
+    printed = layers + first_stage.section43_extras(shape, t, p)
+    assert sum(terms.values()) == printed + (0 if m == 1 else masks // 2)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        PaperStage("22B", "full"),
+        *map(at_night, [PaperStage("1T", "tensor", 63), PaperStage("175B", "tensor+selective", 7)]),
+    ],
+    ids=str,
+)
+def test_other_ranks_and_configurations(stage):
+    measured = measure_paper_stage(stage)
+    assert compare(stage.rows() + stage.extra_rows(), measured).exact
+    assert total(measured) > total(stage.rows()) > 0
+
+
+SHAPE = ModelShape(16, 2, 48, 8, num_layers=3, vocab_size=40)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+def test_every_mode_on_a_small_model(recompute):
+    assert sum(count_flops(SHAPE, recompute).values()) == hardware_flops(SHAPE, 2, recompute)
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("mode", ["selective", "full", "paper-selective", "paper-full"])
+def test_recomputation_on_a_whole_model(mode):
+    """Full is exact; selective is what the text says, which is not equation 8."""
+    shape, batch = PAPER_MODELS["22B"].shape, PAPER_MODELS["22B"].global_batch_size
+    s, h, layers = shape.seq_length, shape.hidden_size, shape.num_layers
+    core, forward = 4 * batch * s * s * h, 24 * batch * s * h * h + 4 * batch * s * s * h
+    again = {
+        "selective": core // 2,
+        "full": forward - 8 * batch * s * h * h,
+        "paper-selective": core,
+        "paper-full": forward,
+    }
+    assert sum(count_iteration("22B", mode).values()) == eq7(shape, batch) + layers * again[mode]
+    assert text_selective(shape, batch) == eq7(shape, batch) + layers * core < eq8(shape, batch)
+
+
+@pytest.mark.by_day(2)
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+def test_an_emulated_rank_runs_its_share(recompute):
+    """No product is run twice or left out by the cut: t ranks together run what one device runs."""
+    with emulated_rank(8):
+        model = GPT(SHAPE, tensor_parallel(sequence_parallel=True), recompute=recompute)
+        tokens = torch.zeros(2, 16, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model.loss(model(tokens), tokens).backward()
+    assert 8 * counter.get_total_flops() == sum(count_flops(SHAPE, recompute).values())
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_parameters(name):
+    model = PAPER_MODELS[name]
+    on_a_rank = sum(parameter_counts(model.shape, model.parallel).values())
+    assert count_parameters(name) == (num_parameters(model.shape), on_a_rank)

@@ -1,0 +1,192 @@
+"""Times in turns: what is run when, what counts, and what noisy medians can say.  No test waits for a clock."""
+
+import gc
+import random
+import subprocess
+import sys
+from statistics import median
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmem.config import ConfigError
+from actmem.ledger.tools import replaced
+from actmem.recompute import checkpoint
+from actmem_course.lab_tools import timing
+
+
+class Steps:
+    """Candidates that only note what runs, on a clock that moves by itself: 1 s a reading."""
+
+    def __init__(self, names):
+        self.log = []
+        self.work = {name: self._work(name) for name in names}
+
+    def _work(self, name):
+        def note(what):
+            return lambda *_: self.log.append((name, what))
+
+        return timing.Work(note("forward"), note("backward"), note("finish"))
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    readings = iter(range(10**6))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(readings)))
+
+
+def test_every_round_runs_every_candidate_once_in_an_order_of_its_own():
+    steps = Steps("abcdef")
+    samples = timing.take_turns(steps.work, rounds=8, warm_up=3)
+    assert {name: len(of_one) for name, of_one in samples.items()} == dict.fromkeys("abcdef", 8)
+    assert [what for _, what in steps.log] == ["forward", "backward", "finish"] * (6 * 11)
+    order = [name for name, what in steps.log if what == "forward"]
+    rounds = [tuple(order[i : i + 6]) for i in range(0, len(order), 6)]
+    assert all(sorted(one) == list("abcdef") for one in rounds) and len(set(rounds)) > 5
+    again = Steps("abcdef")
+    timing.take_turns(again.work, rounds=8, warm_up=3)
+    assert again.log == steps.log  # on every rank the same, or collectives would not meet
+
+
+def test_warm_up_does_not_count_and_parts_add_up(ticking):
+    seen = []
+    samples = timing.take_turns(Steps("ab").work, rounds=2, warm_up=1, on_round=seen.append)
+    assert samples == {name: [timing.Sample(1.0, 1.0, 0.0)] * 2 for name in "ab"}
+    assert samples["a"][0].seconds == 2.0 and seen == [1, 2, 3]
+
+
+def test_second_runs_are_timed_inside_backward(ticking):
+    x = torch.ones(3, requires_grad=True)
+    work = {
+        "plain": timing.Work(lambda: x.exp().sum(), lambda y: y.backward()),
+        "twice": timing.Work(
+            lambda: checkpoint(lambda x: checkpoint(torch.sin, x.exp()).sum(), x), lambda y: y.backward()
+        ),
+    }
+    samples = timing.take_turns(work, rounds=1, warm_up=0)
+    assert samples["plain"] == [timing.Sample(1.0, 1.0, 0.0)]
+    (twice,) = samples["twice"]
+    assert 0 < twice.recompute_seconds < twice.backward_seconds
+    work["twice"].backward(work["twice"].forward())  # nobody listens any more
+    assert samples["twice"] == [twice]
+
+
+def test_ranks_meet_before_each_step():
+    met = []
+    steps = Steps("ab")
+    timing.take_turns(steps.work, rounds=2, warm_up=0, meet=lambda: met.append(len(steps.log)))
+    assert met == [0, 3, 6, 9]
+
+
+def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards():
+    states = []
+    work = {"a": timing.Work(lambda: states.append(gc.isenabled()), lambda _: None)}
+    assert gc.isenabled()
+    timing.take_turns(work, rounds=2)
+    assert states == [False] * 4 and gc.isenabled() and gc.get_freeze_count() == 0
+    with pytest.raises(ZeroDivisionError):
+        timing.take_turns({"a": timing.Work(lambda: 1 / 0, lambda _: None)}, rounds=1)
+    assert gc.isenabled()
+
+
+def test_a_bad_number_of_rounds_is_refused():
+    with pytest.raises(ConfigError, match="rounds: must be at least 1, got 0"):
+        timing.take_turns({}, rounds=0)
+
+
+def test_replaced_puts_back_and_keeps_static_methods():
+    class Owner:
+        @staticmethod
+        def twice(x):
+            return 2 * x
+
+    original = vars(Owner)["twice"]
+    with pytest.raises(KeyError), replaced(Owner, "twice", lambda old: lambda x: old(x) + 1):
+        assert Owner.twice(3) == Owner().twice(3) == 7
+        raise KeyError
+    assert vars(Owner)["twice"] is original
+
+
+# What noisy samples say
+
+
+def test_spread_of_known_samples():
+    assert timing.spread([3.0]) == timing.Spread(3, 3, 3, count=1)
+    found = timing.spread([5, 1, 4, 2, 3])
+    assert found.median == 3 and timing.quartiles([5, 1, 4, 2, 3]) == (2, 4) and timing.quartiles([3.0]) == (3, 3)
+    # Of nine samples the true median lies outside the second and eighth with probability 2 · 10 / 512.
+    found = timing.spread(range(9))
+    assert (found.low, found.high, found.margin) == (1, 7, 3)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
+def test_the_median_is_inside_the_interval(samples):
+    found = timing.spread(samples)
+    assert found.median == median(samples)
+    assert min(samples) <= found.low <= found.median <= found.high <= max(samples)
+
+
+@pytest.mark.parametrize("count", [6, 11, 20])
+def test_the_interval_holds_the_true_median_19_times_in_20(count):
+    draw = random.Random(count)
+    held = 0
+    for _ in range(2000):
+        found = timing.spread([draw.lognormvariate(0, 1) for _ in range(count)])  # its median is 1
+        held += found.low <= 1 <= found.high
+    assert 0.93 < held / 2000
+
+
+def test_what_slows_both_down_cancels_out():
+    base = [1.0, 3.0, 2.0, 7.0]
+    assert timing.ratios([1.5 * second for second in base], base) == [1.5] * 4
+    with pytest.raises(ValueError):
+        timing.ratios(base, base[:3])
+
+
+def test_only_what_stands_out_of_the_noise_is_real():
+    noise = timing.noise_of([0.99, 1.01, 1.0, 1.02, 0.98, 1.0])
+    assert noise == pytest.approx(0.02)
+    assert (
+        timing.noise_of([0.9, 1.0, 1.01]) == pytest.approx(0.1) == timing.noise_of([1.1, 1.0, 0.99])
+    )  # the farther end
+    steady = [1.05, 1.051, 1.049, 1.05, 1.05, 1.05]
+    assert timing.is_real(timing.spread(steady), noise)
+    assert timing.is_real(timing.spread([2 - ratio for ratio in steady]), noise)  # faster than the base is real too
+    assert not timing.is_real(timing.spread(steady), 0.06)
+    assert not timing.is_real(timing.spread(steady[:5]), noise)  # too few to say
+    assert not timing.is_real(timing.spread([1.05, 1.2, 0.9, 1.05, 1.1, 0.95]), noise)  # its own interval holds 1
+    assert not timing.is_real(timing.spread([1.01, 1.01, 1.05, 1.05, 1.4, 1.4]), 0.0)  # ±20% around 5%
+
+
+# Freed memory stays with the process.
+
+
+#: MiB that are still resident after 160 MiB were freed, in a process of its own: what is told to the C library stays told.
+RESIDENT = """
+import re, sys, torch
+from actmem_course.lab_tools.timing import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+resident = lambda: int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) >> 10
+before = resident()
+tensors = [torch.ones(2**21) for _ in range(20)]
+assert resident() - before > 150
+del tensors
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+def test_freed_memory_stays():
+    command = [sys.executable, "-c", RESIDENT]
+    said = {how: subprocess.run([*command, how], capture_output=True, text=True) for how in ("keep", "not")}
+    left = {how: int(done.stdout) for how, done in said.items()}
+    assert left["not"] < 30 and left["keep"] > 130
+
+
+def test_a_candidate_that_did_twice_the_work_is_compared_per_piece():
+    found = timing.Timings({"one": [timing.Sample(1, 1, 0)] * 6, "two": [timing.Sample(1, 3, 0)] * 6}, noise=0.01)
+    assert (found.over("two", "one")["value"], found.over("two", "one", factor=1 / 2)["value"]) == (1.0, 0.0)
+    assert found.over("one", "two", factor=2)["value"] == 0.0

@@ -1,0 +1,41 @@
+"""Table 4 as a user starts it: every row of the paper's, with its bytes exact; times are never judged."""
+
+import json
+
+from measure_speed import BASELINE, VARIANTS
+
+from actmem_course import launch
+from actmem_course.others.paper import TABLE4
+from tests.labs.in_process import shown_in_80_columns
+
+SPEED = "measure_speed.py"
+TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
+
+
+def check_lines(lines):
+    assert [line["name"] for line in lines] == [variant.name for variant in VARIANTS]
+    assert lines[0]["name"] == BASELINE and lines[0]["over"] is None
+    for line in lines:
+        assert line["held_bytes"] == line["predicted_bytes"] > 0 and line["peak_bytes"] > line["held_bytes"]
+        assert line["combined_seconds"] > 0 and line["finite"]
+        assert (line["recompute_seconds"] > 0) == (line["recompute"] != "none")
+        assert line["backward_seconds"] > line["recompute_seconds"]
+
+
+def test_every_row_of_table_4_is_there():
+    assert [variant.name for variant in VARIANTS if not variant.literal] == list(TABLE4)
+    assert {variant.paper_row for variant in VARIANTS} == set(TABLE4)
+
+
+def test_emulated_with_all_files(tmp_path):
+    files = {name: tmp_path / name for name in ("json", "html", "trace")}
+    shown = shown_in_80_columns(SPEED, "--emulate", 2, *TINY, *(f"--{name}={path}" for name, path in files.items()))
+    check_lines(json.loads(files["json"].read_text()))
+    assert "exchanges send nothing here" in " ".join(shown.split()) and "All 8 layers hold" in shown
+    assert "Noise: the baseline against itself" in shown
+    assert "Full recomputation costs" in files["html"].read_text()
+    assert "core attention recompute" in files["trace"].read_text()
+
+
+def test_under_torchrun():
+    check_lines(launch.results(SPEED, *TINY, processes=2))

@@ -1,0 +1,134 @@
+"""Entries of every section: complete, exact where they should be, and wrong where a measurement is."""
+
+import json
+
+import pytest
+from measure_paper import SECTIONS, measure_paper
+from paper_steps import sections
+from paper_steps.sections import PaperEntry
+from paper_steps.tables import parts_of
+
+from actmem.config import PAPER_MODELS
+from actmem.formulas.activations import TABLE2, closed_form
+from actmem.formulas.flops import hardware_flops
+from actmem.formulas.states import num_parameters, parameter_counts
+from actmem.rows import Row
+from actmem_course.lab_tools import paper_models
+from actmem_course.lab_tools.paper_models import STAGE_CONFIGURATIONS
+from actmem_course.others import paper
+
+MODELS = tuple(PAPER_MODELS)
+
+
+def measured_by_formula(change=lambda what, result: result):
+    """In place of each measurement what it would give if it agreed, changed."""
+
+    def stage(stage):
+        return change("stage", stage.rows() + stage.extra_rows())
+
+    def parameters(name):
+        model = PAPER_MODELS[name]
+        counts = parameter_counts(model.shape, model.parallel)
+        return change("parameters", (num_parameters(model.shape), sum(counts.values())))
+
+    def iteration(name, recompute):
+        model = PAPER_MODELS[name]
+        return change("FLOPs", {"aten.mm": hardware_flops(model.shape, model.global_batch_size, recompute)})
+
+    def layer(name):
+        sizes = [closed_form(c, PAPER_MODELS[name].shape, 8) for c in TABLE2]
+        found = [{"predicted_bytes": n, "extra_bytes": 5, "measured_bytes": n + 5, "disagreement": ""} for n in sizes]
+        return change("layer", found)
+
+    return {
+        "measure_paper_stage": stage,
+        "count_parameters": parameters,
+        "count_iteration": iteration,
+        "measure_layer": layer,
+    }
+
+
+def entries_by_formula(section, models=MODELS, **change):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function in measured_by_formula(**change).items():
+            patch.setattr(sections if name == "measure_layer" else paper_models, name, function)
+        return measure_paper([section], models)[section]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_model_every_number_exact_and_plain_in_json(section):
+    entries = entries_by_formula(section)
+    assert {e.section for e in entries} == {section}
+    assert len({(e.model, e.quantity, e.unit, e.paper) for e in entries}) == len(entries)
+    if section in ("table4", "figure9", "disagreements"):
+        assert all(e.model == {"table4": "22B", "figure9": "530B"}.get(section, e.model) for e in entries)
+    else:
+        assert list(dict.fromkeys(e.model for e in entries)) == list(MODELS)
+    assert all(e.exact is not False for e in entries)
+    for entry, read in zip(entries, json.loads(json.dumps([entry.as_row() for entry in entries]))):
+        assert read["quantity"] == entry.quantity
+        assert all(value is None or isinstance(value, (str, int, float)) for value in read.values())
+
+
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("figure1", lambda what, result: [*result, Row("more", 1)] if what == "stage" else result),
+        ("table2", lambda what, result: [*result[:5], {**result[5], "disagreement": "more"}]),
+        ("table3", lambda what, result: (result[0], result[1] + 1)),
+        ("figure7", lambda what, result: [Row(row.term + "?", row.bytes) for row in result]),
+        ("table5", lambda what, result: {"aten.mm": result["aten.mm"] + 10**12}),
+        ("flops", lambda what, result: {"aten.mm": result["aten.mm"] - 1}),
+        ("figure9", lambda what, result: result[1:]),
+    ],
+)
+def test_a_wrong_measurement_is_seen(section, change):
+    wrong = [e for e in entries_by_formula(section, change=change) if e.exact is False]
+    assert wrong and all(e.difference or e.disagreement for e in wrong)
+
+
+def test_figure_7_and_1():
+    entries = entries_by_formula("figure7")
+    for name in MODELS:
+        stages = {e.quantity: e for e in entries if e.model == name and e.unit == "bytes"}
+        assert tuple(stages) == STAGE_CONFIGURATIONS
+        difference = {stages[c].difference_from_paper for c in ("tensor+sequence", "tensor+sequence+selective")}
+        _, b, h, s = PAPER_MODELS[name].shape.letters()
+        masks = PAPER_MODELS[name].parallel.pipeline_parallel_size * s * b * h // 8
+        assert difference == {masks if PAPER_MODELS[name].parallel.num_model_chunks > 1 else 0}
+    fits = {(e.model, e.quantity): e.note for e in entries_by_formula("figure1") if e.note}
+    for name in MODELS:
+        assert fits[name, "all, baseline"].endswith("does not fit")
+        assert fits[name, "all, both methods"].endswith(", fits")
+
+
+def test_figure_9_has_a_row_for_every_rank():
+    entries = entries_by_formula("figure9")
+    assert [e.pipeline_rank for e in entries if e.quantity.startswith("rank")] == list(range(35))
+    (saved,) = [e for e in entries if e.unit == "GiB"]
+    assert saved.paper == paper.FIGURE9_SAVED_GB
+    assert float(saved.ours_formula) == pytest.approx(saved.paper * 139 / 35 / 8, rel=0.01)
+    assert entries_by_formula("figure9", ["22B"]) == entries_by_formula("table4", ["1T"]) == []
+    assert {e.model for e in entries_by_formula("figure9", ["175B", "1T"])} == {"175B", "1T"}
+
+
+@pytest.mark.parametrize("section", ["table4", "figure9"])
+def test_an_empty_section_says_why(section):
+    (line,) = parts_of(section, [])
+    assert "22B model" in str(line)
+
+
+def test_models_in_their_order_by_two_processes():
+    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], 2)
+    assert list(entries) == ["disagreements", "table4", "table3"]
+    assert list(dict.fromkeys(e.model for e in entries["table3"])) == ["22B", "175B"]
+    assert all(e.exact is not False for of in entries.values() for e in of)
+    assert not any(e.exact or e.difference for name in ("disagreements", "table4") for e in entries[name])
+
+
+def test_differences():
+    entry = PaperEntry("table2", "22B", "x", "bytes", paper=7, ours_formula=10, extra=3, measured=14)
+    assert (entry.difference, entry.difference_from_paper, entry.exact) == (1, 3, False)
+    assert PaperEntry("table2", "22B", "x", "bytes", ours_formula=10, measured=10).exact is True
+    assert PaperEntry("table2", "22B", "x", "bytes", ours_formula=10, measured=10, disagreement="a term").exact is False
+    assert PaperEntry("table2", "22B", "x", "bytes", paper="under 20", ours_formula=10).difference_from_paper is None

@@ -1,0 +1,70 @@
+"""Where the paper disagrees with itself, and what larger microbatches pay for."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmem.config import PAPER_MODELS, TINY, ConfigError
+from actmem.formulas.activations import eq1
+from actmem.formulas.flops import layer_overhead
+from actmem_course.others.disagreements import disagreements
+from actmem_course.show.recomputation import batch_factor, break_even, fullest_bytes, throughput
+from tests.shapes import shapes
+
+
+def numbers(where, text):
+    (found,) = [d for d in disagreements() if d.where == where and text in d.printed]
+    return [round(float(value.value), 2) for value in found.ours]
+
+
+def test_every_number():
+    assert numbers("§4.3", "under 0.01%") == [0.57]
+    assert numbers("§4.3", "175B 8, 530B 35") == [16, 70]
+    assert numbers("§6.1, figure 7", "under 20%") == [16.14, 18.48, 20.24, 20.24]
+    assert numbers("§6.1, figure 7", "full recomputation needs 10%") == [7.59, 8.7, 9.52, 9.52]
+    assert numbers("§5 and eq. 8", "175B +2.7%, 530B +1.6%") == [0.9, 0.45, 0.55, 0.27]
+    assert numbers("Table 5, HFU", "22B 43.7%") == [42.37, 51.85, 56.35, 56.51]
+    assert numbers("§5", "+33.3%") == [22.81, 22.52, 22.4, 22.37]
+    assert numbers("Appendix B, figure 9", "2.73 GB") == [2.73, 2.94, 0.34]
+    assert numbers("Appendix B, figure 9", "r = p = 35") == [139, 10.86]
+    assert numbers("Appendix C and table 5", "175B MFU 52.3% (+0.7)") == [51.6]
+    assert len(disagreements()) == 10
+
+
+def test_each_is_a_short_list():
+    assert all(entry.why.endswith(".") for entry in disagreements())
+    paper = "  paper: 22B: the bytes beside its layers are under 0.01%"
+    assert str(disagreements()[0]).splitlines()[:3] == ["§4.3", paper, "  ours: 22B 0.57%"]
+
+
+MODES = ("selective", "paper-selective", "full", "paper-full")
+
+
+@given(shapes(), st.integers(2, 9), st.sampled_from(MODES))
+def test_throughput_is_1_at_the_break_even(shape, layers, mode):
+    deep = shape.with_sizes(num_layers=layers)
+    assert throughput(deep, mode, break_even(deep, mode)) == 1
+
+
+@given(shapes(), st.sampled_from(MODES))
+def test_without_a_fixed_part_recomputation_only_costs(shape, mode):
+    assert throughput(shape, mode, Fraction(0)) == 1 / (1 + layer_overhead(shape, mode))
+
+
+@given(shapes())
+def test_one_layer_needs_all_its_bytes_at_its_fullest(shape):
+    assert [fullest_bytes(shape, mode) for mode in ("none", *MODES)] == [eq1(shape)] * 5
+
+
+def test_nothing_breaks_even_where_nothing_is_freed():
+    with pytest.raises(ConfigError, match="frees nothing"):
+        break_even(TINY.with_sizes(num_layers=1), "full")
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_full_frees_more_and_breaks_even_later(name):
+    shape = PAPER_MODELS[name].shape
+    assert batch_factor(shape, "full") > batch_factor(shape, "selective") > 1
+    assert break_even(shape, "full") > break_even(shape, "selective") > 0

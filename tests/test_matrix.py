@@ -1,0 +1,57 @@
+"""``make matrix``: what it counts, and what it calls working."""
+
+import matrix
+import pytest
+from matrix import PARTS, ROOT, counts, table, works
+
+from actmem.torch_private import CHECKED_ON
+
+PASSING = {"torch": "2.0.0", "build": "2.0.0+cpu", "python": "3.11.2", "date": "2026-01-01"}
+ALL_PASS = {part: {"passed": 3, "failed": 0, "skipped": 1} for part in PARTS}
+
+
+def junit(**numbers):
+    attributes = " ".join(f'{name}="{number}"' for name, number in numbers.items())
+    return f"<testsuites><testsuite {attributes}></testsuite></testsuites>"
+
+
+@pytest.mark.parametrize(
+    ("report", "exit_code", "expected"),
+    [
+        (junit(tests=5, failures=0, errors=0, skipped=2), 0, (3, 0, 2)),
+        (junit(tests=5, failures=1, errors=2, skipped=1), 1, (1, 3, 1)),
+        (junit(tests=5, failures=0, errors=0, skipped=0), 139, (5, 1, 0)),  # ended by a signal after its last test
+        (junit(tests=0, failures=0, errors=0, skipped=0), 5, (0, 1, 0)),  # no test was found
+        ("", 4, (0, 1, 0)),
+    ],
+)
+def test_counts(report, exit_code, expected):
+    assert tuple(counts(report, exit_code).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (ALL_PASS, "yes"),
+        ({**ALL_PASS, "ledger": {"passed": 2, "failed": 1, "skipped": 0}}, "no: ledger"),
+        ({**ALL_PASS, "pipeline": {"passed": 0, "failed": 0, "skipped": 4}}, "no: pipeline"),
+        ({part: ALL_PASS[part] for part in list(PARTS)[1:]}, "no: formulas"),
+        ({}, "not installed"),
+    ],
+)
+def test_a_part_that_failed_was_skipped_or_never_ran_does_not_work(parts, expected):
+    assert works({**PASSING, **({} if parts else {"build": ""}), "parts": parts}) == expected
+    if parts == ALL_PASS:
+        sums = f"{3 * len(PARTS)} | 0 | {len(PARTS)}"
+        assert table([{**PASSING, "parts": parts}]).endswith(f"| 2.0.0+cpu | 3.11.2 | yes | {sums} | 2026-01-01 |")
+
+
+def test_every_part_names_files_that_exist():
+    assert [path for paths in PARTS.values() for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("argument", ["1.0.0", f"{CHECKED_ON[0]}@2.6"])
+def test_a_version_or_a_python_that_is_not_there_is_refused(argument, capsys):
+    assert matrix.main([argument]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert argument in line

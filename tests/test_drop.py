@@ -393,6 +393,17 @@ def test_in_a_checkpoint_of_torch_each_kept_tensor_is_read_once(kind, retain_gra
         assert equal([x.grad, *(parameter.grad for parameter in layer.parameters())], wanted), choice
 
 
+def test_in_a_checkpoint_of_torch_a_host_s_copy_is_read_once():
+    """A frozen layer's input that only recipes read: each of them fetches it."""
+    for recompute in (PAPER_LAYER.input_on_host(), {PAPER_LAYER.input: "compress"}):
+        layer, x = layer_of(recompute, p=0.0), random_input().detach()
+        layer.requires_grad_(False).mlp.down.weight.requires_grad_()
+        torch_checkpoint(layer, x, use_reentrant=False).sum().backward()
+        once = layer.mlp.down.weight.grad.clone()
+        layer(x).sum().backward()
+        assert torch.equal(layer.mlp.down.weight.grad, 2 * once)
+
+
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("kind", LLAMAS)
 def test_each_term_of_todays_layer_goes_to_the_host(kind):

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ModelShape
@@ -230,6 +232,26 @@ def test_an_optimizer_may_step_in_backward(kind, mode):
         layer(x).square().sum().backward()
         found.append([x.grad, *(parameter.detach() for parameter in layer.parameters())])
     assert all(torch.equal(*pair) for pair in zip(*found))
+
+
+def under_fsdp(kind, recompute, wrap):
+    """Gradients of the input, without and with what shares the parameters among the ranks and gathers them again."""
+    found = []
+    for shared in (False, True):
+        layer, x = layer_again(kind, recompute if shared else "none"), torch.ones(16, 2, 24, requires_grad=True)
+        if shared and wrap == "FSDP2":
+            fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+        elif shared:
+            layer = FullyShardedDataParallel(layer, use_orig_params=True, device_id=torch.device("cpu"))
+        layer(x).square().sum().backward()
+        found.append(x.grad)
+    return torch.equal(*found)
+
+
+@pytest.mark.parametrize("wrap", ["FSDP", "FSDP2"])
+@pytest.mark.parametrize(("kind", "mode"), [("paper", "full"), ("llama", "full"), ("llama", "paper-full")])
+def test_parameters_that_fsdp_gathers_again_are_the_same(kind, mode, wrap, pools):
+    assert pools[2].run(under_fsdp, kind, mode, wrap) == [True, True]
 
 
 def test_a_parameter_that_a_function_reads_is_looked_at_when_it_is_saved_again():

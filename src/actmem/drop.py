@@ -35,7 +35,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.config import ConfigError, shown
 from actmem.keep import Kept, keep
 from actmem.recompute import ParametersRead, autocast_state, opened, second_run
-from actmem.torch_private import backward_pass
 
 
 @runtime_checkable
@@ -285,7 +284,7 @@ KEEP_ALL = Terms()
 class Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
-    tensor: what backward has read.  holds: slots of what its recipe reads.
+    tensor: what was made again.  holds: slots of what its recipe reads.
     """
 
     view: TensorView
@@ -294,21 +293,18 @@ class Slot:
     kept: tuple[Kept, TensorView] | None = None
     tensor: Tensor | None = None
     holds: list[Slot] = field(default_factory=list)
-    _read_in: int = -1  # the backward pass that read what is kept
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
         """Keep all that has the name of ``tensor``, which is a view of it: a recipe may read more than the graph saved."""
         self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
 
     def held(self) -> tuple[Tensor, TensorView] | None:
-        """The tensor and how it lies, if it is here; read once in a backward pass, as a checkpoint outside gives it once."""
-        view = self.view
+        """The tensor and how it lies, if it is here."""
         if self.kept:
             kept, view = self.kept
-            if self._read_in != (now := backward_pass()) or now < 0:
-                (tensor,) = kept.tensors()
-                self.tensor, self._read_in = view.restored(tensor) if self.name else tensor, now
-        return None if self.tensor is None else (self.tensor, view)
+            (tensor,) = kept.read_once()
+            return view.restored(tensor) if self.name else tensor, view
+        return None if self.tensor is None else (self.tensor, self.view)
 
 
 class TensorView(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.torch_private import never_compiled
+from actmem.torch_private import backward_pass, never_compiled
 
 
 def stays_eager(function: Callable) -> Callable:
@@ -51,6 +51,8 @@ class Kept:
     def __init__(self, anchor: Tensor):
         # The tensor, not its grad_fn: before torch 2.13 a node dies with its last output tensor.
         self.anchor = anchor
+        self._read: tuple[Tensor, ...] = ()
+        self._read_in = -1  # the backward pass
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors, as autograd unpacks them.
@@ -64,6 +66,12 @@ class Kept:
             return node.saved_tensors
         finally:
             _reading.releases = before
+
+    def read_once(self) -> tuple[Tensor, ...]:
+        """The tensors, unpacked once in a backward pass, as torch's checkpoint allows, and from then on held here."""
+        if self._read_in != (now := backward_pass()) or now < 0:
+            self._read, self._read_in = self.tensors(), now
+        return self._read
 
 
 _reading = threading.local()  # backward may run in a thread of its own

@@ -1,6 +1,6 @@
 """Activation recomputation: our own checkpoint function (2205.05198 section 5).
 
-How it works, in five rules:
+How it works, in six rules:
 
 1. Forward runs normally and builds its graph, but each tensor that autograd wants to save is replaced by an empty slot.
    Only the inputs and the random-number states are kept, and what the function closes over.
@@ -84,7 +84,7 @@ class ParametersRead:
 
     def __init__(self, module: nn.Module, result: Tensor):
         self._noted = [
-            (f"{path}.{name}".lstrip("."), owner._parameters, name, parameter, times_written(parameter))
+            (f"{path}.{name}".lstrip("."), owner, name, parameter, times_written(parameter))
             for path, owner in module.named_modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None
@@ -98,8 +98,9 @@ class ParametersRead:
                 raise _other_values(path)
 
     def check_replaced(self) -> None:
-        for path, there, name, parameter, _ in self._noted:
-            if there.get(name) is not parameter:
+        for path, owner, name, parameter, _ in self._noted:
+            now = getattr(owner, name, None)  # FSDP may have put another view of the same values there
+            if now is not parameter and not (now is not None and now.is_set_to(parameter)):
                 raise _other_values(path)
 
 

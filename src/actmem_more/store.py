@@ -96,7 +96,7 @@ class _HostCopy:
         if self.arriving is not None:
             return
         self.memory.arriving.add(self)
-        (host,) = self.kept.tensors()
+        (host,) = self.kept.read_once()
         stream = self.memory.stream(self.device)
         if stream is None:
             self.arriving = host.clone()
@@ -137,7 +137,7 @@ class EightBits:
         size, dtype = len(flat), flat.dtype
         values, scales = eight_bits(flat)
         kept = keep(values, scales, name=name)
-        return lambda: from_eight_bits(*kept.tensors())[:size].to(dtype)
+        return lambda: from_eight_bits(*kept.read_once())[:size].to(dtype)
 
 
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:

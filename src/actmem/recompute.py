@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import keep, released_by_reader, stays_eager
-from actmem.torch_private import backward_pass, graph_is_retained, no_dispatch_modes, times_written
+from actmem.torch_private import graph_is_retained, no_dispatch_modes, times_written
 
 
 @stays_eager
@@ -146,7 +146,7 @@ class _Region:
         self.requires_grad = [x.requires_grad for x in inputs]
         self.name = getattr(function, "__qualname__", type(function).__name__)
         states = generator_states(self.generators)
-        self.digests = [_digest(state) for state in states]
+        self.digests = [digest_of(state) for state in states]
         self.kept = keep(*inputs, *states)
         self.parameters: ParametersRead | None = None
         owner = getattr(function, "__self__", function)
@@ -165,7 +165,7 @@ class _Region:
             self.parameters.check_replaced()
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
-        if any(_digest(state) not in (0, digest) for state, digest in zip(states, self.digests)):
+        if any(digest_of(state) not in (0, digest) for state, digest in zip(states, self.digests)):
             raise other_numbers(self.name)
         starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
         count = 0
@@ -255,8 +255,9 @@ def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
     return [generator.get_state() for generator in generators]
 
 
-def _digest(state: Tensor) -> int:
-    if type(state) is not Tensor:  # a fake one has no values
+def digest_of(state: Tensor) -> int:
+    """A number that tells states of generators apart; 0 of a fake one."""
+    if type(state) is not Tensor:
         return 0
     with no_dispatch_modes():
         return hash(state.numpy().tobytes())
@@ -266,7 +267,6 @@ def _digest(state: Tensor) -> int:
 def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tensor]):
     """Put each generator into a state, and back into its present one at the end (rule 5)."""
     before = generator_states(generators)
-    _put_back.extend(generators)
     try:
         for generator, state in zip(generators, states):
             # torch reads from the storage's start, where a hook outside may have put something else.
@@ -275,10 +275,6 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
     finally:
         for generator, state in zip(generators, before):
             generator.set_state(state)
-            _put_back.remove(generator)
-
-
-_put_back: list[torch.Generator] = []
 
 
 def other_numbers(name: str) -> RuntimeError:
@@ -286,8 +282,3 @@ def other_numbers(name: str) -> RuntimeError:
         f"{name}: a checkpoint around it runs it again and would draw other numbers: use the layer's recompute=, "
         "or actmem.recompute.checkpoint with its generators="
     )
-
-
-def draws_again_what_it_drew(generator: torch.Generator) -> bool:
-    """False in the second run of a checkpoint that does not put the generator back: torch's, or ours if not told of it."""
-    return backward_pass() < 0 or any(one is generator for one in _put_back)

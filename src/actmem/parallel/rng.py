@@ -6,6 +6,7 @@ mask on each rank, or every shard repeats one pattern.  So each rank has two str
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 
 import torch
@@ -17,7 +18,8 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import child_seed, fresh_seed
-from actmem.recompute import draws_again_what_it_drew, other_numbers
+from actmem.recompute import digest_of, other_numbers
+from actmem.torch_private import backward_pass
 
 
 class DropoutStreams:
@@ -41,6 +43,10 @@ class DropoutStreams:
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 
 
+#: Forward passes of one mask whose backward may be still to come.
+_REMEMBERED = 1024
+
+
 class DropoutMask(nn.Module):
     """Draws a dropout mask and keeps it for backward; ``Mask.drop`` applies it later.
 
@@ -60,13 +66,13 @@ class DropoutMask(nn.Module):
         if type(p) not in (int, float) or not 0 <= p < 1:
             raise ConfigError("p", f"must be at least 0 and less than 1, got {shown(p)}")
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
+        self._drawn_at: deque[int] = deque(maxlen=_REMEMBERED)  # of forward passes, digests of the generator's states
 
     @stays_eager
     def forward(self, like: Tensor, terms: Terms = KEEP_ALL, term: str = "mask") -> Mask:
         if self.num_dropped == 0 or not self.training:
             return Mask(None, 1.0, None)
-        if self.generator and not draws_again_what_it_drew(self.generator):
-            raise other_numbers("dropout")
+        self._check_second_run()
         kept_share = 1 - self.num_dropped / 2**16
         if like.device.type == "cpu":
             # A stream's state has 5,056 bytes here, a seed has 8.
@@ -80,6 +86,16 @@ class DropoutMask(nn.Module):
             state = self.generator.get_state().tolist() if self.generator and again else None
             mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
+
+    def _check_second_run(self) -> None:
+        """In backward, raise RuntimeError unless the generator is in a state in which a forward pass has drawn here."""
+        if self.generator is None:
+            return
+        state = digest_of(self.generator.get_state())
+        if backward_pass() < 0:
+            self._drawn_at.append(state)
+        elif state not in self._drawn_at:
+            raise other_numbers("dropout")
 
 
 def _draw_on_cpu(shape: torch.Size, kept_share: float, seed: int) -> Tensor:

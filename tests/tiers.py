@@ -19,7 +19,8 @@ ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
 LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
 #: Folders in which every test starts programs, a browser or a lab on ranks; so do tests that use ``pools``.
 SLOW = tuple(
-    f"tests/{folder}/" for folder in ("lab_tools", "labs", "notebooks", "peers", "right_answers", "verify", "wrong_answers")
+    f"tests/{folder}/"
+    for folder in ("lab_tools", "labs", "notebooks", "peers", "right_answers", "verify", "wrong_answers")
 )
 #: What one function's cases may take together in ``make test``, and with FAST=1; one case always runs.
 SECONDS_BY_DAY = 0.5 if FAST else 2.0

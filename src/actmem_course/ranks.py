@@ -54,7 +54,9 @@ def _store() -> RankStore:
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
     """--device; --ranks N; --emulate T where one rank can do the work alone."""
-    parser.add_argument("--ranks", type=int, metavar="N", help="without torchrun: start N ranks here (default: one a GPU)")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="without torchrun: start N ranks here (default: one a GPU)"
+    )
     if emulate:
         parser.add_argument(
             "--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun"

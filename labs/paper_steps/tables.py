@@ -168,7 +168,7 @@ def paper_table(
     used = [i for i in range(1, len(header)) if any(line[i] for line in lines)]
     parts: list[Text | Table] = [Text(title, style="bold")]
     for model in dict.fromkeys(entry.model for entry in entries):
-        made = table(headings.get(model, ""), header[0], *(numbers(header[i]) for i in used))
+        made = table(headings.get(model, ""), header[0], *(numbers(header[i]) for i in used), tight=True)
         for entry, line in zip(entries, lines):
             if entry.model != model:
                 continue

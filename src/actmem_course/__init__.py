@@ -1,10 +1,10 @@
-"""What the course needs around the library: results, figures, benchmarks, the judge.
+"""What the course needs around the library: figures, what labs share, the judge.
 
-``actmem`` never imports this package.  ``results`` and ``show`` work without torch.
+``actmem`` never imports this package.  ``show`` and ``others`` work without torch.
 """
 
 import os
 
-# On a GPU an exchange overlaps with a matrix product only if it starts first: one queue keeps the order of launches.
+# On a GPU a collective overlaps with a matmul only if it starts first: one queue keeps the order of launches.
 # CUDA reads this when it is first used, so it is set here, before any lab can use it, and handed on to the ranks.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

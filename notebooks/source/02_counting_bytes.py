@@ -424,7 +424,7 @@ checks.show()
 #
 # The ledger says what autograd holds. Does the GPU's memory hold as much? torch's allocator counts the bytes that it is asked for, and
 # those that it hands out, in blocks of 512. One GPU ran a layer of the 22B and one of the 175B model in the six ways that
-# chapters 3 to 5 explain, and counted between forward and backward ([chapter 1](01_memory_wall.ipynb#the-wall-measured) says which GPU, and how).
+# chapters 3 to 5 explain, and counted between forward and backward ([chapter 1](01_memory_wall.ipynb) says which GPU, and how).
 # Formula, ledger, requested and allocated bytes are one number, in each row:
 
 # %% jupyter={"source_hidden": true}

@@ -530,7 +530,7 @@ checks.show()
 # ## What it costs in time, on a newer GPU
 #
 # Table 4 of the paper times one layer ([chapter 7](07_time.ipynb) has all of it). Here is what recomputation adds, on the GPU
-# of [chapter 1](01_memory_wall.ipynb#the-wall-measured) and on the paper's, over tensor parallelism that recomputes nothing. There the second run stops
+# of [chapter 1](01_memory_wall.ipynb) and on the paper's, over tensor parallelism that recomputes nothing. There the second run stops
 # early, as in this chapter, or goes to its end, as the paper's does.
 
 # %% jupyter={"source_hidden": true}

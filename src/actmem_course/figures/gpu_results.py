@@ -174,7 +174,7 @@ def table4_bars(result: Result) -> Drawing:
         beside=True,
         fills=(FILLS["ours"], FILLS["second number"], FILLS["others"]),
     )
-    whole = [trace | {"text": [f"{value}%" for value in trace["x"]]} for trace in drawing.traces]
+    whole = [trace | {"text": [f"{value:.0f}%" for value in trace["x"]]} for trace in drawing.traces]
     return replace(drawing, traces=whole)
 
 

@@ -10,8 +10,8 @@ from actmem_course.figures.in_page import SHOWN
 from notebooks.site.needs import Reader, Statement
 
 
-#: What measures stays out of a page's archive, also where it needs no machine: such a figure is a picture there.
-_NOT_IN_PAGES = ("actmem_course.lab_tools",)
+#: What measures, or reads what a GPU measured, works in no page, also where it needs no machine: such a figure stands still.
+_NOT_IN_PAGES = ("actmem_course.lab_tools", "actmem_course.figures.gpu_results")
 
 
 def figures(notebook: NotebookNode) -> dict[str, str]:

@@ -45,7 +45,8 @@ Reveal(
 # **measure** the bytes that it keeps. The two agree to the byte.
 #
 # *Measured* means: what autograd holds. A GPU reports more: the allocator's blocks, workspaces, CUDA's context, NCCL's buffers
-# ([chapter 13](13_long_sequences.ipynb)). Nothing here ran on a GPU of ours: GPU numbers are others', and ° marks what nothing here checks.
+# ([chapter 13](13_long_sequences.ipynb)). [Chapter 1](01_memory_wall.ipynb) ends with what a GPU of ours measured. Where no
+# chapter says so, GPU numbers are others', and ° marks what nothing here checks.
 #
 # **What you will be able to do:**
 #

@@ -260,7 +260,37 @@ Panel(
 # fit. Full recomputation frees even more, but runs most of the forward pass twice; chapters 5 and 7 show what that
 # costs.
 # </details>
+
+# %% [markdown]
+# ## The wall, measured
 #
+# Is the wall there on a real GPU? Below, one rank of the 22B model takes a training step, with all its layers and Adam's
+# states, on a newer GPU that lets it have no more memory than an A100. The rows add one method after the other;
+# *elementwise* (chapter 8) and *full* replace *selective*. The prediction adds weights, gradients, optimizer states,
+# activations, the loss, and what backward makes for a moment.
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.gpu_results import conditions, newest, step_curve, wall_bars, wall_remainder
+
+wall = newest("wall")
+print(conditions(wall))
+LiveFigure(wall_bars(wall))
+
+# %% [markdown]
+# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran once more with the whole
+# card. The other chapters' results of this GPU have the same conditions.
+
+# %% jupyter={"source_hidden": true}
+wall_remainder(wall)
+
+# %% [markdown]
+# This is the step with selective recomputation. Forward fills the memory, layer by layer; backward empties it. Each tooth in
+# backward is a layer whose attention core is computed again.
+
+# %% jupyter={"source_hidden": true}
+LiveFigure(step_curve(wall))
+
+# %% [markdown]
 # All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}

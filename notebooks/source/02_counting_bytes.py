@@ -419,6 +419,25 @@ checks.show()
 # %% [markdown]
 # Both differences equal the formula, to the byte. Most other pairs of tests don't, because the allocator's blocks, for
 # instance, change what is logged. `python labs/measure_runs.py` has more pairs that a formula explains.
+#
+# ## Bytes by the allocator
+#
+# The ledger says what autograd holds. Does the GPU's memory hold as much? torch's allocator counts the bytes that it is asked for, and
+# those that it hands out, in blocks of 512. One GPU ran a layer of the 22B and one of the 175B model in the six ways that
+# chapters 3 to 5 explain, and counted between forward and backward ([chapter 1](01_memory_wall.ipynb) says which GPU, and how).
+# Formula, ledger, requested and allocated bytes are one number, in each row:
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.gpu_results import newest
+
+on_gpu = newest("table2").get("table2", [])
+for count in ("ledger", "requested", "allocated"):
+    checks.add(
+        "layers of two models, six ways, on a GPU",
+        [(row["predicted_bytes"], row[f"{count}_bytes"]) for row in on_gpu],
+        sides=("formula", count),
+    )
+checks.show()
 
 # %% jupyter={"source_hidden": true}
 checks

@@ -527,6 +527,28 @@ checks.add(logged.what, [(logged.formula_bytes, logged.logged_bytes)], sides=("p
 checks.show()
 
 # %% [markdown]
+# ## What it costs in time, on a newer GPU
+#
+# Table 4 of the paper times one layer ([chapter 7](07_time.ipynb) has all of it). Here is what recomputation adds, on the GPU
+# of [chapter 1](01_memory_wall.ipynb) and on the paper's, over tensor parallelism that recomputes nothing. There the second run stops
+# early, as in this chapter, or goes to its end, as the paper's does.
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.gpu_results import layer_times, newest, table4_bars
+
+on_gpu = newest("modes")
+LiveFigure(table4_bars(on_gpu))
+
+# %% jupyter={"source_hidden": true}
+layer_times(on_gpu)
+
+# %% [markdown]
+# Hardly any of the second run's time is FLOPs. Softmax and dropout, not fused, read and write the scores at the speed of
+# memory. From the A100 to this GPU matmuls gained more than memory did, so this elementwise work weighs more. With
+# sequence parallelism the layer norms and dropouts outside the core are divided, which pays for most of it. (The 175B
+# model's layer is left out. With one sequence this GPU finishes its kernels before the next ones are started, so its times are
+# those of the CPU, and noisy.)
+#
 # ## Does a larger batch pay for it?
 #
 # The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger batch runs

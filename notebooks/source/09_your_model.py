@@ -422,6 +422,18 @@ LiveFigure(
 )
 
 # %% [markdown]
+# ### Predicted, then seen
+#
+# Does it hold for a whole model that others wrote, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a
+# larger one with PEFT's adapters. `record --step --fake --device cuda` predicts the peak without a GPU. It doesn't know the
+# workspaces of cuBLAS, NVIDIA's library of matmuls; they were measured, and are added. Point at a bar to see how many bytes are missing.
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.gpu_results import newest, strangers_bars
+
+LiveFigure(strangers_bars(newest("strangers")))
+
+# %% [markdown]
 # ## Yours
 #
 # Put your own model here: any module, and any arguments. If your machine has too little memory for it, use the command with

@@ -3,11 +3,13 @@
 import ast
 
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from actmem_course.cut import lab_names, lab_source
 from notebooks.site import book, build, cache
 from notebooks.site.live import SOURCE, modules
 from notebooks.site.needs import Reader, needs_machine
+from notebooks.site.slices import figures
 
 
 def test_a_page_has_all_that_its_modules_import():
@@ -63,6 +65,12 @@ def test_modules_that_need_a_machine(module, needed):
 def test_what_comes_from_a_machine_is_followed(cells, measured):
     reader = Reader()
     assert [[int(one.measured) for one in reader.read(cell)] for cell in cells] == measured
+
+
+@pytest.mark.parametrize(("module", "moves"), [("ch07_time", True), ("gpu_results", False)])
+def test_a_figure_of_what_a_gpu_measured_stands_still_in_a_page(module, moves):
+    cell = new_code_cell(f"from actmem_course.figures.{module} import draw\nLiveFigure(draw())")
+    assert (cell.id in figures(new_notebook(cells=[cell]))) == moves
 
 
 def test_labs_that_someone_solved_in_place_are_published_as_exercises(tmp_path, monkeypatch):

@@ -1,0 +1,228 @@
+"""What a GPU measured: drawings of the files in labs/results, which labs/measure_gpu.py writes.
+
+Pages of the site have no such files, so these figures stand still there.  Without a file each drawing is one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
+from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.checks import Fold
+from actmem_course.figures.marks import Drawing, chart, line, scale
+from actmem_course.figures.style import COMPARED, FILLS, HELD
+from actmem_course.figures.units import GIB, exact_text, size_text
+from actmem_course.others import paper
+
+#: Beside the package in a checkout; an installed package has none.
+RESULTS = Path(__file__).resolve().parents[3] / "labs" / "results"
+NO_RESULTS = "No GPU's results are in labs/results: python labs/measure_gpu.py measures them"
+#: Names of steps that measure the same without the limit of memory end like this.
+_WITHOUT_LIMIT = ", all of this card"
+_SIDES = (FILLS["second number"], FILLS["ours"])
+#: Rows of table 4 that recompute, and the rows of a result whose second run goes to its end, as the paper's does.
+_TO_ITS_END = {
+    "selective": "selective, literal",
+    "selective + sequence parallel": "selective + SP, literal",
+    "full recompute": "full recompute, literal",
+}
+_STRANGERS = {"llama_1b": "Llama 3.2 1B", "llama_8b_lora": "Llama 3 8B with LoRA"}
+
+Result = Mapping[str, Any]
+
+
+def newest(step: str, folder: Path = RESULTS) -> Result:
+    """The newest file that has a step of measure_gpu.py; empty if none has it."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return max((one for one in found if one.get(step)), key=lambda one: one["date"], default={})
+
+
+def device(result: Result) -> str:
+    """The GPU's name without its maker, as in ``H200``."""
+    return result["machine"]["device"].removeprefix("NVIDIA ")
+
+
+def conditions(result: Result) -> str:
+    """What ran where, and what the times leave out."""
+    if not result:
+        return NO_RESULTS
+    machine, ranks = result["machine"], result["settings"]["tensor_parallel_size"]
+    return (
+        f"One {machine['device']}, torch {machine['torch']}, {result['settings']['dtype']}, as one emulated rank of "
+        f"{ranks}:\nkernels and memory are real, collectives send nothing and take no time."
+    )
+
+
+def named(rows: list[dict]) -> dict[str, dict]:
+    """Rows of one step by their names."""
+    return {row["name"]: row for row in rows}
+
+
+def wall_bars(result: Result) -> Drawing:
+    """Predicted peak of each rung beside what was allocated, or where memory ran out, against the limit."""
+    if not result:
+        return _nothing()
+    rows = named(result["wall"])
+    rungs = {name: row for name, row in rows.items() if not name.endswith(_WITHOUT_LIMIT)}
+    limit = next(iter(rungs.values()))["budget_bytes"]
+    words = {name: _outcome(row, rows.get(name + _WITHOUT_LIMIT)) for name, row in rungs.items()}
+    # One GPU alone would need several times what the axis shows.
+    too_long = {name for name, row in rungs.items() if row["predicted_bytes"] > 2 * limit}
+    predicted = {name: 0 if name in too_long else row["predicted_bytes"] for name, row in rungs.items()}
+    measured = {name: row["peak_bytes"] or 0 for name, row in rungs.items()}
+    agree = all(bool(row["out_of_memory"]) == (row["predicted_bytes"] > limit) for row in rungs.values())
+    fit = sum(not row["out_of_memory"] for row in rungs.values())
+    drawing = bar_chart(
+        f"{fit} of {len(rungs)} ways fit in {size_text(limit)} on the {device(result)}, {'as' if agree else 'not as'} predicted",
+        {"predicted peak": predicted, "measured peak": measured},
+        "22B model, one rank of 8, one training step",
+        beside=True,
+        fills=_SIDES,
+        room_for=limit,
+        limit=("limit", limit),
+    )
+    beyond = {name: f"{size_text(rungs[name]['predicted_bytes'])}, beyond this axis" for name in too_long}
+    traces = [_said(drawing.traces[0], list(rungs), beyond), _said(drawing.traces[1], list(rungs), words)]
+    told = "; ".join(
+        f"{name} predicted {size_text(row['predicted_bytes'])}, measured {words[name] or size_text(row['peak_bytes'])}"
+        for name, row in rungs.items()
+    )
+    return replace(
+        drawing, traces=[*traces, *drawing.traces[2:]], alt=f"Bars against a limit of {size_text(limit)}: {told}."
+    )
+
+
+def _outcome(row: dict, without_limit: dict | None) -> str:
+    """Where memory ran out, and what the step took without the limit; "" if it didn't."""
+    if not row["out_of_memory"]:
+        return ""
+    where = row["out_of_memory"].partition(":")[0]
+    more = f" ({size_text(without_limit['peak_bytes'])} without the limit)" if without_limit else ""
+    return f"out of memory in {where}{more}".replace("in building the model", "while building the model")
+
+
+def _said(trace: dict, names: list[str], words: Mapping[str, str]) -> dict:
+    """The trace with words in place of a bar's value, where there are any."""
+    said = [words.get(name) for name in names]
+    return trace | {
+        key: [new or old for new, old in zip(said, trace[key], strict=True)] for key in ("text", "customdata")
+    }
+
+
+def wall_remainder(result: Result) -> Fold:
+    """How much more was allocated than predicted, and what of it has a name."""
+    rows = [row for row in result.get("wall", ()) if row["peak_bytes"]]
+    if not rows:
+        return Fold(NO_RESULTS, "")
+    shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
+    rest = [row["peak_bytes"] - row["predicted_bytes"] - sum(row["unbilled"].values()) for row in rows]
+    return Fold(
+        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
+        f"up to {size_text(max(rest))} of it we can't explain yet",
+        f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond them "
+        f"is {' · '.join(map(size_text, rest))}, from the first way that ran to the last.",
+        prose=True,
+    )
+
+
+def step_curve(result: Result) -> Drawing:
+    """Bytes allocated over one training step, forward and backward."""
+    row = next((row for row in result.get("wall", ()) if row.get("curve")), None)
+    if row is None:
+        return _nothing()
+    times, sizes = zip(*row["curve"])
+    static, peak, end = row["static_bytes"], row["peak_bytes"], times[-1]
+    at = max(row["curve"], key=lambda moment: moment[1])[0]
+    return chart(
+        f"{size_text(static)} are there before the step; forward and backward<br>"
+        f"add at most {size_text(peak - static)}, {at:.0f} ms after it began",
+        [
+            line("allocated", times, [size / GIB for size in sizes], HELD, "%{x:.0f} ms: %{y:.2f} GiB"),
+            line("before the step", [0, end], [static / GIB] * 2, COMPARED, exact_text(static), "dash", 2),
+        ],
+        f"A line over {end:.0f} ms: from {size_text(static)} allocated memory rises through forward to "
+        f"{size_text(peak)} at {at:.0f} ms, and falls back to {size_text(sizes[-1])} in backward.",
+        xaxis=scale("milliseconds since the step began", 0, end),
+        yaxis=scale("allocated, GiB", static // GIB - 1, peak // GIB + 2),
+    )  # fmt: skip
+
+
+def table4_bars(result: Result) -> Drawing:
+    """Time that recomputation adds to a layer of the 22B model, on this GPU and on the paper's."""
+    if not result:
+        return _nothing()
+    rows = named(named(result["table4"])["22B"]["rows"])
+    name = device(result)
+    # In whole percent, as the paper prints them.
+    percent = {row: round(100 * found["over"]["value"]) for row, found in rows.items() if found["over"]}
+    here = {row: percent[row] for row in _TO_ITS_END}
+    drawing = bar_chart(
+        f"Selective recomputation alone costs {here['selective']}% on the {name},<br>"
+        f"{paper.TABLE4['selective'].overhead_percent}% on the paper's A100s",
+        {
+            name: here,
+            f"{name}, second run to its end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},
+            "the paper's A100s, to its end": {row: paper.TABLE4[row].overhead_percent for row in _TO_ITS_END},
+        },
+        "time added to one layer of the 22B model",
+        "%",
+        beside=True,
+        fills=(FILLS["ours"], FILLS["second number"], FILLS["others"]),
+    )
+    whole = [trace | {"text": [f"{value:.0f}%" for value in trace["x"]]} for trace in drawing.traces]
+    return replace(drawing, traces=whole)
+
+
+def layer_times(result: Result) -> Fold:
+    """How much of a layer's time its matmuls take, and what got faster since the A100."""
+    if not result:
+        return Fold(NO_RESULTS, "")
+    modes, (rates,) = named(result["modes"]), result["rates"]
+    matmuls = rates["flops_per_second"] / A100_FLOPS_PER_SECOND
+    memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND
+    sequence = named(named(result["table4"])["22B"]["rows"])["sequence parallel"]["over"]["value"]
+    return Fold(
+        f"On the {device(result)} the layer's matmuls alone take {modes['22B']['matmul_share']:.0%} of its time",
+        "That is a layer with sequence parallelism that recomputes nothing; sequence parallelism changes its time by "
+        f"{sequence:+.0%}. Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times its "
+        "bandwidth.",
+        prose=True,
+    )
+
+
+def strangers_bars(result: Result) -> Drawing:
+    """Peaks of models that others wrote: of fake tensors with cuBLAS's workspaces, and as allocated."""
+    rows = {
+        f"{_STRANGERS.get(row['name'].partition(' ')[0], row['name'])}, {row['sizes'].replace(',', ', ')}": row
+        for row in result.get("strangers", ())
+        if "peak_bytes" in row.get("record_fake", {})
+    }
+    if not rows:
+        return _nothing()
+    seen = {name: row["peak_bytes"] for name, row in rows.items()}
+    predicted = {name: row["record_fake"]["peak_bytes"] + row["cublas_bytes"] for name, row in rows.items()}
+    apart = {name: abs(predicted[name] - seen[name]) for name in rows}
+    return bar_chart(
+        f"Predicted with fake tensors, then seen on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
+        {"fake tensors + cuBLAS's workspaces": predicted, "seen": seen},
+        "peak of one training step",
+        beside=True,
+        fills=_SIDES,
+        about={name: f"{size:,} B apart" for name, size in apart.items()},
+    )
+
+
+def _nothing() -> Drawing:
+    return chart(
+        NO_RESULTS.replace(": ", ":<br>"),
+        [],
+        f"{NO_RESULTS}.",
+        height=120,
+        xaxis={"visible": False},
+        yaxis={"visible": False},
+    )

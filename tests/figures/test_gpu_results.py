@@ -1,0 +1,91 @@
+"""What a GPU measured: bars are the file's numbers, and where memory ran out there are words and no bar."""
+
+import json
+
+import pytest
+
+from actmem_course.figures import gpu_results as gpu
+from actmem_course.figures.units import GIB
+from tests.drawings import assert_valid
+
+LIMIT = 80 * GIB
+
+
+def rung(name, predicted, peak=None, out_of_memory="", budget=LIMIT, **more):
+    return {
+        "name": name, "predicted_bytes": predicted, "peak_bytes": peak, "out_of_memory": out_of_memory,
+        "budget_bytes": budget, **more,
+    }  # fmt: skip
+
+
+def wall(*rows):
+    return {"wall": list(rows), "machine": {"device": "NVIDIA T4"}}
+
+
+OUT = rung("b", 90 * GIB, out_of_memory="the first step: tried to allocate 1 GiB")
+FITS = rung(
+    "c", 40 * GIB, 41 * GIB, unbilled={"workspaces": GIB // 2}, static_bytes=30 * GIB,
+    curve=[[0, 30 * GIB], [5, 41 * GIB], [9, 31 * GIB]],
+)  # fmt: skip
+WALL = wall(
+    rung("a", 500 * GIB, out_of_memory="building the model: tried"), OUT,
+    rung("b, all of this card", 90 * GIB, 91 * GIB, budget=140 * GIB, unbilled={"workspaces": 0}), FITS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "draw, step",
+    [
+        (gpu.wall_bars, "wall"), (gpu.step_curve, "wall"), (gpu.table4_bars, "table4"), (gpu.strangers_bars, "strangers"),
+    ],
+)  # fmt: skip
+def test_each_drawing_is_valid_of_the_results_that_are_there_and_without_any(draw, step):
+    assert_valid(draw(gpu.newest(step)))
+    nothing = draw({})
+    assert_valid(nothing)
+    assert not nothing.traces and gpu.NO_RESULTS in nothing.alt
+
+
+def test_the_walls_bars_are_the_bytes_and_words_stand_where_memory_ran_out():
+    drawing = gpu.wall_bars(WALL)
+    assert_valid(drawing)
+    predicted, measured, limit = drawing.traces
+    assert [value * drawing.axis.unit for value in predicted["x"]] == [0, 90 * GIB, 40 * GIB]
+    assert [value * drawing.axis.unit for value in measured["x"]] == [0, 0, 41 * GIB]
+    assert predicted["text"] == ["500 GiB, beyond this axis", "90.0 GiB", "40.0 GiB"]
+    assert measured["text"] == [
+        "out of memory while building the model", "out of memory in the first step (91.0 GiB without the limit)", "41.0 GiB",
+    ]  # fmt: skip
+    assert limit["x"][0] * drawing.axis.unit == LIMIT
+
+
+@pytest.mark.parametrize("row, words", [(FITS, "as predicted"), (rung("d", 81 * GIB, 70 * GIB), "not as predicted")])
+def test_the_walls_title_says_whether_the_prediction_held(row, words):
+    title = gpu.wall_bars(wall(OUT, row)).layout["title"]["text"]
+    assert title == f"1 of 2 ways fit in 80.0 GiB on the T4, {words}"
+
+
+def test_what_the_prediction_lacks_is_named_or_said_to_be_unexplained():
+    fold = gpu.wall_remainder(WALL)
+    assert fold.line.startswith("Measured is 1.11% to 2.50% more") and "1.00 GiB of it" in fold.line
+    assert "has no workspaces." in fold.details and "1.00 GiB · 512 MiB, from" in fold.details
+
+
+def test_the_newest_file_that_has_a_step_is_taken(tmp_path):
+    assert gpu.newest("wall", tmp_path) == {} and gpu.newest("wall", tmp_path / "none") == {}
+    for name, date, steps in (("a", "2", {"wall": [1]}), ("b", "1", {"wall": [2]}), ("c", "3", {"wall": []})):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"date": date, **steps}))
+    assert gpu.newest("wall", tmp_path)["wall"] == [1]
+    assert gpu.conditions({}) == gpu.layer_times({}).line == gpu.wall_remainder({}).line == gpu.NO_RESULTS
+
+
+def test_recomputations_time_stands_beside_the_papers_in_whole_percent():
+    over = {"selective": 0.161, "selective + sequence parallel": 0.036, "full recompute": 0.367}
+    longer = {"selective, literal": 0.171, "selective + SP, literal": 0.052, "full recompute, literal": 0.456}
+    rows = [{"name": name, "over": {"value": value}} for name, value in {**over, **longer}.items()]
+    rows.insert(0, {"name": "baseline, no recompute", "over": None})
+    drawing = gpu.table4_bars({"machine": {"device": "NVIDIA T4"}, "table4": [{"name": "22B", "rows": rows}]})
+    assert_valid(drawing)
+    assert [trace["text"] for trace in drawing.traces] == [
+        ["16%", "4%", "37%"], ["17%", "5%", "46%"], ["7%", "4%", "39%"],
+    ]  # fmt: skip

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 #: Where the labs are: beside src/ in the checkout that this package runs from.
@@ -44,39 +41,21 @@ def command(script: str, *arguments: object, processes: int | None = None) -> li
 
 
 def rank_environment(number: int, size: int, address: tuple[str, int] | None = None) -> dict[str, str]:
-    """The environment of rank ``number`` of ``size`` on this host.  address: of the store that another process or socket serves."""
+    """The whole environment of one of a host's ranks.
+
+    Args:
+        number: the rank.
+        size: how many ranks there are, all on this host.
+        address: host and port of the store that another process serves.
+    """
     place: dict[str, object] = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    if address:
-        # By the last, rank 0 doesn't look for a port to serve a store on.
+    if address:  # by the last of these, rank 0 does not look for a port to serve a store on
         place |= {"MASTER_ADDR": address[0], "MASTER_PORT": address[1], "TORCHELASTIC_USE_AGENT_STORE": True}
-    # A thread pool of its own for each rank would fight over the cores.  The store's C++ side writes pages when a rank is gone.
+    # One thread for each rank: more would fight over the cores.  The store's C++ side writes pages when a rank is gone.
     usual = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    others = ("MASTER_", "GROUP_", "TORCHELASTIC_")  # another job's, as torchrun's around a judge
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    outer_job = ("MASTER_", "GROUP_", "TORCHELASTIC_")  # such as torchrun's around a judge
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(outer_job)}
     return {**usual, **inherited, **{name: str(value) for name, value in place.items()}}
-
-
-#: The signals that tell a process to end, as far as this system has them.
-ENDING = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-
-
-class Ended(BaseException):
-    """This process is told to end, by the signal of this number."""
-
-
-@contextmanager
-def ending_raises() -> Iterator[None]:
-    """A signal of ``ENDING`` raises Ended in the block; what came of it before comes of it again afterwards."""
-
-    def end(number, frame):
-        raise Ended(number)
-
-    before = {number: signal.signal(number, end) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def loopback_listener() -> socket.socket:

@@ -34,8 +34,9 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(main)
     def run(*args) -> int:
-        program = os.path.basename(sys.argv[0])
-        prepare_streams(program)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         try:
             code = main(*args)
             sys.stdout.flush()
@@ -44,22 +45,11 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
         except SystemExit:
             raise
         except BaseException as error:  # not an Exception, but an error: torch's CheckpointException
-            fail(program, error)
+            fail(os.path.basename(sys.argv[0]), error)
         gc.collect()  # what main held is free now
         return code
 
     return run
-
-
-def prepare_streams(program: str) -> None:
-    """Make printing safe; end the process if there is nowhere to print."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-    if sys.stdout is None:
-        report_error(program, "standard output is closed")
-        leave(2)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def fail(program: str, error: BaseException) -> NoReturn:

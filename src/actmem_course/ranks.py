@@ -1,4 +1,4 @@
-"""This process as a rank, started by torchrun or emulated; or as the parent of ranks."""
+"""This process as a rank: started by torchrun or by ``--ranks``, or emulated."""
 
 from __future__ import annotations
 
@@ -50,23 +50,17 @@ def _store() -> RankStore:
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
-    """--device; --ranks N; --emulate T where one rank can do the work alone."""
+    """--ranks N and --device; --emulate T where one rank can do the work alone."""
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="without torchrun: start N ranks here (default: one a GPU)"
+        "--ranks", type=int, metavar="N", help="without torchrun: start N ranks here; default: one a GPU"
     )
     if emulate:
         parser.add_argument(
-            "--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun"
+            "--emulate", type=int, metavar="T", help="be one rank of T in a single process (on the CPU)"
         )
-    else:
-        parser.set_defaults(emulate=None)
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="default: GPUs if there is one for each rank" + (" (CPU with --emulate)" if emulate else ""),
-    )
-    parser.set_defaults(can_emulate=emulate)
+    where = "default: GPUs if there is one for each rank"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
+    parser.set_defaults(emulate=None)
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
@@ -99,8 +93,7 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
         args.device = device_for(args.device, 1, int(gpus or fakes) if args.device == "cuda" else 0)
         return check_size("emulate", args.emulate, largest=65536)
     if not started:
-        alone = f", or python labs/{script} --emulate 8" if args.can_emulate else ""
-        run = f"run torchrun --nproc-per-node 2 labs/{script}{alone}, or python labs/{script} --ranks 2"
+        run = f"run torchrun --nproc-per-node 2 labs/{script}, or python labs/{script} --ranks 2"
         raise ConfigError("not started by torchrun", run)
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     asked, args.device = args.device, device_for(args.device, local, gpus, alone=local == size)
@@ -133,16 +126,15 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         print(instead, file=sys.stderr, flush=True)  # only now: bad input is one line
     end_with_parent()
     join_group(device)
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), device, emulated=False)
-        dist.barrier()  # no rank leaves while another still talks to it
-        # From here on each rank ends by itself: exit code 1 of one, a lab's result, must not cut off another's output.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    except BaseException:
-        if dist.get_world_size() == 1:
-            end_group()
-        raise
-    end_group()
+    yield Ranks(dist.get_rank(), dist.get_world_size(), device, emulated=False)
+    dist.barrier()  # no rank leaves while another still talks to it
+    # From here on each rank ends by itself: exit code 1 of one, a lab's result, must not cut off another's output.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _store.cache_clear()
+    dist.destroy_process_group()
+    # gloo's threads end with the last reference to a group, and some are in cycles.  One that still runs when the
+    # interpreter ends can free a tensor that has a Python object, and that aborts the process.
+    gc.collect()
 
 
 def join_group(device: str) -> None:
@@ -156,14 +148,3 @@ def join_group(device: str) -> None:
         if interfaces and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interfaces[0])
         dist.init_process_group("gloo", timeout=TIMEOUT)
-
-
-def end_group() -> None:
-    """Destroy all process groups, and free what keeps them alive in reference cycles.
-
-    gloo's threads end with the last reference to a group. One that still runs when the interpreter
-    ends can free a tensor that has a Python object, and that aborts the process.
-    """
-    _store.cache_clear()
-    dist.destroy_process_group()
-    gc.collect()

@@ -12,12 +12,14 @@ import json
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, model_shape
 
+#: Set where ``--ranks`` started this rank: its parent prints the error of the first rank that failed.
+PARENT_REPORTS = "ACTMEM_PARENT_REPORTS"
 #: Bytes of one activation element by the name on the command line.
 ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -79,13 +81,25 @@ def stop(program: str, message: str) -> NoReturn:
     """End this rank over bad input: see the note at the top of this file."""
     if int(os.environ.get("RANK", "0")):
         sys.exit(0)
-    print(f"{program}: {message}", file=sys.stderr, flush=True)
-    tell_torchrun(message)
+    report_error(program, message)
     sys.exit(2)
 
 
+def report_error(program: str, message: str) -> None:
+    """Say in one line why this process fails; of several ranks that ``--ranks`` started, the parent says it once."""
+    tell_torchrun(message)
+    if PARENT_REPORTS not in os.environ:
+        print_error(program, message)
+
+
+def print_error(program: str, message: str) -> None:
+    """A line on standard error, wherever that leads."""
+    with suppress(OSError, ValueError):
+        print(f"{program}: {message}", file=sys.stderr, flush=True)
+
+
 def tell_torchrun(message: str) -> None:
-    """Let torchrun's report of this rank's exit code end with ``message``, and not with a link to torch's pages."""
+    """Let the parent that watches this rank, torchrun or ours, report ``message`` with its exit code."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The form that torch.distributed.elastic.multiprocessing.errors reads.
         error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}

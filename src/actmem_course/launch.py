@@ -1,20 +1,16 @@
-"""Start a lab from a notebook or a test: torchrun as a subprocess, results as JSON.
+"""Start a lab from a notebook or a test as a subprocess, and read its results as JSON.
 
-A subprocess, because a notebook's own functions cannot be sent to new processes, and because
-a learner should see the very command that would be typed in a terminal.
+A subprocess, because a notebook's own functions cannot be sent to new processes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 #: Where the labs are: beside src/ in the checkout that this package runs from.
@@ -25,58 +21,22 @@ class LabError(RuntimeError):
     """A lab ended with an error.  The message is the lab's own last line."""
 
 
-def command(script: str, *arguments: object, processes: int | None = None) -> list[str]:
-    """The command line that runs ``labs/<script>``: by torchrun, or plainly if processes is None.
-
-    Raises LabError if the package is installed without its repository.
-
-    torchrun's own store listens on every interface of this machine and reads pickles; no option of its
-    own changes that.  ``--ranks N`` starts ranks that listen on the loopback interface only.
-    """
-    if not LABS.is_dir():
-        raise LabError(f"{script} is in the repository's labs/, not in the installed package: pip install -e there")
-    words = [str(argument) for argument in arguments]
-    path = str(LABS / script)
-    if processes is None:
-        return [sys.executable, path, *words]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*launcher, path, *words]
-
-
 def rank_environment(number: int, size: int, address: tuple[str, int] | None = None) -> dict[str, str]:
-    """The environment of rank ``number`` of ``size`` on this host.  address: of the store that another process or socket serves."""
+    """The whole environment of one of a host's ranks.
+
+    Args:
+        number: the rank.
+        size: how many ranks there are, all on this host.
+        address: host and port of the store that another process serves.
+    """
     place: dict[str, object] = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    if address:
-        # By the last, rank 0 doesn't look for a port to serve a store on.
+    if address:  # by the last of these, rank 0 does not look for a port to serve a store on
         place |= {"MASTER_ADDR": address[0], "MASTER_PORT": address[1], "TORCHELASTIC_USE_AGENT_STORE": True}
-    # A thread pool of its own for each rank would fight over the cores.  The store's C++ side writes pages when a rank is gone.
+    # One thread for each rank: more would fight over the cores.  The store's C++ side writes pages when a rank is gone.
     usual = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    others = ("MASTER_", "GROUP_", "TORCHELASTIC_")  # another job's, as torchrun's around a judge
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    outer_job = ("MASTER_", "GROUP_", "TORCHELASTIC_")  # such as torchrun's around a judge
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(outer_job)}
     return {**usual, **inherited, **{name: str(value) for name, value in place.items()}}
-
-
-#: The signals that tell a process to end, as far as this system has them.
-ENDING = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
-
-
-class Ended(BaseException):
-    """This process is told to end, by the signal of this number."""
-
-
-@contextmanager
-def ending_raises() -> Iterator[None]:
-    """A signal of ``ENDING`` raises Ended in the block; what came of it before comes of it again afterwards."""
-
-    def end(number, frame):
-        raise Ended(number)
-
-    before = {number: signal.signal(number, end) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def loopback_listener() -> socket.socket:
@@ -87,41 +47,41 @@ def loopback_listener() -> socket.socket:
     return listener
 
 
-def run(
-    script: str, *arguments: object, processes: int | None = None, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess:
-    """Run a lab to its end and return the finished process with its text output.
+def run(script: str, *arguments: object, processes: int | None = None) -> subprocess.CompletedProcess:
+    """Run a lab to its end.
 
-    environment: variables to set beside this process's own.
+    Args:
+        script: its file name in labs/.
+        arguments: its command line.
+        processes: how many ranks it starts; None: the lab is one process.
+
+    Returns:
+        The finished process with its text output.
+
+    Raises:
+        LabError: if the package is installed without its repository.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+    if not LABS.is_dir():
+        raise LabError(f"{script} is in the repository's labs/, not in the installed package: pip install -e there")
+    command = [sys.executable, str(LABS / script), *map(str, arguments)]
+    if processes is not None:
+        command += ["--ranks", str(processes)]
     # A thread pool of its own for each rank would fight over the cores.
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    return subprocess.run(
-        command(script, *arguments, processes=processes),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=environment,
-        timeout=600,
-    )
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=600)
 
 
 def results(script: str, *arguments: object, processes: int | None = None) -> list[dict]:
-    """What a lab writes to ``--json``.  Raises LabError with the lab's own line if it fails.
+    """What a lab writes to ``--json``; the arguments are those of ``run``.
 
     Exit code 1 ("measured, and something differs") is a result, not a failure.
+
+    Raises:
+        LabError: with the lab's own line if it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         done = run(script, *arguments, "--json", path, processes=processes)
         if not path.exists():
-            raise LabError(_own_line(done, script))
+            raise LabError((done.stderr.splitlines() or [f"{script} ended with exit code {done.returncode}"])[-1])
         return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _own_line(done: subprocess.CompletedProcess, script: str) -> str:
-    """The lab's line among what torchrun adds; failing that, the last line of all."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith(f"{script}: ")]
-    return (own or lines or [f"{script} ended with exit code {done.returncode}"])[-1]

@@ -1,27 +1,23 @@
-"""How ranks talk beside their process group: through the store where they met.
+"""How ranks gather values beside their process group: through the store where they met.
 
-A learner's collectives may be mismatched, and then nothing that runs over the same process group
-can be trusted.  A store is only keys and values, and stays usable whatever the ranks did.  It is
-served by what started the ranks (torchrun, or ``start_ranks``), so it outlives each of them.
+A learner's collectives may be mismatched, and then the process group cannot be trusted.  A store is only keys and values.
+It stays usable, and what started the ranks serves it, so it outlives each of them.
 
-A message is values, never code.  A pickle runs what its writer likes, and whoever can reach a store could write one; so
-what comes out of it is read by ``torch.load(weights_only=True)``, which makes nothing but values, tensors and
-``MESSAGE_KINDS``.
+A message is values, never code: a pickle could run anything, so ``torch.load(weights_only=True)`` reads it.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-#: Classes that may be made from a message, beside what ``torch.load`` makes without running code.
-MESSAGE_KINDS: list = [set, frozenset]
+#: How long a judged rank waits for the others' values, in seconds.
+SECONDS = 50
 
 
 class BadMessage(ValueError):
@@ -36,9 +32,13 @@ def encoded(value: object) -> bytes:
 
 
 def decoded(message: bytes) -> Any:
-    """The value that ``encoded`` was given, on this rank's own GPU if it was on one.  Raises BadMessage on anything else."""
+    """The value that ``encoded`` was given; a GPU's tensor comes back on this rank's own GPU.
+
+    Raises:
+        BadMessage: on anything but values, tensors and sets.
+    """
     try:
-        with torch.serialization.safe_globals(MESSAGE_KINDS):
+        with torch.serialization.safe_globals([set, frozenset]):
             return torch.load(io.BytesIO(message), map_location=_own_device, weights_only=True)
     except Exception as error:
         raise BadMessage(f"no message of ours: {type(error).__name__}") from None
@@ -48,14 +48,6 @@ def _own_device(storage: Any, place: str) -> Any:
     return storage.cuda() if place.startswith("cuda") else storage
 
 
-#: How long a judged rank waits for the others' word.  The watchdog, where there is one, speaks earlier.
-SECONDS = 50
-
-
-class RanksLost(Exception):
-    """The store is gone, or another rank has not said what this one waits for."""
-
-
 class RankStore:
     """All ranks, seen from one.  Every rank must make the same calls in the same order."""
 
@@ -63,64 +55,26 @@ class RankStore:
         self.rank, self.size = rank, size
         self.store: Any = store  # torch types its values as text; they are bytes
         self._calls = 0
-        #: What its user makes once for all ranks, such as process groups.
-        self.kept: dict[str, Any] = {}
 
     def gather(self, value: object) -> list:
         """Every rank's ``value``, in the order of the ranks; anything that ``encoded`` takes."""
-        self._calls += 1
-        return self.exchange(f"gather/{self._calls}", value)
-
-    def exchange(self, key: str, value: object) -> list:
-        """The same under a key of the caller's, which may be used once."""
         if self.size == 1:
             return [value]
-        self.post(key, value)
-        return [self.read(key, rank) for rank in range(self.size)]
-
-    def post(self, key: str, value: object) -> None:
-        """Say ``value`` under ``key`` and go on."""
-        if self.size > 1:
-            with _lost():
-                self.store.set(f"{key}/{self.rank}", encoded(value))
-
-    def read(self, key: str, rank: int) -> Any:
-        """What ``rank`` said under ``key``, once it has."""
-        with _lost():
-            return decoded(self.store.get(f"{key}/{rank}"))
-
-    def read_if_posted(self, key: str, rank: int) -> Any:
-        """What ``rank`` said under ``key``, or None if it has not."""
-        with _lost():
-            there = self.store is not None and self.store.check([f"{key}/{rank}"])
-        return self.read(key, rank) if there else None
-
-    def count(self, key: str, more: int = 1) -> int:
-        """Add to a number that all ranks share, from 0 on; what it is then."""
-        with _lost():
-            return self.store.add(key, more) if self.store is not None else more
-
-
-@contextmanager
-def _lost():
-    try:
-        yield
-    except dist.DistError as error:
-        raise RanksLost(str(error).partition("\n")[0]) from None
+        self._calls += 1
+        self.store.set(f"{self._calls}/{self.rank}", encoded(value))
+        return [decoded(self.store.get(f"{self._calls}/{rank}")) for rank in range(self.size)]
 
 
 def connect(purpose: str, seconds: float = SECONDS) -> RankStore:
-    """A connection of one's own to the store; one that waits blocks all of its connection.
+    """A connection of its own to the ranks' store, because one that waits is blocked.
 
-    Every rank must have one for each purpose, and each purpose has keys of its own.  Before there is a
-    process group, ranks are those of the environment.
+    Args:
+        purpose: each has keys of its own, and every rank must connect for it.
+        seconds: how long ``gather`` waits for another rank.
     """
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if dist.is_initialized():
-        rank, size = dist.get_rank(), dist.get_world_size()
-    if size == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return RankStore()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, None, False, timeout=timedelta(seconds=seconds), wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return RankStore(rank, size, dist.PrefixStore(f"actmem/{attempt}/{purpose}", store))
+    return RankStore(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(f"actmem/{attempt}/{purpose}", store))

@@ -3,14 +3,10 @@
 import re
 import signal
 import sys
-import time
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from actmem_course import guard, launch
-from actmem_course.rank_store import RanksLost
+from actmem_course import launch
 from tests.labs.faults import TORCHRUN, Started, listening, planted
 from tests.labs.learners import learner_file
 from tests.tiers import at_night
@@ -38,9 +34,12 @@ def own_lines(errors):
 
 
 def test_a_rank_is_killed_under_torchrun(tmp_path):
+    """torchrun names it; rank 0 has only lost a connection, and says nothing."""
     run = planted(tmp_path, "is killed", "a collective", torchrun=True)
     code, output, errors = run.end()
-    assert code and own_lines(errors) == ["measure_parity.py: rank 0: rank 1 died: killed, or crashed"]
+    text = "\n".join(errors)
+    assert code and own_lines(errors) == []
+    assert re.search(r"Root Cause .*\n(.*\n)*  rank      : 1 .*\n  exitcode  : -9 .*SIGKILL", text), text
     assert run.nothing_is_left()
 
 
@@ -55,9 +54,17 @@ def test_a_rank_fails(torchrun, tmp_path):
 
 
 def test_a_rank_leaves_early(tmp_path):
+    """No supervisor sees more than an exit code of 0: another rank says that it has lost one."""
     run = planted(tmp_path, "leaves")
-    assert run.end() == (1, "", ["measure_parity.py: rank 1 ended without a word"])
+    code, output, (line,) = run.end()
+    assert code == 1 and re.match(r"measure_parity.py: rank 0: RuntimeError: .*Connection closed by peer", line), line
     assert run.nothing_is_left()
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_ranks_that_are_well_end_with_0(torchrun, tmp_path):
+    code, output, errors = planted(tmp_path, "is well", torchrun=torchrun).end()
+    assert (code, errors) == (0, []) and "6 of 6 agree" in output
 
 
 @pytest.mark.parametrize("place", ["forward", at_night("backward")])
@@ -70,10 +77,13 @@ def test_a_rank_has_no_memory_left(place, tmp_path):
 
 #: A fault, whether all ranks have it, and what is said.
 SAID = {
-    ("has no GPU memory", False): "out of memory on a GPU: 2.00 GiB asked for",
+    ("has no GPU memory", False): "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.",
     ("cannot save", True): "a save or its reading failed on rank 1: cannot write x/y: No space left on device",
-    ("meets NCCL's error", True): "NCCL: unhandled system error: "
-    "Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)",
+    (
+        "meets NCCL's error",
+        True,
+    ): "NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO), "
+    "NCCL version 2.27.5: Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)",
     ("loses the other", True): "RuntimeError: [x/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
 }
 
@@ -125,18 +135,6 @@ def test_torchrun_is_ended_and_its_ranks_with_it(name, tmp_path):
     run.harm(getattr(signal, name))
     code, output, errors = run.end()
     assert code and len(own_lines(errors)) <= 1
-    assert run.nothing_is_left()
-
-
-@pytest.mark.nightly
-def test_torchrun_is_killed_before_its_ranks_have_met(tmp_path):
-    run = planted(tmp_path, "loops", torchrun=True)
-    while len(run.alive()) < 2:  # the first rank has begun to load Python
-        assert run.process.poll() is None
-        time.sleep(0.01)
-    run.harm(signal.SIGKILL)
-    code, output, errors = run.end()
-    assert code == -9 and len(own_lines(errors)) <= 1, errors
     assert run.nothing_is_left()
 
 
@@ -196,17 +194,10 @@ def test_a_trace_on_a_full_disk(tmp_path):
 ASCII = "import runpy, sys; sys.stdout.reconfigure(encoding='ascii'); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize(
-    ("redirection", "code", "line"),
-    [
-        (">/dev/full", 1, "measure_table2.py: cannot write standard output: No space left on device"),
-        (">&-", 2, "measure_table2.py: standard output is closed"),
-    ],
-)
-def test_nowhere_to_print(redirection, code, line, tmp_path):
-    command = ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, *EMULATED]
-    assert Started(command, tmp_path).end() == (code, "", [line])
+def test_nowhere_to_print(tmp_path):
+    command = ["sh", "-c", '"$@" >/dev/full', "sh", sys.executable, *EMULATED]
+    line = "measure_table2.py: cannot write standard output: No space left on device"
+    assert Started(command, tmp_path).end() == (1, "", [line])
 
 
 def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
@@ -215,26 +206,3 @@ def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
     assert (code, errors) == (0, []) and output.isascii()
     numbers = re.findall(r"\d[\d,]{5,}", wide)
     assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers
-
-
-@pytest.mark.parametrize(
-    ("echo", "spoken", "said"),
-    [(False, 1, ["rank 1: mine"]), (False, 2, []), (True, 2, [])],
-    ids=["first", "second", "echo"],
-)
-def test_a_store_that_goes_while_a_rank_gives_up_makes_no_second_line(echo, spoken, said, monkeypatch):
-    lines = []
-    monkeypatch.setattr(guard, "say", lines.append)
-    monkeypatch.setattr(guard, "leave", sys.exit)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    one = guard.Guard()
-
-    def count(key, more=1):
-        if key == "alarm":
-            raise RanksLost
-        return spoken
-
-    one.store = cast(Any, SimpleNamespace(rank=1, size=2, count=count))
-    with pytest.raises(SystemExit):
-        one.give_up("mine", echo)
-    assert [line.partition(": ")[2] for line in lines] == said

@@ -8,17 +8,16 @@ import subprocess
 import sys
 from datetime import timedelta
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import actmem_course.ranks
 from actmem.config import ConfigError
 from actmem_course.rank_store import BadMessage, RankStore, decoded, encoded
-from actmem_course.ranks import add_rank_arguments, check_ranks, served_store
+from actmem_course.ranks import add_rank_arguments, check_ranks
+from actmem_course.supervisor import served_store
 
 
 def parse(*arguments):
@@ -67,7 +66,6 @@ HOLDERS = {
     "nothing": "pass",
     "torch's default arguments": "import torch.distributed.nn.functional",
     "a cycle": "cycle = [dist.group.WORLD, dist.new_group([0])]; cycle.append(cycle); del cycle",
-    "an exception": "raise ValueError",
 }
 ONE_RANK = """
 import argparse, os
@@ -79,13 +77,10 @@ def gloo_threads():
     names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
     return sum("gloo" in name for name in names)
 def run(holder):
-    try:
-        with ranks(parser.parse_args(["--device", "cpu"])):
-            dist.all_reduce(torch.ones(2))
-            during = gloo_threads()
-            exec(holder, {"dist": dist})
-    except ValueError:
-        pass
+    with ranks(parser.parse_args(["--device", "cpu"])):
+        dist.all_reduce(torch.ones(2))
+        during = gloo_threads()
+        exec(holder, {"dist": dist})
     return during, gloo_threads()
 """
 
@@ -108,16 +103,6 @@ def test_exchanges_start_in_the_order_of_the_code_on_a_gpu(own, expected):
     code = "import actmem_course, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == expected
-
-
-def test_a_rank_that_fails_while_the_others_are_looked_at_is_the_cause():
-    """Its peer has left for its sake, without a word."""
-    states = iter(["runs"])
-    process = SimpleNamespace(send_signal=lambda number: None, wait=lambda: None)
-    failing = SimpleNamespace(number=0, process=process, state=lambda: next(states, "failed"))
-    peer = SimpleNamespace(number=1, state=lambda: "ended without a word")
-    ranks: list = [peer, failing]
-    assert actmem_course.ranks._end(ranks) == [failing, peer]
 
 
 VALUES = [
@@ -167,9 +152,9 @@ def test_what_a_stranger_posts_is_not_run():
         assert host == "127.0.0.1"
         options: dict[str, Any] = {"timeout": timedelta(seconds=60), "wait_for_workers": False}
         ours, strangers = (dist.TCPStore(host, port, None, False, **options) for _ in range(2))
-        strangers.set("gather/1/0", pickle.dumps(Attack()))  # type: ignore[arg-type]
+        strangers.set("1/0", pickle.dumps(Attack()))  # type: ignore[arg-type]
         with pytest.raises(BadMessage):
-            RankStore(1, 2, ours).read("gather/1", 0)
+            RankStore(1, 2, ours).gather(None)
     assert not RAN
 
 

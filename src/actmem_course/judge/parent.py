@@ -22,9 +22,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import IO, Any
 
-from actmem_course.launch import Ended, ending_raises, loopback_listener, rank_environment
+from actmem_course.launch import loopback_listener, rank_environment
 
 #: The file descriptors of a process's line, of what rank 0 listens on and of where a crash is noted, and how many
 #: virtual
@@ -214,14 +215,18 @@ class RankParent:
 @contextmanager
 def signals_end(*parents: RankParent) -> Iterator[None]:
     """Whatever ends this process ends theirs."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        with ending_raises():
-            yield
+        yield
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except Ended as ended:
-        raise SystemExit(128 + ended.args[0]) from None
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         for parent in parents:
             parent.end()
 

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from actmem.config import ConfigError, shown
 from actmem.ledger.census import arguments_of
 from actmem.ledger.comms import KIND_OF_NAME
-from actmem.ledger.ledger_tables import SavedTensor, bill_html, bill_text
+from actmem.ledger.ledger_tables import SavedTensor, bill_text
 from actmem.ledger.origins import Origin, Origins
 from actmem.ledger.recorder import sums_of
 from actmem.ledger.savers import OperationTracker, is_compiled
@@ -58,7 +58,7 @@ class StepBill:
         """The phase in which the peak lies."""
         return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
 
-    __repr__, _repr_html_ = bill_text, bill_html
+    __repr__ = bill_text
 
 
 def step(

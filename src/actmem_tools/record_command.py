@@ -15,7 +15,6 @@ from actmem.ledger.ledger_tables import bill_text, ledger_text, readable_size, r
 from actmem.ledger.recorder import Ledger, record
 from actmem.ledger.savers import is_compiled
 from actmem.ledger.whole_step import StepBill, step
-from actmem.torch_private import memory_snapshot
 from actmem_tools import factories
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.command_line import Parser, write
@@ -24,6 +23,7 @@ from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
 from actmem_tools.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem_tools.tape.evaluate import parsed_sizes
+from actmem_tools.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20

@@ -16,14 +16,10 @@ from actmem.ledger.modes import StepMode, stays_as_gradient
 from actmem.ledger.savers import RunningModules
 from actmem.ledger.tools import noting_states, plain_tensors, replaced, storage_of, storages_in, tensors_in
 from actmem.main_grad import gradient_of
-from actmem.torch_private import (
-    WEIGHTS_NODE,
-    flash_on_cpu,
-    flash_on_cpu_backward,
-    node_running,
-    ranks_of,
-)
+from actmem.torch_private import node_running
+from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run, Transfer
+from actmem_tools.torch_private import WEIGHTS_NODE, ranks_of
 
 GENERATOR_STATE = "generator state"
 #: torch's counter doesn't know the CPU's kernels.
@@ -111,7 +107,7 @@ class Recorder(StepMode):
         """Note that a weight gets a gradient; it is added to the one that waits.  args: of the addition."""
         stays = stays_as_gradient(args)
         weights_storage, storage = map(storage_of, args)
-        if weights_storage in self._summed or storage is None:
+        if storage is None or weights_storage is None or weights_storage in self._summed:
             return
         self._summed.add(weights_storage)
         if not stays:

@@ -373,7 +373,7 @@ checks.show()
 # thousandth of what the layers send in an iteration.
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import step_exchanges
+from actmem_course.predicted.iteration import step_exchanges
 
 model = PAPER_MODELS["175B"]
 p, microbatches = model.parallel.pipeline_parallel_size, model.global_batch_size // GPT3.micro_batch_size

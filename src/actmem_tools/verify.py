@@ -21,7 +21,6 @@ from actmem.formulas.schedule import Action, held, interleaved, moving_window, o
 from actmem.layers.gpt import GPT
 from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import measure_parts, run_part
 from actmem.ledger.tools import storages_of
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import TensorParallel
@@ -32,6 +31,7 @@ from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import llama_layer_terms
 from actmem_more.store import HostMemory
 from actmem_tools.command_line import empty_table
+from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Bill, Plan, bill_of, share, stage_layers

@@ -103,7 +103,7 @@ READERS: dict[str, list] = {
     "each makes a gradient": [lambda m, y: y.neg().sum()] * 6,
     "the first is held": [
         lambda m, y: y.neg().sum(),
-        lambda m, y: _Keeps.apply(y, vars(m).setdefault("kept", [])).sum(),
+        lambda m, y: _Keeps.apply(y, m.__dict__.setdefault("kept", [])).sum(),
     ],
     "the first is held by another sum": [goes_to_two],
     "the first is no tensor of its own": [lambda m, y: y.neg().sum(), lambda m, y: y.sum()],
@@ -128,7 +128,8 @@ def test_gradients_of_one_tensor_add_up_where_a_step_without_a_mode_adds_them(ca
     assert step(model, batch, torch.sum).peak_bytes == most and torch.equal(batch.grad, same.grad)
     assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), plain.parameters()))
     with fake_tensors():
-        assert step(*made(), loss=torch.sum).peak_bytes == most
+        model, batch = made()
+        assert step(model, batch, torch.sum).peak_bytes == most
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

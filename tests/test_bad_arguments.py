@@ -257,7 +257,7 @@ LINES = [
     (lambda: LinearCrossEntropy(TensorParallel(), 0), "chunk: must be at least 1, got 0"),
     (lambda: DropoutMask(1, None), "p: must be at least 0 and less than 1, got 1"),
     (lambda: HostMemory(0), "ahead: must be at least 1, got 0"),
-    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, host=4), "host: must be a store or None, got 4"),  # type: ignore[arg-type]
+    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, stores={"offload": 4}), "stores: must have one for 'offload', as actmem_more.store has, got"),  # type: ignore[dict-item]
     (lambda: TransformerLayer(S)(torch.zeros(9, 2, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
     (lambda: TransformerLayer(S)(torch.zeros(0, 2, 16)), "batch: must have at least one token, got sizes [0, 2, 16]"),
     (lambda: LlamaLayer(LLAMA)(torch.zeros(8, 0, 16)), "batch: must have at least one token, got sizes [8, 0, 16]"),

@@ -28,7 +28,7 @@ from actmem.rows import Comparison, Match, Row, compare, total
 from actmem_more.context import ContextParallel, layer_groups
 from actmem_more.experts import Routing
 from actmem_more.llama import LlamaStage
-from actmem_more.llama_shape import llama_layer_terms
+from actmem_more.llama_shape import input_on_host, llama_layer_terms
 from actmem_more.store import HostMemory
 from actmem_tools.command_line import empty_table
 from actmem_tools.measured_parts import measure_parts, run_part
@@ -85,7 +85,7 @@ def _part(
         return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
     shape = shape.with_sizes(vocab_size=padded_vocab_size(shape.vocab_size, tp.size, multiple=1))
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
-    mode = llama_layer_terms(shape).input_on_host() if recompute == OFFLOAD else recompute
+    mode = input_on_host(llama_layer_terms(shape)) if recompute == OFFLOAD else recompute
     return LlamaStage(shape, tp, layers=layers, recompute=mode, routing=routing, context=context, dtype=dtype)
 
 

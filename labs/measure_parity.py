@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger import count_collectives
+from actmem.ledger.comms import count_collectives
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard

@@ -22,7 +22,7 @@ from actmem.config import (
     shown,
 )
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.communication import Exchange, pipeline_sends
+from actmem.formulas.communication import Exchange
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
@@ -37,6 +37,7 @@ from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES, Recompute
 from actmem.rows import Row
 from actmem_course.lab_tools.timing import take_turns
 from actmem_course.others import paper
+from actmem_course.predicted.iteration import pipeline_sends
 from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part
 from actmem_more.llama import LlamaLayer, LlamaStage
@@ -74,8 +75,8 @@ ENTER: list[tuple[str, dict[str, Any], str]] = [
     ("formulas.first_stage.stage_rows", LAYER, "num_microbatches? recompute device_type"),
     ("formulas.schedule.recomputed_share", {"capacity": 1, "in_flight": 2, "num_microbatches": 4}, "capacity0 in_flight num_microbatches"),
     ("formulas.communication.layer_exchanges", LAYER, "recompute"),
-    ("formulas.communication.pipeline_sends", STAGE, "num_microbatches"),
-    ("formulas.communication.iteration_exchanges", STAGE, "num_microbatches recompute"),
+    ("actmem_course.predicted.iteration.pipeline_sends", STAGE, "num_microbatches"),
+    ("actmem_course.predicted.iteration.iteration_exchanges", STAGE, "num_microbatches recompute"),
     ("formulas.flops.hardware_flops", {"shape": S, "global_batch_size": 4}, "global_batch_size recompute"),
     ("formulas.flops.eq7", {"shape": S, "global_batch_size": 4}, "global_batch_size"),
     ("actmem_more.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),
@@ -256,7 +257,7 @@ LINES = [
     (lambda: LinearCrossEntropy(TensorParallel(), 0), "chunk: must be at least 1, got 0"),
     (lambda: DropoutMask(1, None), "p: must be at least 0 and less than 1, got 1"),
     (lambda: HostMemory(0), "ahead: must be at least 1, got 0"),
-    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, host=4), "host: must be a store or None, got 4"),  # type: ignore[arg-type]
+    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, stores={"offload": 4}), "stores: must have one for 'offload', as actmem_more.store has, got"),  # type: ignore[dict-item]
     (lambda: TransformerLayer(S)(torch.zeros(9, 2, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
     (lambda: TransformerLayer(S)(torch.zeros(0, 2, 16)), "batch: must have at least one token, got sizes [0, 2, 16]"),
     (lambda: LlamaLayer(LLAMA)(torch.zeros(8, 0, 16)), "batch: must have at least one token, got sizes [8, 0, 16]"),

@@ -17,22 +17,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem import drop
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.drop import RecipeSource, Terms
+from actmem.drop import RecipeSource, Store, Terms
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.flops import hardware_flops
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger import census, count_collectives, layer_rows_of
+from actmem.ledger.census import census
+from actmem.ledger.comms import count_collectives
+from actmem.ledger.parts import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import ACTIONS, BLOCK, PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, on_device, on_host, on_the_host, total
 from actmem.torch_private import TorchDispatchMode, tree_leaves
 from actmem_more.llama import LlamaLayer
-from actmem_more.llama_shape import LatentHeads, LlamaShape, llama_layer_terms
+from actmem_more.llama_shape import LatentHeads, LlamaShape, input_on_host, llama_layer_terms
 from actmem_more.llama_terms import llama_rows
-from actmem_more.store import HostMemory, eight_bits, from_eight_bits
+from actmem_more.store import EightBits, HostMemory, eight_bits, from_eight_bits
 from tests.tiers import covering, examples
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
@@ -52,8 +54,11 @@ MIXED = st.tuples(st.dictionaries(st.sampled_from([PAPER_LAYER.input, *ALONE]), 
 )
 
 
+STORES: dict[str, Store] = {"offload": HostMemory(), "compress": EightBits()}
+
+
 def layer_of(recompute, tp=TensorParallel(), **options: Any):
-    return TransformerLayer(SHAPE, tp, recompute=recompute, **{"p": 0.3, "seed": 5, **options})
+    return TransformerLayer(SHAPE, tp, recompute=recompute, **{"p": 0.3, "seed": 5, "stores": STORES, **options})
 
 
 def random_input(tp=TensorParallel(), dtype=torch.float32):
@@ -346,9 +351,7 @@ def among_others(tensor):
 def layers_of(kind, recompute):
     """A layer, its input, and sets and modes that go through every rule of its terms."""
     if kind == "paper":
-        return TransformerLayer(SHAPE, recompute=recompute, p=0.3, seed=5, dtype=torch.float64), random_input(
-            dtype=torch.float64
-        )
+        return layer_of(recompute, dtype=torch.float64), random_input(dtype=torch.float64)
     x = input_of(LLAMAS[kind]).detach().double().requires_grad_()
     return LlamaLayer(LLAMAS[kind], recompute=recompute, seed=5, dtype=torch.float64), x
 
@@ -395,7 +398,7 @@ def test_in_a_checkpoint_of_torch_each_kept_tensor_is_read_once(kind, retain_gra
 
 def test_in_a_checkpoint_of_torch_a_host_s_copy_is_read_once():
     """A frozen layer's input that only recipes read: each of them fetches it."""
-    for recompute in (PAPER_LAYER.input_on_host(), {PAPER_LAYER.input: "compress"}):
+    for recompute in (input_on_host(PAPER_LAYER), {PAPER_LAYER.input: "compress"}):
         layer, x = layer_of(recompute, p=0.0), random_input().detach()
         layer.requires_grad_(False).mlp.down.weight.requires_grad_()
         torch_checkpoint(layer, x, use_reentrant=False).sum().backward()
@@ -457,7 +460,9 @@ def test_the_window_holds_what_is_on_its_way():
     for ahead, layers in itertools.product((1, 2, 5), (2, 6)):
         host = HostMemory(ahead)
         shape = SHAPE.with_sizes(num_layers=layers, vocab_size=8)
-        model = GPT(shape, recompute={"GeLU input": "offload", "4h→h input": "offload"}, host=host, p=0.0)
+        model = GPT(
+            shape, recompute={"GeLU input": "offload", "4h→h input": "offload"}, stores={"offload": host}, p=0.0
+        )
         most = 0
 
         def count(grad):
@@ -482,7 +487,7 @@ def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
 
 def test_backward_in_any_order_fetches_no_more_ahead():
     host = HostMemory(2)
-    layer = layer_of({"GeLU input": "offload"}, host=host)
+    layer = layer_of({"GeLU input": "offload"}, stores={"offload": host})
     results = [layer(random_input()).sum() for _ in range(12)]
     for first in (1, 0):
         for result in results[first::2]:
@@ -494,7 +499,7 @@ def test_backward_in_any_order_fetches_no_more_ahead():
 
 def test_a_retained_graph_is_fetched_ahead_again():
     host = HostMemory(1)
-    layer = layer_of(dict.fromkeys(("h→4h input", "GeLU input", "4h→h input"), "offload"), host=host)
+    layer = layer_of(dict.fromkeys(("h→4h input", "GeLU input", "4h→h input"), "offload"), stores={"offload": host})
     x, most = random_input(), []
     y = layer(x)
     layer.mlp.down.weight.register_hook(lambda grad: most.append(len(host.arriving)))
@@ -526,7 +531,7 @@ def test_nothing_outlives_a_layer_inside_a_checkpoint():
 
 
 def test_a_model_is_copied_and_saved_after_a_step():
-    model = GPT(SHAPE, recompute={"GeLU input": "offload"}, seed=5)
+    model = GPT(SHAPE, recompute={"GeLU input": "offload"}, stores=STORES, seed=5)
     tokens = torch.zeros(3, 12, dtype=torch.long)
     model(tokens).sum().backward()
     other = pickle.loads(pickle.dumps(copy.deepcopy(model)))

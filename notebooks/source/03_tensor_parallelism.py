@@ -238,7 +238,7 @@ checks.show()
 
 # %%
 from actmem.formulas.communication import layer_exchanges
-from actmem.ledger import count_collectives
+from actmem.ledger.comms import count_collectives
 
 with am.emulated_rank(t):
     tp = am.tensor_parallel()

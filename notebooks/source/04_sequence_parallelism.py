@@ -171,7 +171,8 @@ checks.show()
 
 # %%
 from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows
-from actmem.ledger import count_collectives, layer_rows_of
+from actmem.ledger.comms import count_collectives
+from actmem.ledger.parts import layer_rows_of
 from actmem.ledger.parts import layer_input
 from actmem.rows import total
 
@@ -373,7 +374,7 @@ checks.show()
 # thousandth of what the layers send in an iteration.
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import step_exchanges
+from actmem_course.predicted.iteration import step_exchanges
 
 model = PAPER_MODELS["175B"]
 p, microbatches = model.parallel.pipeline_parallel_size, model.global_batch_size // GPT3.micro_batch_size

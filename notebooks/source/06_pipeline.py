@@ -241,7 +241,7 @@ LiveFigure(show.measured_schedule(one_forward_one_backward(4, 8), measured))
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.schedule import held
-from actmem.ledger.parts import measure_stage
+from actmem_tools.measured_parts import measure_stage
 
 model = PAPER_MODELS["175B"]
 p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
@@ -414,7 +414,8 @@ LiveFigure(
 # with the layout of table 3:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import iteration_exchanges, wire_bytes
+from actmem.formulas.communication import wire_bytes
+from actmem_course.predicted.iteration import iteration_exchanges
 
 model = PAPER_MODELS["175B"]
 sends = {"to other stages": {}, "to the ranks that share its layers": {}}

@@ -282,18 +282,20 @@ Panel(
 # `src/actmem_more/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
 
 # %%
-from actmem.ledger import layer_rows_of
+from actmem.ledger.parts import layer_rows_of
+from actmem_more.store import EightBits, HostMemory
 
 small = model_shape("tiny")
+stores = {"offload": HostMemory(), "compress": EightBits()}
 
 
 def step(recompute):
     """Gradients of one layer, and the bytes that it kept on the device and on the host."""
-    layer = am.TransformerLayer(small, recompute=recompute, seed=1)
+    layer = am.TransformerLayer(small, recompute=recompute, stores=stores, seed=1)
     x = torch.randn(128, 2, 256, generator=torch.Generator().manual_seed(2)).requires_grad_()
     rows = layer_rows_of(layer, x.detach().clone().requires_grad_())
     host = total(row for row in rows if row.term.endswith(", on the host"))
-    layer = am.TransformerLayer(small, recompute=recompute, seed=1)
+    layer = am.TransformerLayer(small, recompute=recompute, stores=stores, seed=1)
     layer(x).square().sum().backward()
     return total(rows) - host, host, [x.grad, *(p.grad for p in layer.parameters())]
 

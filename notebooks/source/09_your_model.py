@@ -340,9 +340,10 @@ LiveFigure(
 # **Guess first:** which modes lower the peak of one layer?
 
 # %% jupyter={"source_hidden": true}
-from actmem.ledger.parts import layer_input, run_between_others
+from actmem.ledger.parts import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import RECOMPUTE_MODES
+from actmem_tools.measured_parts import run_between_others
 from actmem_tools.tape.evaluate import moments
 from actmem_tools.tape.record import recorded_run
 from actmem_tools.tape.solver import solve

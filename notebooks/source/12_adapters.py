@@ -370,7 +370,7 @@ checks.add(
 checks.show()
 
 # %% jupyter={"source_hidden": true}
-from actmem.ledger import count_collectives
+from actmem.ledger.comms import count_collectives
 
 SHAPE, ranks, rank = llama_shape("llama3-70b"), 8, 16
 width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // ranks

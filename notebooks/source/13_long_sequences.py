@@ -82,7 +82,7 @@ on_the_host[terms.input] = "offload"
 import torch
 from torch import nn
 
-from actmem.ledger import layer_rows_of
+from actmem.ledger.parts import layer_rows_of
 from actmem.rows import total
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import LlamaShape
@@ -254,7 +254,7 @@ checks.show()
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import counts
-from actmem.ledger import count_collectives
+from actmem.ledger.comms import count_collectives
 from actmem_more.context import layer_groups
 from actmem_more.llama_terms import context_exchanges, llama_rows
 

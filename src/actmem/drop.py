@@ -45,18 +45,15 @@ class Store(Protocol):
         """Keep ``flat``, one row of elements; the result gives it back, on its device and in its dtype."""
 
 
-#: What keeps a term elsewhere or smaller, by its action (``recipes.ACTIONS``).  A module with a store adds it when it is imported.
-STORES: dict[str, Callable[[], Store]] = {}
+def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> dict[str, Store]:
+    """The store of each term, from its action (``LayerTerms.stored``) and that action's store.
 
-
-def stores(actions: Mapping[str, str], host: Store | None) -> dict[str, Store]:
-    """The store of each term, from ``LayerTerms.stored``.  host: that of "offload"; None makes one.  Raises ConfigError."""
-    if not (host is None or isinstance(host, Store)):
-        raise ConfigError("host", f"must be a store or None, got {shown(host)}")
-    if missing := set(actions.values()) - STORES.keys():
-        raise ConfigError("recompute", f"{missing.pop()} needs a store: import one, as actmem_more.store has")
-    places = {action: STORES[action]() for action in set(actions.values())} | ({"offload": host} if host else {})
-    return {term: places[action] for term, action in actions.items()}
+    Raises ConfigError on an action without a store.
+    """
+    for action in actions.values():
+        if not isinstance(stores.get(action), Store):
+            raise ConfigError("stores", f"must have one for {action!r}, as actmem_more.store has, got {shown(stores)}")
+    return {term: stores[action] for term, action in actions.items()}
 
 
 #: Each is called with the names and the tensors of all that layers name, and the name of what autograd saved since the

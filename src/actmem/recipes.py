@@ -165,11 +165,6 @@ class LayerTerms:
         self._check_one_tensor([term for term in stored if stored[term] == "offload"], "offload")
         return {term: action for term, action in stored.items() if action != "keep"}
 
-    def input_on_host(self) -> dict[str, str]:
-        """Actions that run all of the layer again from its input, which waits in the host's memory."""
-        again = (*(recipe.term for recipe in self.recipes), *self.statistics)
-        return {**dict.fromkeys(again, "recompute"), self.input: "offload"}
-
     def products_again(self, recompute: Mode) -> frozenset[str]:
         """The matrix products that backward runs again: each once, however many terms it serves."""
         mode = Recompute.of(recompute)

@@ -1,20 +1,20 @@
-"""Every private or undocumented name of torch that actmem uses.  When a release of torch drops one, mend it here.
-All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
+"""Every private or undocumented name of torch that this package uses.  When a release of torch drops one, mend it here.
+
+``actmem_more``, ``actmem_tools`` and ``actmem_course.judge`` have such a file too.  All names were there in each of
+``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
 
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
-- ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
 - ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; a tensor's version
-- ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
-- the autograd node that runs now, and the group that a collective was given: what a tape notes
+- the autograd node that runs now: where in backward an operation is
 - ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -23,14 +23,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass  # noqa: F401
 from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: F401
 
-flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
-cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
-efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
-flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
-flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-#: The node that adds a gradient to a weight's.
-WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
@@ -39,23 +31,6 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
     """No mode sees the operations of the block, which starts at once."""
     modes = torch._C._len_torch_dispatch_stack() + torch._ops._len_torch_dispatch_stack_pre_dispatch()
     return _disable_current_modes() if modes else nullcontext()
-
-
-def torch_release() -> tuple[int, int]:
-    """(2, 13) for torch 2.13.0."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-@contextmanager
-def memory_snapshot(path: str) -> Iterator[None]:
-    """Note every allocation of the GPU in the block, and write them as https://pytorch.org/memory_viz reads them."""
-    torch.cuda.memory._record_memory_history(max_entries=100_000)
-    try:
-        yield
-        torch.cuda.memory._dump_snapshot(path)
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def assert_async(condition: Tensor, message: str) -> None:
@@ -74,49 +49,11 @@ def fake_tensors() -> AbstractContextManager:
     return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and no values."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
-
-
-@contextmanager
-def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
-    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``, by whatever name in Python or C++."""
-    original = torch.ops.aten.scaled_dot_product_attention.default.decompose
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")
-        yield
-
-
 def fake_store() -> torch.distributed.Store:
     """The store of the ``"fake"`` backend; loading it registers the backend."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
-
-
-@contextmanager
-def world_of_each_thread() -> Iterator[None]:
-    """In the block each thread has process groups of its own, and a default one if it makes it."""
-    from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
-
-    c10d: Any = torch.distributed.distributed_c10d
-    before, c10d._world = c10d._world, ThreadLocalWorld()
-    private: Any = torch._C._distributed_c10d  # no stub has the name
-    isolate = private._set_thread_isolation_mode
-    isolate(True)
-    try:
-        yield
-    finally:
-        isolate(False)
-        c10d._world = before
-
-
-def name_of_group(group: torch.distributed.ProcessGroup) -> str:
-    """The name under which this thread's torch.distributed has a group."""
-    return torch.distributed.distributed_c10d._world.pg_names[group]
 
 
 def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
@@ -153,19 +90,8 @@ def place_of_node_running() -> int:
 
 def holders_of(tensor: Tensor) -> tuple[int, int]:
     """How often C++ holds a tensor, and its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def ranks_of(arguments: dict[str, Any]) -> int:
-    """The ranks of a collective's group, by the arguments of its operator; 0 if they don't tell."""
-    for value in arguments.values():
-        try:
-            if isinstance(value, torch.ScriptObject):
-                return torch.distributed.ProcessGroup.unbox(value).size()
-        except (RuntimeError, AttributeError):  # the operation that reduces is such an object too
-            continue
-    name: Any = arguments.get("group_name")
-    return torch.distributed.distributed_c10d._resolve_process_group(name).size() if name else 0
+    counted: Any = tensor  # some stubs lack the name
+    return counted._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _send_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:

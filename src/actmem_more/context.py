@@ -29,11 +29,12 @@ from torch.autograd import Function
 
 from actmem.config import ConfigError, check_choice, check_divides, check_size
 from actmem.keep import differentiates_once
-from actmem.parallel.collectives import all_gather, all_to_all, reduce_scatter
+from actmem.parallel.collectives import all_gather, reduce_scatter
 from actmem.parallel.conjugates import g
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.torch_private import flash_attention, flash_backward, flash_on_cpu, flash_on_cpu_backward
+from actmem_more.all_to_all import all_to_all
 from actmem_more.llama_shape import CONTEXT_KINDS
+from actmem_more.torch_private import flash_attention, flash_backward, flash_on_cpu, flash_on_cpu_backward
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ from torch.autograd import Function
 from actmem.config import check_choice
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import differentiates_once
-from actmem.parallel.collectives import all_gather, all_reduce, all_to_all
+from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import as_rows
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
+from actmem_more.all_to_all import all_to_all
 from actmem_more.llama_parts import GatedMLP, ReplicatedLinear
 from actmem_more.llama_shape import LlamaShape
 

@@ -25,9 +25,9 @@ from actmem.parallel.conjugates import f_or_g
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
-from actmem.torch_private import flash_on_cpu, flash_on_cpu_backward
 from actmem_more.llama_parts import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem_more.llama_shape import LlamaShape
+from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 
 
 class LatentAttention(ParallelModule):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import Parallel
-from actmem.drop import KEEP_ALL, Terms, stores
+from actmem.drop import KEEP_ALL, Store, Terms, store_of_each
 from actmem.keep import stays_eager
 from actmem.layers.gpt import ModelPart, OutputLayer, ends_of
 from actmem.layers.transformer import check_tokens
@@ -27,15 +27,15 @@ from actmem_more.experts import ExpertMLP, Routing
 from actmem_more.latent import LatentAttention
 from actmem_more.llama_parts import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem_more.llama_shape import LlamaShape, llama_layer_terms, own_context_shape
-from actmem_more.store import HostMemory
+from actmem_more.store import EightBits, HostMemory
 
 
 class LlamaLayer(nn.Module):
     """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
-    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute and host: as for
-    ``TransformerLayer``.  Keeps what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
+    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute: as for
+    ``TransformerLayer``.  host: of terms that are offloaded; None makes one, and a model gives all its layers the same.  Keeps what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
     the weights; as for ``TransformerLayer``.  routing: of the experts, see ``actmem_more.experts``.  Positions and norms have Llama 3's θ
     and ε: of other models the bytes are right and the values are not.  Raises ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a shorter one too.
     """
@@ -57,7 +57,9 @@ class LlamaLayer(nn.Module):
         self.seq_length = own_context_shape(shape, parallel, context.kind).seq_length
         self.recompute = Recompute.of(recompute)
         terms = llama_layer_terms(shape, context.is_ulysses)
-        self.dropped, self.stores = terms.dropped(self.recompute), stores(terms.stored(self.recompute), host)
+        self.dropped = terms.dropped(self.recompute)
+        stores: dict[str, Store] = {"offload": host or HostMemory(), "compress": EightBits()}
+        self.stores = store_of_each(terms.stored(self.recompute), stores)
         seed = fresh_seed() if seed is None else seed
         self.shape, self.tp, self.context = shape, tp, context
         self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)

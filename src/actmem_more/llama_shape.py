@@ -282,6 +282,12 @@ def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
     return replace(terms, recipes=tuple(each for group in recipes for each in group))
 
 
+def input_on_host(terms: LayerTerms) -> dict[str, str]:
+    """Actions that run all of a layer again from its input, which waits in the host's memory."""
+    again = (*(recipe.term for recipe in terms.recipes), *terms.statistics)
+    return {**dict.fromkeys(again, "recompute"), terms.input: "offload"}
+
+
 @cache
 def _layer(latent: bool, qk_norm: bool, experts: bool, shared: bool) -> LayerTerms:
     heads = _LATENT if latent else _NORMALISED if qk_norm else _ROTATED

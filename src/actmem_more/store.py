@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.config import check_sizes
-from actmem.drop import STORES
 from actmem.keep import keep
 from actmem.recipes import BLOCK
 from actmem.rows import on_the_host
@@ -150,6 +149,3 @@ def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
 def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:
     """The elements in float32, with those that filled up the last block."""
     return (values * scales).flatten()
-
-
-STORES.update(offload=HostMemory, compress=EightBits)

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from actmem.config import ConfigError
 from actmem.ledger.census import arguments_of
 from actmem.ledger.tools import replaced
-from actmem.torch_private import fake_tensors, is_fake, no_dispatch_modes, tree_map_only
+from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.no_device import cuda_without_device
+from actmem_tools.torch_private import is_fake
 
 #: What a factory may call the size of each of the paper's letters, besides the letter itself.
 SIZE_NAMES = {

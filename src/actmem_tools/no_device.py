@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.ledger.tools import replaced
-from actmem.torch_private import attention_on, cudnn_attention, efficient_attention, flash_attention, torch_release
+from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
 from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
+from actmem_tools.torch_private import attention_on, torch_release
 
 #: Philox: a seed and an offset of 8 bytes each.
 _STATE_BYTES = 16

@@ -11,18 +11,19 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, check_size
-from actmem.ledger.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
+from actmem.ledger.ledger_tables import bill_text, ledger_text, readable_size, rows_of_file, rows_text
 from actmem.ledger.recorder import Ledger, record
 from actmem.ledger.savers import is_compiled
 from actmem.ledger.whole_step import StepBill, step
-from actmem.torch_private import memory_snapshot
 from actmem_tools import factories
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.command_line import Parser, write
 from actmem_tools.diagnosis import findings
 from actmem_tools.no_device import gpu_of_this_build
+from actmem_tools.record_page import page
 from actmem_tools.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem_tools.tape.evaluate import parsed_sizes
+from actmem_tools.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20

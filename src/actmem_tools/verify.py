@@ -21,7 +21,6 @@ from actmem.formulas.schedule import Action, held, interleaved, moving_window, o
 from actmem.layers.gpt import GPT
 from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import measure_parts, run_part
 from actmem.ledger.tools import storages_of
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import TensorParallel
@@ -29,9 +28,10 @@ from actmem.rows import Comparison, Match, Row, compare, total
 from actmem_more.context import ContextParallel, layer_groups
 from actmem_more.experts import Routing
 from actmem_more.llama import LlamaStage
-from actmem_more.llama_shape import llama_layer_terms
+from actmem_more.llama_shape import input_on_host, llama_layer_terms
 from actmem_more.store import HostMemory
 from actmem_tools.command_line import empty_table
+from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Bill, Plan, bill_of, share, stage_layers
@@ -85,7 +85,7 @@ def _part(
         return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
     shape = shape.with_sizes(vocab_size=padded_vocab_size(shape.vocab_size, tp.size, multiple=1))
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
-    mode = llama_layer_terms(shape).input_on_host() if recompute == OFFLOAD else recompute
+    mode = input_on_host(llama_layer_terms(shape)) if recompute == OFFLOAD else recompute
     return LlamaStage(shape, tp, layers=layers, recompute=mode, routing=routing, context=context, dtype=dtype)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.ledger import record
+from actmem.ledger.recorder import record
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.launch import LABS

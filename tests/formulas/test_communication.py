@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import (
     Exchange,
-    ends_exchanges,
-    iteration_exchanges,
     layer_exchanges,
-    pipeline_sends,
-    step_exchanges,
     wire_bytes,
 )
 from actmem.layers.gpt import GPT
@@ -25,6 +21,7 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
+from actmem_course.predicted.iteration import ends_exchanges, iteration_exchanges, pipeline_sends, step_exchanges
 from tests.shapes import layer_cuts, model_cuts
 from tests.tiers import covering
 

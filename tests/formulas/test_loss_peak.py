@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.ledger import emulated_rank, watch_step
+from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.whole_step import watch_step
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.rows import total

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
-from actmem.ledger import emulated_rank
 from actmem.ledger.comms import Collective, count_collectives
+from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.parts import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import by_term, compare, total

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError, Parallel
-from actmem.ledger import emulated_rank
 from actmem.ledger.census import LiveStorages
+from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.parts import layer_rows_of
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel

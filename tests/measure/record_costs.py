@@ -14,7 +14,7 @@ import torch
 
 from actmem.config import TINY
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger import record
+from actmem.ledger.recorder import record
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import llama_shape
 

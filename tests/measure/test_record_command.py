@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from actmem.ledger.ledger_tables import fold, folded_name, page
+from actmem.ledger.ledger_tables import fold, folded_name
 from actmem.ledger.recorder import SavedTensor
-from actmem.torch_private import memory_snapshot
 from actmem_tools import record_command
 from actmem_tools.__main__ import main
 from actmem_tools.diagnosis import reason_of, runs_again
 from actmem_tools.factories import one_line
+from actmem_tools.record_page import page
+from actmem_tools.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
 HERE = "tests.measure.factories_for_tests"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from actmem.ledger.ledger_tables import page
+from actmem_tools.record_page import page
 
 ROW = {"argument": "", "shape": [4], "dtype": "float32", "line": "", "held_by": ""}
 ROWS: list[dict[str, Any]] = [

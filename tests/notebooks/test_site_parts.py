@@ -35,7 +35,7 @@ def test_a_page_has_all_that_its_modules_import():
         ("actmem_course.others.paper", False),
         ("actmem.formulas.activations.eq1", False),
         ("actmem_course.figures.Panel", False),
-        ("actmem.ledger.record", True),
+        ("actmem.ledger.recorder", True),
         ("actmem.layers.transformer", True),
         ("actmem_course.launch.results", True),  # starts processes
         ("actmem.pipeline", True),
@@ -50,9 +50,9 @@ def test_modules_that_need_a_machine(module, needed):
     [
         (["import math\nx = math.pi", "print(x)"], [[0, 0], [0]]),
         (["import torch\nx = torch.ones(2)", "y = x", "y = 1", "print(y)"], [[1, 1], [1], [0], [0]]),
-        (["from actmem.ledger import record", "f = lambda: record", "f()"], [[1], [1], [1]]),
+        (["from actmem.ledger.recorder import record", "f = lambda: record", "f()"], [[1], [1], [1]]),
         (["import actmem as am", "am.layer_rows", "f = lambda: am.record", "f()"], [[0], [0], [1], [1]]),
-        (["from actmem.ledger import record as r\nfrom actmem.rows import total", "r", "total"], [[1, 0], [1], [0]]),
+        (["from actmem.ledger.recorder import record as r\nfrom actmem.rows import total", "r", "total"], [[1, 0], [1], [0]]),
         (["import torch", "lines = []", "lines.append(torch.ones(1))", "print(lines)"], [[1], [0], [1], [1]]),
         (["import torch", "d = {}", "d['x'] = torch.ones(1)", "d"], [[1], [0], [1], [1]]),
         (["import torch", "d = {}", "d['x'] = 1", "d"], [[1], [0], [0], [0]]),

@@ -19,7 +19,8 @@ from actmem.config import TINY, ConfigError, ModelShape, Parallel, model_shape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger import layer_rows_of, record
+from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.recorder import record
 from actmem.recipes import PAPER_LAYER, LayerTerms, Recipe
 from actmem.rows import LAYER_TERMS, Row, compare, on_device, on_host, total
 from actmem_more.actions import PricedLayer, Rates, choices, frontier, recompute_choices

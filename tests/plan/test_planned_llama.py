@@ -9,10 +9,10 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import Exchange
 from actmem.ledger.comms import count_collectives
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import run_part
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import by_term, total
 from actmem_more.llama import LlamaStage
+from actmem_tools.measured_parts import run_part
 from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from tests.shapes import decoder
 

@@ -118,7 +118,7 @@ shape = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=32, num_attent
 actions = {"GeLU input": "offload", "4h→h input": "offload", "MLP dropout mask": "offload"}
 
 def step(recompute):
-    model = GPT(shape, recompute=recompute, host=HostMemory(2), seed=3, device="cuda")
+    model = GPT(shape, recompute=recompute, stores={"offload": HostMemory(2)}, seed=3, device="cuda")
     tokens = torch.zeros(2, 16, dtype=torch.long, device="cuda")
     before = torch.cuda.memory_allocated()
     loss = model.loss(model(tokens), tokens)

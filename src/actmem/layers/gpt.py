@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, check_divides, check_vocab_size
-from actmem.drop import KEEP_ALL, STORES, Store
+from actmem.drop import KEEP_ALL, Store
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import ParallelLayerNorm, TransformerLayer, check_tokens
 from actmem.parallel.groups import TensorParallel
@@ -46,7 +47,7 @@ class GPT(ModelPart):
     2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids, the final norm's statistics
     (``formulas.first_stage``).
 
-    recompute and host: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then every
+    recompute and stores: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then every
     t, every pipeline and every dtype starts from one model (see ``parallel.weights``).  data_parallel_rank: changes the
     dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the
     vocabulary (see ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
@@ -59,7 +60,7 @@ class GPT(ModelPart):
         *,
         layers: range | None = None,
         recompute: Mode = "none",
-        host: Store | None = None,
+        stores: Mapping[str, Store] | None = None,
         p: float = 0.1,
         seed: int = 1234,
         data_parallel_rank: int = 0,
@@ -81,8 +82,7 @@ class GPT(ModelPart):
             sizes = shape.seq_length, shape.hidden_size
             self.positions = own_weight(tp, child_seed(seed, "positions"), *sizes, **factory)
             self.embedding_dropout = DropoutMask(p, streams.between_blocks)
-        host = host or STORES.get("offload", lambda: None)()  # one for all layers
-        modes = {"recompute": recompute, "host": host, "p": p, "streams": streams, **factory}
+        modes = {"recompute": recompute, "stores": stores, "p": p, "streams": streams, **factory}
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )

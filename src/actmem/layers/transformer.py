@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.drop import KEEP_ALL, Store, Terms, stores
+from actmem.drop import KEEP_ALL, Store, Terms, store_of_each
 from actmem.keep import stays_eager
 from actmem.layers.attention import SelfAttention, causal_mask
 from actmem.parallel.groups import TensorParallel
@@ -49,10 +51,10 @@ class TransformerLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; sequences may be shorter than s.
-    recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.  host: of terms
-    that are offloaded; None makes one, and a model gives all its layers the same.  seed: of the weights, and of the
-    dropout streams if none are given; None draws one from torch's default CPU generator, which must then be in the same
-    state on all t ranks.  Keeps what formulas.activations.layer_rows lists, and layer_extra_rows beside it.  Raises
+    recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.  stores: what keeps
+    the terms of an action, such as ``{"offload": HostMemory()}``; layers of a model share them.  seed: of the weights,
+    and of the dropout streams if none are given; None draws one from torch's default CPU generator, which must then be
+    in the same state on all t ranks.  Keeps what formulas.activations.layer_rows lists, and layer_extra_rows beside it.  Raises
     ConfigError if t ranks can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is
     recomputed stay eager.
     """
@@ -65,7 +67,7 @@ class TransformerLayer(nn.Module):
         recompute: Mode = "none",
         p: float = 0.1,
         streams: DropoutStreams | None = None,
-        host: Store | None = None,
+        stores: Mapping[str, Store] | None = None,
         seed: int | None = None,
         **factory,
     ):
@@ -74,7 +76,7 @@ class TransformerLayer(nn.Module):
         self.recompute = Recompute.of(recompute)
         # A region is run again as a whole; the terms of a set are rebuilt one by one.
         self.dropped = PAPER_LAYER.dropped(self.recompute) if self.recompute.region == "terms" else frozenset()
-        self.stores = stores(PAPER_LAYER.stored(self.recompute), host)
+        self.stores = store_of_each(PAPER_LAYER.stored(self.recompute), stores or {})
         seed = fresh_seed() if seed is None else seed
         device = factory.get("device") or "cpu"
         self.streams = streams or DropoutStreams(child_seed(seed, "dropout"), tp, device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from actmem.ledger.modes import QuietDispatchMode
-from actmem.ledger.tools import noting_states, replaced, settled, storages_in, tensors_in
+from actmem.ledger.tools import StorageLifetimes, noting_states, replaced, settled, storages_in, tensors_in
 from actmem.torch_private import tree_map_only
 
 
@@ -28,22 +28,27 @@ class LiveStorages(QuietDispatchMode):
     def __init__(self, ignored: object = ()) -> None:
         super().__init__()
         self._ignored: WeakSet[torch.UntypedStorage] = WeakSet(storages_in(ignored))
-        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
+        self._lifetimes = StorageLifetimes()
         self.peak_bytes: int | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes alive now."""
-        return sum(storage.nbytes() for storage in self._seen)
+        for storage in list(self._lifetimes.numbers):  # FSDP and pipelines resize them below all operations
+            self._lifetimes.resized(storage)
+        return self._lifetimes.bytes
 
     def ignore(self, value: object) -> None:
         """Don't count the storages in ``value``."""
-        self._ignored.update(storages_in(value))
-        self._seen -= self._ignored
+        for storage in storages_in(value):
+            self._ignored.add(storage)
+            self._lifetimes.forget(storage)
 
     def note(self, value: object) -> None:
         """Count the storages in ``value`` too."""
-        self._seen.update(storage for storage in storages_in(value) if storage not in self._ignored)
+        for storage in storages_in(value):
+            if storage not in self._ignored and storage not in self._lifetimes.numbers:
+                self._lifetimes.begin(storage)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = self.real_operation(func, args)(*args, **(kwargs or {}))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from actmem.drop import NAME_READERS
-from actmem.ledger.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, ledger_html, ledger_text
+from actmem.ledger.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, ledger_text
 from actmem.ledger.origins import Origin, Origins, graph_nodes
 from actmem.ledger.savers import UNKNOWN, OperationTracker
 from actmem.ledger.tools import settled, shape_of, storage_of, storages_in, storages_of, stored_parts
@@ -88,7 +88,7 @@ class Ledger:
         """One row for each tensor, named by module, operation and argument."""
         return [Row(row.name, row.bytes, source=row.line) for row in self.tensors]
 
-    __repr__, _repr_html_ = ledger_text, ledger_html
+    __repr__ = ledger_text
 
     def add_up(self, variables: Iterable[object]) -> None:
         """Fill the lists.  variables: the caller's."""

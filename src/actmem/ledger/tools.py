@@ -1,4 +1,4 @@
-"""What all counting needs: every tensor inside a value, its storages, a replaced function."""
+"""What all counting needs: every tensor inside a value, its storages, their lifetimes, a replaced function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,44 @@ def storage_of(value: object) -> torch.UntypedStorage | None:
         return value.untyped_storage()  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError, ValueError):  # the last: a lazy module's weight
         return None
+
+
+class StorageLifetimes:
+    """Follows storages, held weakly, from when each is seen first until nothing refers to it.
+
+    changed: called when one has another size, with its number, in the order of their births, and its bytes; with None
+    when it ends.  bytes: of all that are alive.  numbers: of those that are alive.
+    """
+
+    def __init__(self, changed: Callable[[int, int | None], object] = lambda number, size: None):
+        self._changed, self._sizes, self.bytes = changed, list[int](), 0
+        # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage itself.
+        self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+
+    def begin(self, storage: torch.UntypedStorage) -> int:
+        """Follow a storage from now on, which is not followed yet; returns its number."""
+        number, size = len(self._sizes), storage.nbytes()
+        self.numbers[storage] = number
+        self._sizes.append(size)
+        self.bytes += size
+        finalize(storage, self._change, number, None).atexit = False
+        return number
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage may have another size now."""
+        number = self.numbers.get(storage)
+        if number is not None and self._sizes[number] != storage.nbytes():
+            self._change(number, storage.nbytes())
+
+    def forget(self, storage: torch.UntypedStorage) -> None:
+        """Follow a storage no longer, as if it had ended."""
+        if storage in self.numbers:
+            self._change(self.numbers.pop(storage), None)
+
+    def _change(self, number: int, size: int | None) -> None:
+        self.bytes += (size or 0) - self._sizes[number]
+        self._sizes[number] = size or 0
+        self._changed(number, size)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ out when the step is over: by then it is known whose gradient it became, or what
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,11 +19,11 @@ from torch.nn.parameter import is_lazy
 from actmem.config import ConfigError, shown
 from actmem.ledger.census import arguments_of
 from actmem.ledger.comms import KIND_OF_NAME
-from actmem.ledger.ledger_tables import SavedTensor, bill_html, bill_text
+from actmem.ledger.ledger_tables import SavedTensor, bill_text
 from actmem.ledger.origins import Origin, Origins
 from actmem.ledger.recorder import sums_of
 from actmem.ledger.savers import OperationTracker, is_compiled
-from actmem.ledger.tools import replaced, shape_of, stored_parts, tensors_in
+from actmem.ledger.tools import StorageLifetimes, replaced, shape_of, stored_parts, tensors_in
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
 BILL_KINDS = (
@@ -58,7 +57,7 @@ class StepBill:
         """The phase in which the peak lies."""
         return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
 
-    __repr__, _repr_html_ = bill_text, bill_html
+    __repr__ = bill_text
 
 
 def step(
@@ -173,12 +172,11 @@ class Lives:
     """
 
     def __init__(self) -> None:
-        self.lives: list[Life] = []
-        self.live_bytes = 0
+        self.lives: list[Life] = []  # by the storage's number
+        self.storages = StorageLifetimes(self._note_size)
         self.curve: list[int] = []
         self.phase = "before"
         self.phases: list[tuple[str, int]] = []
-        self._life_of: weakref.WeakKeyDictionary[torch.UntypedStorage, Life] = weakref.WeakKeyDictionary()
 
     def enter(self, phase: str) -> None:
         if phase != self.phase:
@@ -197,39 +195,29 @@ class Lives:
 
     def count(self) -> None:
         """Note the bytes that are alive now: a new moment."""
-        self.curve.append(self.live_bytes)
+        self.curve.append(self.storages.bytes)
 
     def after(self, storages: list[torch.UntypedStorage]) -> None:
         """An operation on these has ended."""
         for storage in storages:
-            self.resized(storage)
+            self.storages.resized(storage)
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Origin) -> None:
         """A storage is seen first."""
-        if storage in self._life_of:
-            return
-        life = Life(origin, self.phase, [])
-        weakref.finalize(storage, self._changed, life, 0).atexit = False
-        self._life_of[storage] = life
-        self.lives.append(life)
-        self._changed(life, storage.nbytes())
+        if storage not in self.storages.numbers:
+            self.lives.append(Life(origin, self.phase, [(len(self.curve), storage.nbytes())]))
+            self.storages.begin(storage)
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        life = self._life_of.get(storage)
-        if life is not None and life.sizes[-1][1] != storage.nbytes():
-            self._changed(life, storage.nbytes())
-
-    def _changed(self, life: Life, size: int) -> None:
-        self.live_bytes += size - (life.sizes[-1][1] if life.sizes else 0)
-        life.sizes.append((len(self.curve), size))
+    def _note_size(self, number: int, size: int | None) -> None:
+        self.lives[number].sizes.append((len(self.curve), size or 0))
 
     def resizing(self, resize: Callable) -> Callable:
         """Storages can be resized below all operations, as FSDP and pipeline stages do."""
 
         def run(storage, size):
             result = resize(storage, size)
-            self.resized(storage)
+            self.storages.resized(storage)
             return result
 
         return run
@@ -238,7 +226,7 @@ class Lives:
         """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
         for storage, part in stored_parts(value):
             self.begin(storage, Origin(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
-            life = self._life_of[storage]
+            life = self.lives[self.storages.numbers[storage]]
             life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
@@ -260,7 +248,8 @@ class Lives:
 
     def classify(self, origins: Origins) -> None:
         """Kinds of what is alive, which only a look at its storage tells."""
-        for storage, life in list(self._life_of.items()):
+        for storage, number in list(self.storages.numbers.items()):
+            life = self.lives[number]
             origin = life.origin
             life.is_output = storage in origins.tracker.outputs
             if storage in origins.found and (

@@ -1,4 +1,4 @@
-"""All-reduce (sum and maximum); all-gather, reduce-scatter and all-to-all along dimension 0.
+"""All-reduce (sum and maximum); all-gather and reduce-scatter along dimension 0.
 
 Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
 None writes to the caller's tensor unless told to; with one rank each returns its input, graph and all, not a copy.
@@ -98,14 +98,3 @@ def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
 def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
     """Sum, then keep one part of dimension 0: ``[s, …]`` in, ``[s/t, …]`` out."""
     return start_reduce_scatter(x, tp).wait()
-
-
-def all_to_all(
-    x: Tensor, tp: TensorParallel, received: list[int] | None = None, sent: list[int] | None = None
-) -> Tensor:
-    """Input rows are grouped by receiver, output rows by sender.  Without sizes every part is equal."""
-    if tp.size == 1:
-        return x
-    result = x.new_empty((x.shape[0] if received is None else sum(received), *x.shape[1:]))
-    dist.all_to_all_single(result, x.contiguous(), received, sent, group=tp.group)
-    return result

@@ -1,6 +1,6 @@
 """What a learner's function saves for backward: by autograd's hooks, and by what is still alive beside them.
 
-``actmem.ledger.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
+``actmem.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
 the same time, so everything here belongs to one thread.
 """
 

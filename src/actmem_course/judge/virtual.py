@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actmem.ledger.comms import Collective
-from actmem.torch_private import name_of_group, no_dispatch_modes, world_of_each_thread
+from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.meeting import RETURNED, Meeting, mismatch, name_of, reduced
+from actmem_course.judge.torch_private import name_of_group, world_of_each_thread
 from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
 
 _local, _DEFAULT = threading.local(), torch.default_generator

@@ -22,9 +22,9 @@ from actmem.formulas.first_stage import HEAD_TERMS, layers_per_chunk, stage_rows
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import measure_stage
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import Row, extra_rows, paper_rows
+from actmem_tools.measured_parts import measure_stage
 
 _CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
 

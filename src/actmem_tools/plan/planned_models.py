@@ -30,7 +30,7 @@ from actmem.formulas.flops import forward_operations
 from actmem.formulas.states import State, parameter_counts, states_with
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row, on_host
-from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, llama_layer_terms, own_context_shape
+from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, input_on_host, llama_layer_terms, own_context_shape
 from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
 from actmem_tools.tape.blocks import OFFLOAD
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
@@ -314,12 +314,12 @@ class PlannedLlama(PlannedModel):
                 Row("target ids", 4 * tokens, 1, "cross entropy"),
             ]
         check_choice("recompute", what, (*PlannedLlama.recompute_modes, *self.modes_on_request))
-        mode = llama_layer_terms(self.shape).input_on_host() if what == OFFLOAD else what
+        mode = input_on_host(llama_layer_terms(self.shape)) if what == OFFLOAD else what
         return llama_rows(self._whole_shape(layout), layout, mode, routed_tokens=self._routed(layout))
 
     def host_rows(self, layout: Parallel, what: str) -> list[Row]:
         terms = llama_layer_terms(self.shape)
-        return on_host(self.rows(layout, "none"), terms, terms.input_on_host()) if what == OFFLOAD else []
+        return on_host(self.rows(layout, "none"), terms, input_on_host(terms)) if what == OFFLOAD else []
 
     @lru_cache(maxsize=2**12)  # noqa: B019
     def part(self, layout: Parallel, what: str) -> StagePart:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +15,20 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from actmem.ledger.comms import kind_of, whole_bytes
 from actmem.ledger.modes import StepMode, stays_as_gradient
 from actmem.ledger.savers import RunningModules
-from actmem.ledger.tools import noting_states, plain_tensors, replaced, storage_of, storages_in, tensors_in
-from actmem.main_grad import gradient_of
-from actmem.torch_private import (
-    WEIGHTS_NODE,
-    flash_on_cpu,
-    flash_on_cpu_backward,
-    node_running,
-    ranks_of,
+from actmem.ledger.tools import (
+    StorageLifetimes,
+    noting_states,
+    plain_tensors,
+    replaced,
+    storage_of,
+    storages_in,
+    tensors_in,
 )
+from actmem.main_grad import gradient_of
+from actmem.torch_private import node_running
+from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run, Transfer
+from actmem_tools.torch_private import WEIGHTS_NODE, ranks_of
 
 GENERATOR_STATE = "generator state"
 #: torch's counter doesn't know the CPU's kernels.
@@ -45,8 +50,7 @@ class Recorder(StepMode):
     def __init__(self, module: nn.Module, existing: Iterable[Tensor] = ()):
         super().__init__()
         self.events: list[Event] = [Mark(FORWARD)]
-        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
-        self._sizes: list[int] = []
+        self._storages = StorageLifetimes(partial(_note_change, self.events))
         self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
         self._modules = RunningModules(module)
         #: Of the weights' gradients those that something was added to.
@@ -58,24 +62,17 @@ class Recorder(StepMode):
 
     def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
         """The storages that are alive, with their numbers on the tape."""
-        return list(self._numbers.items())
+        return list(self._storages.numbers.items())
 
     def resized(self, tensor: Tensor) -> None:
         """Note that the tensor's storage may have another size now."""
         for storage in storages_in([tensor]):
-            self._note_size(storage)
-
-    def _note_size(self, storage: torch.UntypedStorage) -> None:
-        number = self._numbers.get(storage)
-        if number is not None and self._sizes[number] != storage.nbytes():
-            self._sizes[number] = storage.nbytes()
-            self.events.append(Resize(number, storage.nbytes()))
+            self._storages.resized(storage)
 
     def note_state(self, state: Tensor) -> None:
         """Note the state of a generator, which no operation makes."""
         for storage in storages_in([state]):
-            if storage not in self._numbers and storage not in self._existing:
-                self._begin(storage, GENERATOR_STATE)
+            self._begin(storage, GENERATOR_STATE)
 
     def named(self, call: Callable) -> Callable:
         """``nn.Module.__call__`` that notes which module runs, also one that an exception leaves, as a checkpoint's second run does.
@@ -100,10 +97,10 @@ class Recorder(StepMode):
         storages = [storage for tensor in given if (storage := storage_of(tensor)) is not None]
         # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.
         if func.overloadpacket is not torch.ops.aten.lift_fresh:
-            self._existing.update(s for s in storages if s not in self._numbers)
+            self._existing.update(s for s in storages if s not in self._storages.numbers)
         result = func(*args, **kwargs)
         for storage in storages:
-            self._note_size(storage)
+            self._storages.resized(storage)
         self._note(func, args, kwargs, given, {id(storage) for storage in storages}, result)
         return result
 
@@ -111,13 +108,13 @@ class Recorder(StepMode):
         """Note that a weight gets a gradient; it is added to the one that waits.  args: of the addition."""
         stays = stays_as_gradient(args)
         weights_storage, storage = map(storage_of, args)
-        if weights_storage in self._summed or storage is None:
+        if storage is None or weights_storage is None or weights_storage in self._summed:
             return
         self._summed.add(weights_storage)
         if not stays:
             self.events.append(Gradient(-1, args[0].nbytes))
-        elif storage in self._numbers:
-            self.events.append(Gradient(self._numbers[storage], storage.nbytes()))
+        elif storage in self._storages.numbers:
+            self.events.append(Gradient(self._storages.numbers[storage], storage.nbytes()))
 
     def _note(self, func, args, kwargs, given: list[Tensor], before: set[int], result: Any) -> None:
         op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
@@ -131,9 +128,7 @@ class Recorder(StepMode):
                 storage = storage_of(part)
                 if storage is None:
                     continue
-                if storage not in self._numbers and storage not in self._existing:
-                    self._begin(storage, f"{where}: {op}" if where else op)
-                    made = True
+                made |= self._begin(storage, f"{where}: {op}" if where else op)
                 if id(storage) not in before and "empty" not in op:
                     written.append(_bytes(part))
         if kind := kind_of(func):
@@ -142,12 +137,16 @@ class Recorder(StepMode):
             read = tuple(map(_bytes, given)) if written else ()
             self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))
 
-    def _begin(self, storage: torch.UntypedStorage, name: str) -> None:
-        number = len(self._sizes)
-        self._numbers[storage] = number
-        self._sizes.append(storage.nbytes())
-        self.events.append(Make(number, storage.nbytes(), name))
-        weakref.finalize(storage, self.events.append, Free(number)).atexit = False
+    def _begin(self, storage: torch.UntypedStorage, name: str) -> bool:
+        """Note that a storage is made, unless it is there already; returns whether it is new."""
+        if storage in self._storages.numbers or storage in self._existing:
+            return False
+        self.events.append(Make(self._storages.begin(storage), storage.nbytes(), name))
+        return True
+
+
+def _note_change(events: list[Event], number: int, size: int | None) -> None:
+    events.append(Free(number) if size is None else Resize(number, size))
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,0 +1,87 @@
+"""Measure a part of a model by itself: a layer as between two others, or one pipeline rank with all that it has in flight.
+
+Random activations and gradients replace those that would arrive, so one emulated rank of many can be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from actmem.config import ModelShape
+from actmem.layers.gpt import GPT, ModelPart
+from actmem.ledger.parts import layer_input, rows_by_term
+from actmem.ledger.recorder import record
+from actmem.parallel.groups import TensorParallel
+from actmem.recipes import Recompute
+from actmem.rows import Row, merge
+
+
+def run_between_others(layer: nn.Module, x: Tensor) -> None:
+    """One layer's forward and backward, as between two others.
+
+    The gradient of its output comes when backward begins, and goes when nothing reads it any more.
+    """
+    end = _NextLayer.apply(layer(x))
+    end.backward(end.detach())
+
+
+class _NextLayer(torch.autograd.Function):
+    """Holds nothing, and gives back a gradient."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor) -> Tensor:
+        ctx.shape = y.shape
+        return y.new_empty(0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad.new_empty(ctx.shape)
+
+
+def measure_stage(
+    shape: ModelShape,
+    tp: TensorParallel,
+    chunks: list[range],
+    actions: Iterable[tuple[str, int, int]],
+    recompute: Recompute | str = "none",
+) -> list[Row]:
+    """What one pipeline rank of the paper's model keeps after the last of ``actions``, one row for each term.
+
+    chunks: the layers of each of this rank's model chunks.  actions: see ``measure_parts``.
+    """
+    parts = [GPT(shape, tp, layers=layers, recompute=recompute, dtype=torch.bfloat16) for layers in chunks]
+    return measure_parts(parts, [], actions)
+
+
+def measure_parts(
+    parts: Sequence[ModelPart],
+    whole_parts: Sequence[ModelPart],
+    actions: Iterable[tuple[str, int, int]],
+    whole: Collection[tuple[int, int]] = (),
+) -> list[Row]:
+    """What one rank's model chunks, ``parts``, keep after the last of ``actions``, one row for each term.
+
+    actions: ``(kind, chunk, microbatch)`` in order; "F" runs the chunk's forward, and holds its graph; "B" drops
+    that graph.  whole: ``(chunk, microbatch)`` pairs that ``whole_parts`` run (2205.05198 appendix C).
+    """
+    held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
+    for kind, chunk, microbatch in actions:
+        if kind == "B":
+            del held[chunk, microbatch]
+            continue
+        part = (whole_parts if (chunk, microbatch) in whole else parts)[chunk]
+        with record(part) as ledger:
+            output = run_part(part)
+        held[chunk, microbatch] = output, rows_by_term(ledger.saved)
+    return merge(row for _, rows in held.values() for row in rows)
+
+
+def run_part(part: ModelPart) -> Tensor:
+    """The part's output for random input, or the loss if it has the model's last layer."""
+    sizes = part.shape.micro_batch_size, part.shape.seq_length
+    ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731
+    y = part(ids() if part.is_first else layer_input(part.shape, part.tp, "cpu", torch.bfloat16))
+    return part.loss(y, ids()) if part.is_last else y

@@ -1,0 +1,63 @@
+"""Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
+
+- ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
+- the group that a collective was given: what a tape notes
+- the history of the GPU's allocator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: The node that adds a gradient to a weight's.
+WEIGHTS_NODE = "torch::autograd::AccumulateGrad"
+
+
+def torch_release() -> tuple[int, int]:
+    """(2, 13) for torch 2.13.0."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@contextmanager
+def memory_snapshot(path: str) -> Iterator[None]:
+    """Note every allocation of the GPU in the block, and write them as https://pytorch.org/memory_viz reads them."""
+    torch.cuda.memory._record_memory_history(max_entries=100_000)
+    try:
+        yield
+        torch.cuda.memory._dump_snapshot(path)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
+    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``, by whatever name in Python or C++."""
+    original = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")
+        yield
+
+
+def ranks_of(arguments: dict[str, Any]) -> int:
+    """The ranks of a collective's group, by the arguments of its operator; 0 if they don't tell."""
+    for value in arguments.values():
+        try:
+            if isinstance(value, torch.ScriptObject):
+                return torch.distributed.ProcessGroup.unbox(value).size()
+        except (RuntimeError, AttributeError):  # the operation that reduces is such an object too
+            continue
+    name: Any = arguments.get("group_name")
+    return torch.distributed.distributed_c10d._resolve_process_group(name).size() if name else 0

@@ -139,11 +139,21 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Parallel:
-    """How devices share the work; data · context · pipeline · tensor of them.  The paper's letters: t, p, m (model chunks a device).
+    """How devices share the work: data · context · pipeline · tensor of them.
 
-    ``sequence_parallel`` splits layer norms and dropouts along the sequence among the same t ranks, which share experts
-    too.  micro_batch_size: the planner's, in sequences (b).  zero_stage: one of ZERO_STAGES.  Formulas of a layer or a
-    stage read t, p, m and ``sequence_parallel`` only; of today's layers also context_parallel_size.  Raises ConfigError on a bad size.
+    Args:
+        tensor_parallel_size: t of the paper.
+        pipeline_parallel_size: p of the paper.
+        num_model_chunks: m of the paper, model chunks on each device.
+        sequence_parallel: splits layer norms and dropouts along the sequence among the same t ranks, which share
+            experts too.
+        micro_batch_size: the planner's, in sequences (b).
+        zero_stage: one of ZERO_STAGES.
+
+    Formulas of a layer or a stage read t, p, m and ``sequence_parallel`` only; those of today's layers also read
+    context_parallel_size.
+
+    Raises: ConfigError on a bad size.
     """
 
     tensor_parallel_size: int = 1

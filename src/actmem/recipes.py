@@ -1,9 +1,10 @@
 """What each stored tensor of a layer can be made from again: the table behind every choice of what to keep.
 
-A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix products that this takes.
-What to recompute is then a set of terms, the ones that backward makes again instead of keeping: bytes kept are those of
-the rest, FLOPs added are the products of the set's recipes, and a named mode is a set with a name.  Llama's tables are in
-``llama_shape``.  ``drop`` carries out what this file describes (and ``recompute`` the regions of *selective* and *full*).
+A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matmuls that this takes.
+What to recompute is then a set of terms, the ones that backward recomputes instead of saving.  Bytes saved are those
+of the rest, FLOPs added are the matmuls of the set's recipes, and a named mode is a set with a name.  Llama's tables
+are in ``llama_shape``.  ``drop`` carries out what this file describes (and ``recompute`` the regions of *selective*
+and *full*).
 """
 
 from __future__ import annotations

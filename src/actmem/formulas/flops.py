@@ -1,12 +1,12 @@
 """FLOPs of one iteration: equations 7 to 9 of appendix A, and what recomputation actually adds.
 
-Only matrix products count; a multiplication and an addition are one FLOP each.  Attention counts
+Only matmuls count; a multiplication and an addition are one FLOP each.  Attention counts
 all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
 Exact integers.  FLOPs are those of all ranks together, so parallelism doesn't change them.
 
-``forward_operations`` says of each operation of a layer what it computes and moves, and the least time for it.  Each is
-counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.  A fused
-kernel moves less.  Elements have 2 bytes, dropout masks 1.
+``forward_operations`` says of each operation of a layer what it computes and moves, and the least time for it.  Each
+is counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.  A
+fused kernel moves less.  Elements have 2 bytes, dropout masks 1.
 """
 
 from __future__ import annotations

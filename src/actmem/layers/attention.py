@@ -60,9 +60,13 @@ class CoreAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Q, K, V projection by columns (whole heads to each rank), core attention, projection by rows.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the QKV weight are ordered head
-    by head, ``[a, 3, h/a]``, so that cutting them into t equal blocks gives each rank the Q, K and V of the same heads.
-    seed: see ``weights.draw_normal``.  Raises ConfigError if t does not divide a.
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the QKV weight are ordered
+    head by head, ``[a, 3, h/a]``: t equal shards then give each rank the Q, K and V of the same heads.
+
+    Args:
+        seed: see ``weights.draw_normal``.
+
+    Raises: ConfigError if t does not divide a.
     """
 
     def __init__(

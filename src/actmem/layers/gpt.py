@@ -20,7 +20,10 @@ from actmem.recipes import Mode
 
 
 class ModelPart(ParallelModule):
-    """A part of a model, as one pipeline rank holds it; ``forward`` takes token ids on the first part, activations on others."""
+    """A part of a model, as one pipeline rank holds it.
+
+    ``forward`` takes token ids on the first part, activations on others.
+    """
 
     shape: Any
     tp: TensorParallel

@@ -90,18 +90,18 @@ class RowParallelLinear(ParallelModule):
 
 
 class _ColumnParallel(Function):
-    """f or g, and the linears after it, as one operation that keeps the input it was given, whole or sharded.
+    """f or g, and the linears after it, as one operation that saves the input it was given, whole or sharded.
 
-    Only the weights' gradients need the gathered input, so under sequence parallelism each rank keeps its shard and
-    gathers again in backward.  Each of backward's two exchanges overlaps matrix products that don't depend on it: the
+    Only the weights' gradients need the gathered input, so under sequence parallelism each rank saves its shard and
+    gathers again in backward.  Each of backward's two collectives overlaps matmuls that don't depend on it: the
     gather overlaps the gradient of the input, and the reduction of that gradient overlaps the gradients of the weights.
 
-    On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first, but the GPU may take the
-    streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set at the start (before Blackwell; not with FSDP).
+    On CUDA a collective overlaps a matmul only if its kernel starts first.  It is launched first, but the GPU may take
+    the streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set at the start (before Blackwell; not with FSDP).
 
     The overlap has a price at backward's peak, in the last weight's gradient: beside the gathered input and its own
     gradient, e·sb·in each, there are the shard and the place for the reduction's result, 1/t of that each (over gloo
-    the received parts take as much as was sent).  The plain form has neither then, and keeps the gathered input.
+    the received parts take as much as was sent).  The plain form has neither then, and saves the gathered input.
     """
 
     @staticmethod
@@ -153,10 +153,10 @@ def as_rows(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """Once an iteration, after backward: all-reduce the gradients (main gradients, if any) that are partial on each rank.
+    """All-reduce the gradients (main gradients, if any) that are partial on each rank: once an iteration, after backward.
 
-    Those that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks hold.  One
-    all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further
+    These are the gradients that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks
+    hold.  One all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further
     process group is needed.
     """
     if tp.size == 1:

@@ -1,7 +1,8 @@
-"""The two ends of the model, with the vocabulary sharded over the ranks: lookup and loss.
+"""The embedding and the loss, with the vocabulary sharded over the ranks.
 
-Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank computes
-the logits of its own words, and the loss never needs all logits of one position on one rank (2205.05198 sections 3, 4.3).
+Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank
+computes the logits of its own words, and the loss never needs all logits of one position on one rank
+(2205.05198 sections 3, 4.3).
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
 
 
 def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """``checked_copy`` of the targets; raises ConfigError on other than one for each token of x ``[…, h]`` or ``[…, v/t]``."""
+    """``checked_copy`` of the targets.
+
+    Raises: ConfigError unless there is one for each token of x ``[…, h]`` or ``[…, v/t]``.
+    """
     if targets.shape != x.shape[:-1]:
         sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
         raise ConfigError("targets", f"must be one for each token of x, got {sizes}")

@@ -1,13 +1,13 @@
 """Parameters of parallel modules: initial values that don't depend on t, and marks that survive copies.
 
-**Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn, and no rank ever makes
-the whole weight.  The unsharded weight is cut, along the sharded dimension, into blocks of about a million
+**Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn, and no rank ever
+makes the whole weight.  The unsharded weight is split, along the sharded dimension, into blocks of about a million
 elements.  Each block has a random-number stream of its own, seeded by the weight's seed and the block's number; a rank
 draws the blocks that its shard touches and copies its part.  Blocks are drawn in float32 on the CPU, so devices and
 dtypes agree too.
 
-**Seeds.**  A module gives each of its parts the seed ``child_seed(seed, name)``.  GPT names its layers by their number in
-the whole model, so the result doesn't depend on pipeline stages either.
+**Seeds.**  A module gives each of its parts the seed ``child_seed(seed, name)``.  GPT names its layers by their number
+in the whole model, so the result doesn't depend on pipeline stages either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
 
 
 def child_seed(seed: int, *name: str | int) -> int:
-    """The seed of the part called ``name``: 56 bits, of which a CPU's generator uses 32, unrelated to the seeds of other names."""
+    """The seed of the part called ``name``, unrelated to the seeds of other names.
+
+    Returns: 56 bits, of which a CPU's generator uses 32.
+    """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 
 

@@ -67,9 +67,14 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class Rates:
-    """flops: a second, of all ranks that share the layer.  host_bytes: a second, each way.  forward: seconds of the layer's.
+    """What a machine does a second.
 
-    Raises ConfigError unless the rates are above 0 and the seconds at least 0.
+    Args:
+        flops: a second, of all ranks that share the layer.
+        host_bytes: a second, each way.
+        forward: seconds of the layer's forward pass.
+
+    Raises: ConfigError unless the rates are above 0 and the seconds at least 0.
     """
 
     flops: float

@@ -112,7 +112,8 @@ class Dispatch:
     @staticmethod
     def of(chosen: Tensor, num_experts: int, tp: TensorParallel) -> Dispatch:
         """The router's choice, ``[s/t, b, κ]`` or ``[s, b, κ]``: every rank learns every rank's counts."""
-        # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once: sizes of products and messages are the host's.
+        # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
+        # messages are the host's.
         pairs = chosen.flatten()
         own = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
         every = all_gather(own[None], tp) if tp.sequence_parallel else own[None]
@@ -190,7 +191,10 @@ def _weight_gradients(grads: Tensor, rows: Tensor, plan: Dispatch) -> Tensor:
 
 
 class _ChosenScores(Function):
-    """The chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps the choice; torch.gather keeps all scores as well."""
+    """The chosen experts' scores, ``[s, b, κ]`` in float32.
+
+    Saves: the choice; torch.gather saves all scores as well.
+    """
 
     @staticmethod
     def forward(ctx, scores: Tensor, chosen: Tensor) -> Tensor:
@@ -233,7 +237,10 @@ class _ToExperts(Function):
 
 
 class _ExpertColumns(Function):
-    """Dispatch, then the experts' products ``[E/t, f, h]``: ``[R, f]`` for each.  Keeps ``x`` as given and the order."""
+    """Dispatch, then the experts' matmuls ``[E/t, f, h]``: ``[R, f]`` for each.
+
+    Saves: ``x`` as given, and the order.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, order: Tensor, plan: Dispatch, *weights: Tensor) -> tuple[Tensor, ...]:

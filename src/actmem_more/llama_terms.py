@@ -1,18 +1,19 @@
-"""Activation bytes, FLOPs and exchanges of Llama's layer: RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.
+"""Activation bytes, FLOPs and collectives of Llama's layer.
 
-Attention runs through a flash kernel, so the scores are never stored: the terms with as²b are gone,
-and with them the reason for selective recomputation.  ``e`` is the size of one activation element.
+RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.  Attention runs through a flash kernel, so the scores
+are never stored: the terms with as²b are gone, and with them the reason for selective recomputation.  ``e`` is the
+size of one activation element.
 
 A model can replace three parts.  Experts: the ranks share them, each expert whole.  Latent attention: letters as in
-2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with one,
-its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
+2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with
+one, its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
 
-What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k ranks,
-one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context parallelism cuts
-all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each weight's
-gradient is summed over the c ranks, as over data-parallel ones.
+What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k
+ranks, one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context
+parallelism shards all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each
+weight's gradient is summed over the c ranks, as over data-parallel ones.
 
-One layer, forward and backward, in exchanges among the c ranks:
+One layer, forward and backward, in collectives among the c ranks:
 
     gather          all-gather K and V; in backward again, and reduce-scatter their gradients    2 + 2 + 2
     gather-plain    without the second gather: K and V stay whole on every rank                  2 + 2
@@ -38,16 +39,23 @@ def llama_rows(
     routed_tokens: int | None = None,
     context_kind: str = "gather",
 ) -> list[Row]:
-    """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.  shape: with the whole sequence.
+    """The tensors that one layer saves for backward on one rank, in the order of the forward pass.
 
     In 16 bits and without parallelism: 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
-    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise); ad is h in most models.  Under sequence
-    parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
+    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no matmul is (elementwise); ad is h in most models.
+    Under sequence parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
-    Latent attention: see ``_latent_rows``.  routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+    Latent attention: see ``_latent_rows``.
+
     On one of c context-parallel ranks "gather" keeps this for s/c tokens; "gather-plain" K and V of all s; "ulysses"
-    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops one.
-    Raises ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
+    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops
+    one.
+
+    Args:
+        shape: with the whole sequence.
+        routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+
+    Raises: ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
     """
     shape = own_context_shape(shape, parallel, context_kind)
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -172,7 +180,7 @@ def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: i
 
 
 def _latent_products(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
-    """FLOPs of the products that make Q, K and V, forward, over all ranks; a latent's counts once, as a router's does."""
+    """FLOPs of the matmuls that make Q, K and V, forward, over all ranks; a latent's once, as a router's."""
     tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
     return {
         "Q down-projection": 2 * tokens * h * sizes.query_rank,

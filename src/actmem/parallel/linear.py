@@ -153,7 +153,7 @@ def as_rows(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """All-reduce the gradients (main gradients, if any) that are partial on each rank: once an iteration, after backward.
+    """All-reduce the gradients that are partial on each rank, or the main gradients: once an iteration, after backward.
 
     These are the gradients that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks
     hold.  One all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further

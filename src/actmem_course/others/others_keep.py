@@ -2,7 +2,8 @@
 
 A formula is a sum of products of sizes: s, b, h, a, k, f as in LlamaShape, d elements of a head, E experts,
 κ experts a token; of a layer that ranks share, a second sum that the t tensor-parallel ranks divide.  Each is counted
-by ``measure_peers --today`` except those that say "on paper".  On CPUs; transformers 5.23, torch 2.13, megatron-core 0.16.1.
+by ``measure_peers --today`` except those that say "on paper".  On CPUs; transformers 5.23, torch 2.13, megatron-core
+0.16.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits on one GPU or several, and what makes it fit.
+"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits, and what makes it fit.
 
-Its blocks are solved from tiny runs (``actmem_tools.tape.blocks``).  What is planned: how many of the first blocks run again, the
-microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is of the code that is printed with it.
+On one GPU or several.  Its blocks are solved from tiny runs (``actmem_tools.tape.blocks``).  What is planned: how many
+of the first blocks recompute, the microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is
+of the code that is printed with it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _OPTIMIZER_CODE = {
 }
 #: Of attention with dropout.
 _FUSED = (
-    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with dropout, "
-    "so a run there keeps the scores."
+    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
+    "dropout, so a run there keeps the scores."
 )
 
 
@@ -62,7 +63,14 @@ class Way:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """Tapes by what of a block runs again, the sizes without b, the number of blocks, the GPUs, and the sequences of one step."""
+    """A model of one's own, and the job that is to train it.
+
+    Args:
+        parts: tapes, by what of a block is recomputed.
+        sizes: without b.
+        global_batch_size: sequences of one step.
+        lora: rank of the adapters, 0 for none.
+    """
 
     parts: Mapping[str, BlockModel]
     sizes: Mapping[str, int]
@@ -89,7 +97,10 @@ class OwnModel:
         return ends + self.num_blocks * block
 
     def may_shard(self) -> bool:
-        """Whether FSDP2 is planned: with frozen weights its first block, without a gradient of its input, differs from the others."""
+        """Whether FSDP2 is planned.
+
+        Not with frozen weights: their first block has no gradient of its input, and differs from the others.
+        """
         return self.cluster.gpus > 1 and not self.num_frozen()
 
     def num_microbatches(self, way: Way) -> int:
@@ -160,7 +171,7 @@ class OwnModel:
         return rows
 
     def bill(self, way: Way) -> list[Row]:
-        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may make a copy."""
+        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy."""
         need, static = self.need(way), self.static_rows(way)
         number, size = self._held_weights(way)
         copy = Row(
@@ -204,7 +215,10 @@ class OwnModel:
         return replace(way, again=counts[place]) if place < len(counts) else None
 
     def ways(self, asked: Way) -> list[Way]:
-        """Those that fit, fastest first: each microbatch that divides the batch, sharded or not, with as few blocks again as fit."""
+        """Those that fit, fastest first.
+
+        Each microbatch that divides the batch, sharded or not, with as few recomputed blocks as fit.
+        """
         rounds = self.global_batch_size // self.cluster.gpus
         found = {
             self.fewest_again(Way(size, 0, sharded, part))
@@ -308,7 +322,8 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
 
     asked, usable = found["asked"], found["usable_bytes"]
     say(
-        f"{found['num_parameters'] / 1e9:.2f} billion parameters, {found['blocks']['number']} blocks in {found['blocks']['path']}"
+        f"{found['num_parameters'] / 1e9:.2f} billion parameters, "
+        f"{found['blocks']['number']} blocks in {found['blocks']['path']}"
     )
     if found["num_trained"] < found["num_parameters"]:
         say(f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU")

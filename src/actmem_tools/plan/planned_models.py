@@ -115,7 +115,10 @@ class PlannedModel(ABC):
         return self._with(device_type=device_type)
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
-        """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one, or on none."""
+        """The same model with some of its recomputation modes only.
+
+        Raises: ConfigError on an unknown one, or on none.
+        """
         if not modes:
             raise ConfigError("recompute", "must name at least one mode")
         every = (*self.recompute_modes, *self.modes_on_request)
@@ -124,9 +127,12 @@ class PlannedModel(ABC):
         return self._with(recompute_modes=tuple(mode for mode in every if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
-        """The same model whose router sends "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
+        """The same model with another routing of its experts.
 
-        Raises ConfigError if it has no experts.
+        Args:
+            routing: "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
+
+        Raises: ConfigError if it has no experts.
         """
         if not self.routing:
             raise ConfigError("routing", f"{self.name} has no experts")
@@ -139,8 +145,12 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
-        """What is kept of one microbatch by one layer under the mode ``what``, by the embedding ("first"), or by the final
-        norm, the output layer and the loss, with the logits ("last")."""
+        """What is saved for backward of one microbatch.
+
+        Args:
+            what: a mode, for one layer under it; "first", for the embedding; or "last", for the final norm, the output
+                layer and the loss, with the logits.
+        """
 
     def host_rows(self, layout: Parallel, what: str) -> list[Row]:
         """What one layer keeps in the host's memory under the mode ``what``."""
@@ -148,7 +158,11 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def part(self, layout: Parallel, what: str) -> StagePart:
-        """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
+        """The tape of one layer or of embedding and loss, on one rank.
+
+        Args:
+            what: "layer none", or another mode; or of embedding and loss "first", "last" or "whole".
+        """
 
     @abstractmethod
     def layer_parameters(self, layout: Parallel) -> int:
@@ -295,7 +309,8 @@ class PlannedLlama(PlannedModel):
     def _layer_shape(self, layout: Parallel) -> LlamaShape:
         """One layer as a context-parallel rank sees it: its part of the sequence.
 
-        Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``actmem_more.context``).
+        Raises: ConfigError if the ranks can't share the layer, or the sequence in two chunks each
+            (``actmem_more.context``).
         """
         return own_context_shape(self._whole_shape(layout), layout)
 
@@ -366,7 +381,7 @@ class PlannedLlama(PlannedModel):
         return forced_routed_tokens(self._layer_shape(layout), layout, self.routing, 0)
 
     def _mlp_rows(self, layout: Parallel) -> int:
-        """Elements of gate, as of up: of this rank's columns for every token, or of its experts for the tokens that they take."""
+        """Elements of gate, as of up: this rank's columns for every token, or its experts' for the tokens they take."""
         d, routed = self.shape, self._routed(layout)
         if routed is not None:
             return routed * d.ffn_hidden_size
@@ -380,7 +395,8 @@ class PlannedLlama(PlannedModel):
         elements += 10 * hidden + 2 * heads * (1 + d.qk_norm) + 3 * wide
         if (routed := self._routed(layout)) is None:
             return 2 * (elements + 2 * d.hidden_size * tokens)
-        # The experts' rows and the router's input; a row for each pair is written, sorted, sent, sorted back and added up.
+        # The experts' rows and the router's input.  A row for each pair is written, sorted, sent, sorted back and
+        # added up.
         pairs = hidden * (d.experts_per_token or 0)
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 

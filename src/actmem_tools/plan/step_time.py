@@ -42,7 +42,8 @@ class Device:
 
 #: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
 #: port for each GPU of 200 Gb/s with A100 (2205.05198 section 6) and 400 Gb/s with H100, H200, B200 (DGX) and MI300X.
-#: Host: PCIe 4.0 for all.  Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for RTX 4090: the same here.
+#: Host: PCIe 4.0 for all.  Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for
+#: RTX 4090: the same here.
 DEVICES = {
     device.name: device
     for device in (
@@ -110,7 +111,10 @@ class Cluster:
         return ranks * stride <= self.per_node
 
     def link(self, ranks: int, stride: int) -> float:
-        """Bytes a second of each member of such a group.  Between nodes it has the ports of all its members in a node."""
+        """Bytes a second of each member of such a group.
+
+        Between nodes it has the ports of all its members in a node.
+        """
         node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
@@ -162,8 +166,8 @@ class Traffic:
     beside: float = 0.0
 
 
-#: What ``where`` begins with in backward's exchanges that no product hides: what ḡ gathers, the experts' and the context's.
-#: The others run beside the column-parallel products (2205.05198 section 4.2.2).
+#: What ``where`` begins with in backward's collectives that no matmul hides: what ḡ gathers, the experts' and the
+#: context's.  The others run beside the column-parallel matmuls (2205.05198 section 4.2.2).
 _WAITED_FOR = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 
 

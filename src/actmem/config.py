@@ -1,4 +1,4 @@
-"""What is trained and how it is cut: model sizes and parallel sizes, checked on creation.
+"""What is trained and how it is sharded: model sizes and parallel sizes, checked on creation.
 
 A bad argument is refused where it enters, in one line that names the argument and the rule: dataclasses of sizes check
 themselves; the few formulas and commands that take plain numbers check those.  Nothing in this file needs torch.
@@ -178,7 +178,7 @@ class Parallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        """Into how many shards the sequence is split between the blocks: t under sequence parallelism, else 1."""
         return self.tensor_parallel_size if self.sequence_parallel else 1
 
     @property
@@ -194,7 +194,7 @@ class Parallel:
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """What a layer's tensors depend on: t, c, b and whether the sequence is cut."""
+        """What a layer's tensors depend on: t, c, b and whether the sequence is sharded."""
         c = self.context_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c)
 

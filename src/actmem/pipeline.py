@@ -229,7 +229,7 @@ def check_pipeline(
 ) -> None:
     """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
     p, m = pipeline_parallel_size, num_model_chunks
-    # On one rank the two ends would each train an embedding of their own.
+    # On one rank the first and the last stage would each train an embedding of their own.
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:

@@ -5,6 +5,6 @@
 
 import os
 
-# On a GPU an exchange overlaps with a matrix product only if it starts first: one queue keeps the order of launches.
+# On a GPU a collective overlaps with a matmul only if it starts first: one queue keeps the order of launches.
 # CUDA reads this when it is first used, so it is set here, before any lab can use it, and handed on to the ranks.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

@@ -43,7 +43,7 @@ class ContextParallel:
     Each finds every weight's gradient from its own tokens: add them up as those of data-parallel ranks.
 
     kind: one of CONTEXT_KINDS.  "gather" keeps this rank's K and V and gathers them again in backward, as
-    sequence parallelism does with a product's input; "gather-plain" keeps the gathered K and V.
+    sequence parallelism does with a matmul's input; "gather-plain" keeps the gathered K and V.
     """
 
     ranks: TensorParallel = TensorParallel()

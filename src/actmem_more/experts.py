@@ -7,7 +7,7 @@ and the ranks add what they found.  Ranks hold as much as the router sends them:
 
 **What is not kept**, though a plain implementation keeps it: the rows of the dispatched tokens, which backward
 sends again, as sequence parallelism gathers again; the experts' outputs, because the routing weight
-multiplies before the down product; the probabilities of experts that were not chosen.
+multiplies before the down matmul; the probabilities of experts that were not chosen.
 
 **DeepSeek-V3's router** (2412.19437 section 2.1.2) weighs the chosen experts by sigmoids of their scores, divided by
 their sum.  A bias that evens out the load and a choice of 4 of 8 groups come before the choice of experts; they change
@@ -299,7 +299,7 @@ class _WeightedSwiGLU(Function):
 
 
 class _ExpertRows(Function):
-    """The down products ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
+    """The down matmuls ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
 
     @staticmethod
     def forward(ctx, y: Tensor, order: Tensor, plan: Dispatch, weight: Tensor, shape: torch.Size) -> Tensor:

@@ -1,6 +1,6 @@
 """Today's layer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no dropout, no biases.
 
-Reads like the paper's ``transformer.py``: the same exchanges around the same two blocks.
+Reads like the paper's ``transformer.py``: the same collectives around the same two blocks.
 """
 
 from __future__ import annotations

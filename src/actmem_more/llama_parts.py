@@ -1,4 +1,4 @@
-"""What the layers since the paper's are made of: RMSNorm, rotary positions, the gated MLP, products without a bias."""
+"""What the layers since the paper's are made of: RMSNorm, rotary positions, the gated MLP, matmuls without a bias."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class GatedMLP(ParallelModule):
-    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows.
+    """silu(gate(x)) · up(x), then down.  Gate and up are sharded by columns, down by rows.
 
     width: of all ranks together.  prefix: before the names of its terms.
     """
@@ -124,7 +124,7 @@ class GatedMLP(ParallelModule):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up.  Keeps its two inputs, which the two products before it made: nothing of its own."""
+    """silu(gate) · up.  Keeps its two inputs, which the two matmuls before it made: nothing of its own."""
     return _SwiGLU.apply(gate, up)
 
 

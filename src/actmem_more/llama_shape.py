@@ -230,7 +230,7 @@ _QKV = ("QKV projection",)
 _SCORES = ("QKᵀ", "attention over V")
 
 _ROTATED = tuple(Recipe(term, ("QKV projection input",), _QKV) for term in "QKV")
-#: *elementwise* drops Q and K, which are a norm and a rotation away from what the product made.
+#: *elementwise* drops Q and K, which are a norm and a rotation away from what the matmul made.
 _NORMALISED = (
     Recipe("Q before its norm", ("QKV projection input",), _QKV),
     Recipe("Q", ("Q before its norm",)),

@@ -124,7 +124,7 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
 
 
 def llama_products(shape: LlamaShape) -> dict[str, int]:
-    """FLOPs of each product of one layer's forward pass over all ranks, named as in ``recipes``.
+    """FLOPs of each matmul of one layer's forward pass over all ranks, named as in ``recipes``.
 
     Attention counts all s² scores, as 2205.05198 appendix A does.  The router's counts once, also where every
     rank runs it on every token.
@@ -148,7 +148,7 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
 
 
 def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
-    """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
+    """FLOPs that backward adds to one layer by recomputing dropped terms, over all ranks."""
     products = llama_products(shape)
     return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
 
@@ -266,14 +266,14 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     return senders * sum(each + (expert < more) for expert in own)
 
 
-#: What ``where`` begins with in exchanges among the ranks that share experts, and among context-parallel ranks.
+#: What ``where`` begins with in collectives among the ranks that share experts, and among context-parallel ranks.
 EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 
 
 def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[Exchange]:
-    """Exchanges of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
+    """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
-    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's exchanges; where
+    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's collectives; where
     every rank has every token, there is one more sum.
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
@@ -306,7 +306,7 @@ def context_exchanges(
     recompute: Mode = "none",
     element_size: int = 2,
 ) -> list[Exchange]:
-    """Exchanges of one microbatch in one layer among the c ranks; none for c = 1.
+    """Collectives of one microbatch in one layer among the c ranks; none for c = 1.
 
     Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
     Raises ConfigError if the ranks can't share the layer.
@@ -344,7 +344,7 @@ def context_exchanges(
 
 
 def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
-    """The exchanged tensors that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
+    """The tensors of collectives that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
     projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
     query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
     made_with = {

@@ -1,7 +1,7 @@
 """Keep a tensor for backward somewhere else, or smaller: in the host's memory, or in eight bits.
 
 ``recipes`` says what becomes of each of a layer's tensors, ``drop`` calls these: ``put(flat, name)`` takes a whole
-storage as one row of elements, keeps what it needs, and returns a function that makes the row again.
+storage as one row of elements, keeps what it needs, and returns a function that recomputes the row.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _norm(rows: Rows) -> Rows:
 
 
 def _beside_its_input(activation: str) -> Callable[[Rows], Rows]:
-    """A rule for results of an activation that a product keeps while the activation keeps its input."""
+    """A rule for results of an activation that a matmul keeps while the activation keeps its input."""
 
     def rule(rows: Rows) -> Rows:
         inputs = {(row.shape, row.dtype) for row in rows if row.op == activation}

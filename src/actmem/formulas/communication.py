@@ -1,4 +1,4 @@
-"""Exchanges between ranks, and the bytes that a ring sends for them.
+"""Collectives between ranks, and the bytes that a ring sends for them.
 
 One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by each rank:
 
@@ -10,10 +10,10 @@ One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by e
 
 A ring all-reduce is a reduce-scatter followed by an all-gather, so "the same bytes" (2205.05198
 section 4.2.2) holds for the first two lines.  The third line breaks it: each rank keeps only its
-shard of the inputs of the two column-parallel products, so backward gathers them again, 10 to 8.  The
+shard of the inputs of the two column-parallel matmuls, so backward gathers them again, 10 to 8.  The
 plain form keeps the gathered inputs: it sends 8, and pays in memory (``gathered_input_bytes``).
-Recomputation repeats forward's exchanges in both columns: 4 for ``paper-full``; for ``full``,
-which ends before the layer's last exchange, 2 and 3.
+Recomputation repeats forward's collectives in both columns: 4 for ``paper-full``; for ``full``,
+which ends before the layer's last collective, 2 and 3.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-a
 
 @dataclass(frozen=True)
 class Exchange:
-    """A number of equal exchanges that one rank takes part in.
+    """A number of equal collectives that one rank takes part in.
 
     kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".  ranks: how many take part.
-    payload_bytes: of one exchange; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
+    payload_bytes: of one collective; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
     rank has for all ranks, itself too, as much for each.
     phase: "forward", "recompute", "backward" or "step" (once an iteration).
     """
@@ -86,7 +86,7 @@ def layer_exchanges(
     element_size: int = 2,
     keep_gathered_input: bool = False,
 ) -> list[Exchange]:
-    """Exchanges of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
+    """Collectives of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
 
     keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError if t ranks
     can't share the layer.  2205.05198 section 4.2.
@@ -99,7 +99,7 @@ def layer_exchanges(
     def each(kind: str, phase: str, where: str, count: int = 2) -> Exchange:
         return Exchange(kind, phase, where, t, size, count)
 
-    # A block's first product needs the gathered sequence, and its last leaves partial sums.
+    # A block's first matmul needs the gathered sequence, and its last leaves partial sums.
     products = PAPER_LAYER.products_again(recompute)
     starts_again = len(products & {"QKV projection", "h→4h"})
     ends_again = len(products & {"attention projection", "4h→h"})
@@ -125,7 +125,7 @@ def layer_exchanges(
 def ends_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
-    """Exchanges of one microbatch in the embedding (rank 0) and in the output layer and loss (rank p − 1)."""
+    """Collectives of one microbatch in the embedding (rank 0) and in the output layer and loss (rank p − 1)."""
     check_stage(shape, parallel, pipeline_rank)
     t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
     if t == 1:
@@ -150,7 +150,7 @@ def ends_exchanges(
 def step_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
-    """Exchanges of gradients on one rank, once an iteration, in the parameters' dtype.
+    """Collectives of gradients on one rank, once an iteration, in the parameters' dtype.
 
     Under sequence parallelism each rank has the gradients of layer norms, of the biases after ḡ
     and of positions from its own tokens only: one all-reduce for each chunk.  With p > 1 the
@@ -204,7 +204,7 @@ def iteration_exchanges(
     recompute: Recompute | str = "none",
     element_size: int = 2,
 ) -> list[Exchange]:
-    """Everything that one rank exchanges in one iteration of n microbatches, without data parallelism."""
+    """All collectives of one rank in one iteration of n microbatches, without data parallelism."""
     n = check_size("num_microbatches", num_microbatches)
     layers = layers_per_chunk(shape, parallel) * parallel.num_model_chunks
     in_layers = layer_exchanges(shape, parallel, recompute, element_size)

@@ -51,7 +51,7 @@ class CoreAttention(nn.Module):
 
     def softmax(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
         """Attention weights ``[b·a/t, s, s]``."""
-        # The product itself adds -inf.  There softmax's output and the scores' gradient are 0: no mask is kept.
+        # The matmul itself adds -inf.  There softmax's output and the scores' gradient are 0: no mask is kept.
         hidden = mask.to(q.dtype) if mask.is_floating_point() else _as_scores(mask, q.dtype)
         scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
         return F.softmax(scores, dim=-1)

@@ -27,7 +27,7 @@ class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
 
 
 class MLP(nn.Module):
-    """First linear cut by columns, second by rows, so GeLU between them needs no exchange.
+    """First linear sharded by columns, second by rows, so GeLU between them needs no collective.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Keeps, in 16 bits, its input 2sbh (or
     2sbh/t), the GeLU input 8sbh/t and the second linear's input 8sbh/t.  seed: see ``weights.draw_normal``.  Raises
@@ -72,7 +72,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         check_layer(shape, Parallel(tp.size, tp.sequence_parallel))
         self.recompute = Recompute.of(recompute)
-        # A region is run again as a whole; the terms of a set are rebuilt one by one.
+        # A region is recomputed as a whole; the terms of a set are rebuilt one by one.
         self.dropped = PAPER_LAYER.dropped(self.recompute) if self.recompute.region == "terms" else frozenset()
         self.stores = stores(PAPER_LAYER.stored(self.recompute), host)
         seed = fresh_seed() if seed is None else seed
@@ -112,7 +112,7 @@ class TransformerLayer(nn.Module):
             y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")
             y = drop.drop(self.attention(y, mask, terms), terms)
             x = terms("layer-norm 2 input", torch.add, x, y)
-            # Before the MLP, so that a second run can stop before its last product: backward reads the mask, not that.
+            # Before the MLP, so that recomputation can stop before its last matmul: backward reads the mask, not that.
             drop = self.mlp_dropout(x, terms, "MLP dropout mask")
             y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
             return terms.result(self, x + drop.drop(self.mlp(y, terms)))

@@ -64,7 +64,7 @@ class _F(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Every rank used the whole of x for its own slice of the product: x's gradient is the sum of what they found.
+        # Every rank used the whole of x for its own slice of the matmul: x's gradient is the sum of what they found.
         return f_bar(grad, ctx.tp), None
 
 

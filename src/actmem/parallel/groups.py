@@ -26,7 +26,7 @@ class TensorParallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        """Into how many shards the sequence is split between the blocks: t under sequence parallelism, else 1."""
         return self.size if self.sequence_parallel else 1
 
     def __deepcopy__(self, memo: dict) -> TensorParallel:

@@ -65,14 +65,14 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
 
 
 class Part(NamedTuple):
-    """Into how many parts something is cut, and which of them this rank holds."""
+    """Into how many shards something is split, and which of them this rank holds."""
 
     size: int
     rank: int
 
 
 def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
-    """How a parameter is cut: not at all, into t parts, or into fewer where several ranks hold the same one."""
+    """How a parameter is sharded: not at all, into t parts, or into fewer where several ranks hold the same one."""
     if getattr(parameter, "partition_dim", None) is None:
         return Part(1, 0)
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
@@ -94,7 +94,7 @@ class ParallelModule(nn.Module):
         super().register_parameter(name, param)
         if param is not None:
             marks = self.__dict__.setdefault("_marks", {})
-            # The first mark stays: a parameter that comes later may be another module's, cut in another way.
+            # The first mark stays: a parameter that comes later may be another module's, sharded in another way.
             own = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
             marks[name] = own | marks.get(name, {})
             self._mark_again()
@@ -127,7 +127,7 @@ class ParallelModule(nn.Module):
 def own_weight(
     tp: TensorParallel, seed: int | None, *sizes: int, dim: int | None = None, part: Part | None = None, **factory
 ) -> nn.Parameter:
-    """This rank's shard of a weight, of these sizes, cut along ``dim`` and drawn by ``draw_normal``.
+    """This rank's shard of a weight, of these sizes, sharded along ``dim`` and drawn by ``draw_normal``.
 
     dim None: replicated on every rank, and its gradient is partial under sequence parallelism.  part: see ``part_of``.
     """

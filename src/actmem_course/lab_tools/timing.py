@@ -29,7 +29,7 @@ from actmem_course.ranks import Ranks
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed step.  recompute_seconds: the part of backward that runs forward again."""
+    """One timed step.  recompute_seconds: the part of backward that recomputes forward."""
 
     forward_seconds: float
     backward_seconds: float

@@ -22,7 +22,7 @@ class OtherLayer:
     """One implementation.  coefficients: of each product of sizes, in bytes; divided: of those that the t ranks share.
 
     why: who keeps more than needed, and the way out.  dtype: of its activations.  dropout: whether it is on.
-    sequence_parallel: whether its ranks also cut the sequence.  constant_bytes: generator states and
+    sequence_parallel: whether its ranks also shard the sequence.  constant_bytes: generator states and
     counters, whatever the sizes.  modules: what megatron-core's recompute_modules name.  budget: torch's
     activation memory budget.
     """

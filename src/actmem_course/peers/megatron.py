@@ -78,7 +78,7 @@ def megatron_layer(
     layer = core.build_module(spec, config=config).to(device=device, dtype=dtype).train()
     if modules and "mlp" in modules:
         # Its checkpoint returns the MLP's bias as it is, which autograd then takes for a result of the checkpoint:
-        # backward would run the MLP again without end.
+        # backward would recompute the MLP without end.
         layer.mlp.register_forward_hook(lambda module, inputs, output: (output[0], output[1].clone()))
     checkpoint = core.random.checkpoint if region == "layer" else None
     return _Layer(layer, checkpoint, causal_mask(shape.seq_length, device))

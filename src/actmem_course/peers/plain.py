@@ -92,7 +92,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 def dtensor_layer(
     shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
 ) -> nn.Module:
-    """PlainLayer cut by torch's plan.  In and out: plain tensors, ``[s/t, b, h]`` or ``[s, b, h]``.
+    """PlainLayer sharded by torch's plan.  In and out: plain tensors, ``[s/t, b, h]`` or ``[s, b, h]``.
 
     Under sequence parallelism it keeps the gathered inputs of both column-parallel linears whole
     (formulas.activations.gathered_input_bytes).
@@ -212,7 +212,10 @@ class _FeedForward(nn.Module):
 
 
 def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype) -> TitanLayer:
-    """The layer cut by torchtitan's plan over the ranks of ``tp``.  In and out: ``[b, s, h]`` or ``[b, s/t, h]``."""
+    """The layer sharded by torchtitan's plan over the ranks of ``tp``.
+
+    In and out: ``[b, s, h]`` or ``[b, s/t, h]``.
+    """
     layer = TitanLayer(shape, dtype)
     assert tp.group is not None
     mesh = DeviceMesh.from_group(tp.group, "cpu")
@@ -249,7 +252,7 @@ def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
     """In the block, DTensor's and megatron-core's reduce-scatters over ``tp`` are ours: over gloo, which has none.
 
     torch runs an all-reduce there and discards the rest, twice the bytes.  Ours sends only what is kept
-    (parallel.collectives).  With the same exchange on both sides, what is left is the layer's own time.
+    (parallel.collectives).  With the same collective on both sides, what is left is the layer's own time.
     """
 
     def functional(x: Tensor, op: str, scatter_dim: int, group) -> Tensor:

@@ -50,7 +50,7 @@ _FUSED = (
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a step.  again: blocks of which ``part`` runs again, ``""`` all of it.
+    """One way to run a step.  again: blocks of which ``part`` is recomputed, ``""`` all of it.
 
     sharded: by FSDP2, with float32 shards; else weights are whole on every rank.
     """
@@ -83,7 +83,7 @@ class OwnModel:
 
     @property
     def blocks(self) -> BlockModel:
-        """What is the same whatever runs again."""
+        """What is the same whatever is recomputed."""
         return next(iter(self.parts.values()))
 
     def num_elements(self) -> tuple[int, int, int]:
@@ -116,7 +116,7 @@ class OwnModel:
         return self.parts[way.part].need(sizes, way.again, whole, is_first, shard, way.part == OFFLOAD)
 
     def host_bytes(self, way: Way) -> int:
-        """What a microbatch keeps on the host: the inputs of the blocks that run again."""
+        """What a microbatch keeps on the host: the inputs of the recomputed blocks."""
         if way.part != OFFLOAD or not way.again:
             return 0
         sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
@@ -128,7 +128,7 @@ class OwnModel:
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
         number, size = self._held_weights(way)
         if way.sharded:
-            # Every weight is cut into rows, the last rank's are padded: at most a row more than this.
+            # Every weight is sharded by rows, the last rank's are padded: at most a row more than this.
             sources = (f"float32, 1/{ranks} of them",) * 3
         else:
             sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
@@ -191,7 +191,7 @@ class OwnModel:
         return self.bytes(way) <= self.cluster.usable_bytes
 
     def seconds(self, way: Way) -> StepSeconds:
-        """Of one step; what runs again is in ``compute``."""
+        """Of one step; what is recomputed is in ``compute``."""
         need, ranks = self.need(way), self.cluster.gpus
         (whole, block, _), number = self.num_elements(), self.num_microbatches(way)
         compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
@@ -209,7 +209,7 @@ class OwnModel:
         return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:
-        """The way with as few blocks again as fit, or None."""
+        """The way with as few recomputed blocks as fit, or None."""
         counts = range(way.again, self.num_blocks + 1)
         place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
         return replace(way, again=counts[place]) if place < len(counts) else None

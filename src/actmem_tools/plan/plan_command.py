@@ -56,7 +56,7 @@ _OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--v
 _OF_CODE = ("--at", "--framework", "--letters", "--again", "--loss", "--lora", "--dtype")
 _ASKS_FOR_CODE = ("--framework", "--loss", "--lora")
 _HUGGING_FACE = "hugging-face"
-#: Parts of a block of Hugging Face's decoders that may run again.
+#: Parts of a block of Hugging Face's decoders that may be recomputed.
 _ITS_PARTS = "mlp,self_attn"
 _HELP = """
 For code of one's own --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a

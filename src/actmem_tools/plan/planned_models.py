@@ -1,7 +1,7 @@
-"""What the planner asks of a model: bytes, FLOPs and exchanges of its layers and ends on one rank.
+"""What the planner asks of a model: bytes, FLOPs and collectives of its layers, embedding and loss on one rank.
 
 The paper's GPT, and today's decoders, with experts too, which the ranks of t share.  Under context parallelism
-everything is cut along the sequence: K and V are gathered for attention, and again in backward.
+everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOSS_BYTES = 2 + 4 + 3 * 8
 class RankWork:
     """One rank's computation for one microbatch.
 
-    product_flops: of matrix products.  moved_bytes: read and written by all other operations, each alone.
+    product_flops: of matmuls.  moved_bytes: read and written by all other operations, each alone.
     """
 
     product_flops: int
@@ -170,7 +170,7 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
-        """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
+        """Collectives of one layer among tensor- and context-parallel ranks, forward and backward."""
 
     @abstractmethod
     def moved_bytes(self, layout: Parallel) -> int:
@@ -178,7 +178,7 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
-        """Those of what recomputation runs again."""
+        """Those of recomputation."""
 
     def end_parameters(self, layout: Parallel, first: bool, last: bool) -> int:
         """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
@@ -202,7 +202,7 @@ class PlannedModel(ABC):
         return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
 
     def added_work(self, layout: Parallel, recompute: str) -> RankWork:
-        """What recomputation runs again in one layer."""
+        """What is recomputed in one layer."""
         mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
@@ -278,9 +278,9 @@ class PlannedGPT(PlannedModel):
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
         operations = forward_operations(*self._one_layer(layout))
         core = {operation.name for operation in operations if operation.core}
-        # *full* runs all but the last again.
+        # *full* recomputes all but the last.
         names = {"none": set(), "selective": core, "elementwise": core | {"layer norm 1", "layer norm 2", "GeLU"}}
-        # The second run stops before the region's last product, whose output backward doesn't read, and so
+        # Recomputation stops before the region's last matmul, whose output backward doesn't read, and so
         # before the last dropout of the layer.
         products, others = PAPER_LAYER.products_again(recompute), names.get(recompute)
         again = [o for o in operations if (o.name in products if o.product else others is None or o.name in others)]
@@ -416,7 +416,7 @@ class PlannedLlama(PlannedModel):
 
 
 def _run_as(mode: str) -> str:
-    """The mode of ``recipes`` that runs as much again."""
+    """The mode of ``recipes`` that recomputes as much."""
     return "full" if mode == OFFLOAD else mode
 
 

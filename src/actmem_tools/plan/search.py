@@ -393,7 +393,7 @@ class _Search:
         return Found(best, close, self.counted, len(plans), self.unfit, near)
 
     def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
-        """One layer: forward, recomputation, exchanges; and the output layer's forward."""
+        """One layer: forward, recomputation, collectives; and the output layer's forward."""
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
         again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
         copy = total(self.model.host_rows(layout, recompute)) / self.cluster.device.host_bytes_per_second
@@ -464,14 +464,14 @@ class _Search:
         layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
         compute = n * 3 * (layers * forward + ends)
         extra = n * layers * again * recomputed
-        # Backward's reductions run beside the products of weights' gradients, which take as long as forward's.
+        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's.
         beside = sum(link.beside for link in traffic.values())
         late = max(0.0, beside - forward)
         tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
         elements, of_layer, of_ends = rank_parameters(self.model, layout.stage_axes, 0)
-        # While a layer's exchanges wait, the other link is free.
+        # While a layer's collectives wait, the other link is free.
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         own, other = traffic[inside], traffic[not inside]
         room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)

@@ -46,7 +46,7 @@ _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
 
 
 def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
-    """Megatron-LM's CheckpointFunction and torchtitan's (early_stop false) run the last product too, ours doesn't."""
+    """Megatron-LM's CheckpointFunction and torchtitan's (early_stop false) run the last matmul too, ours doesn't."""
     if plan.recompute not in ("full", OFFLOAD):
         return []
     axes = plan.layout.layer_axes
@@ -160,7 +160,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         "[training]",
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
-        # Its pipeline cuts this into microbatches; without one it accumulates up to the global batch.
+        # Its pipeline splits this into microbatches; without one it accumulates up to the global batch.
         f"local_batch_size = {layout.micro_batch_size * (n if layout.pipeline_parallel_size > 1 else 1)}",
         f"global_batch_size = {global_batch_size}",
         f"seq_len = {model.seq_length}",

@@ -33,7 +33,7 @@ from actmem_tools.tape.evaluate import (
     value,
 )
 
-#: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
+#: Blocks that are recomputed and blocks that save everything, of the tapes that together give any number of both.
 BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
 
 #: What asks for policies of operations, and how the name of one begins.
@@ -43,7 +43,7 @@ _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in list(model.{path}.children())[:{again}]:
     {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
-#: The part that is all of a block, with its input on the host until it runs again; and its code.
+#: The part that is all of a block, with its input on the host until it is recomputed; and its code.
 OFFLOAD = "offload"
 _RECOMPUTE_OFFLOADED = """from functools import partial
 from torch.autograd.graph import save_on_cpu
@@ -143,7 +143,7 @@ def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int], first: str)
         first: the first one's name.
     """
     again, whole = (blocks.tapes[base].events(sizes) for base in ((1, 0), (0, 1)))
-    # Backward runs a block again from its beginning, and no further than it must.
+    # Backward recomputes a block from its beginning, and no further than it must.
     left = read_events(again).flops.total() - read_events(whole).flops.total()
     counts = Counter[str]()
     found: list[tuple[Fraction, str, int]] = []

@@ -1,4 +1,6 @@
-"""Run the library's tests on every version of torch that actmem says it works on.  CI does not run this: ``make matrix`` does.
+"""Run the library's tests on every version of torch that actmem says it works on.
+
+CI does not run this: ``make matrix`` does.
 
 Each version gets a virtual environment of its own in build/matrix, some gigabytes where pip brings a
 CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json.
@@ -45,7 +47,10 @@ FREE_BYTES = 12 << 30
 
 
 def main(arguments: list[str]) -> int:
-    """Test the versions named, or all.  Returns 1 if something failed, 2 for a version or a Python that is not there."""
+    """Test the versions named, or all.
+
+    Returns: 1 if something failed, 2 for a version or a Python that is not there.
+    """
     wanted = [argument.partition("@")[::2] for argument in arguments or CHECKED_ON]
     for version, python in wanted:
         if version not in CHECKED_ON:

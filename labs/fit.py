@@ -1,9 +1,9 @@
 """python labs/fit.py
 
-Make a model fit, flag by flag.  It starts as one GPU would train it alone, and runs out of memory: for real on a GPU, and
+Make a model fit, flag by flag.  It starts as one GPU would train it alone, and runs out of memory: for real on a GPU;
 on a CPU by the ledger, on tensors that have no memory, under the card that you name.  Add --tensor, --sequence and
 --recompute until it fits, with the least recomputation that you can.  Each try prints what was predicted and what was
-seen; once it fits, the planner says what it would do.
+seen.  Once it fits, the planner says what it would do.
 
 Exit code 0 if the model fits, 1 if it does not, 2 on wrong use.
 """
@@ -108,7 +108,7 @@ def try_on_cpu(args: Namespace, shape: ModelShape, budget: int) -> bool:
 
 
 def counted_peak(shape: ModelShape, tensor: bool, sequence: bool, recompute: str) -> int:
-    """The most bytes alive at once in one step of this emulated rank: what the bill has, the causal mask and token ids."""
+    """The most bytes alive at once in one step of this emulated rank: the bill, the causal mask and token ids."""
     tp = tensor_parallel(sequence_parallel=sequence) if tensor else TensorParallel()
     model = GPT(shape, tp, recompute=recompute, dtype=torch.bfloat16)
     main_weights = MainWeights(model)

@@ -1,6 +1,6 @@
 """torchrun --nproc-per-node 2 labs/measure_communication.py
 
-What the ranks of one transformer layer exchange (2205.05198 section 4.2): number, kind and bytes of
+The collectives of one transformer layer's ranks (2205.05198 section 4.2): number, kind and bytes of
 the collectives in every mode, by formula and counted; what the ranks' sockets really sent for them;
 the time of one all-reduce against a reduce-scatter and an all-gather of the same bytes; and how much of
 backward's collectives the matmuls hide, by its time with and without overlap.
@@ -47,8 +47,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 #: torch's own reduce-scatter, which over gloo is an all-reduce.
 TORCHS = "torch's reduce-scatter"
 GLOO = (
-    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. Torch's "
-    "reduce-scatter over gloo is an all-reduce that forgets the rest; ours sends only what is kept "
+    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. "
+    "Torch's reduce-scatter over gloo is an all-reduce that forgets the rest; ours sends only what is kept "
     "(parallel/collectives.py)."
 )
 
@@ -130,7 +130,7 @@ def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dic
 
 
 def predict(shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none") -> list[Exchange]:
-    """What one layer exchanges, forward and backward, in the form that ``tp`` has."""
+    """One layer's collectives, forward and backward, in the form that ``tp`` has."""
     parallel = Parallel(tp.size, tp.sequence_parallel)
     return layer_exchanges(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
 

@@ -3,8 +3,8 @@
 GPU memory that others logged, beside what a formula alone says. First, pairs of runs of Megatron-LM's own tests on
 NVIDIA's GPUs that differ in one thing: the bytes that they differ by, and the formula of that thing. Then
 18 runs of a 1.1B Llama under nanotron: the logged peak, and what nanotron's code keeps. No constant is fitted.
-Exit code 0 if every pair differs from its formula by a few tensors of one number at most, and every run by 0.1% of its peak;
-1 if any does not, 2 on wrong use. Needs no GPU.
+Exit code 0 if every pair differs from its formula by a few tensors of one number at most, and every run by 0.1% of
+its peak; 1 if any does not; 2 on wrong use. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main() -> int:
     explained = sum(pair.explained for pair in pairs)
     near = sum(abs(run.difference_percent) <= LIMIT_PERCENT for run in runs)
     console.print(
-        f"{equal} of {len(pairs)} pairs equal to the byte, {explained - equal} up to {MOST_NUMBERS} tensors of one number, "
-        f"in blocks of {BLOCK_BYTES} B; {near} of {len(runs)} runs within {LIMIT_PERCENT}%",
+        f"{equal} of {len(pairs)} pairs equal to the byte, {explained - equal} up to {MOST_NUMBERS} tensors of one "
+        f"number, in blocks of {BLOCK_BYTES} B; {near} of {len(runs)} runs within {LIMIT_PERCENT}%",
         highlight=False,
     )
     if args.json:

@@ -1,8 +1,8 @@
 """torchrun --nproc-per-node 2 labs/train.py --save run --resume
 
-Lab 6's training, of a GPT or of a Llama, as a job that may be killed: it saves itself every few steps, and the same
-command started again goes on from there.  With as many ranks the losses are, bit for bit, those of a training that nobody
-interrupted; other numbers of ranks and other modes may go on too, and differ by rounding.
+Lab 6's training, of a GPT or of a Llama, as a job that may be killed.  It saves itself every few steps, and the same
+command started again goes on from there.  With as many ranks the losses are, bit for bit, those of a training that
+nobody interrupted.  Other numbers of ranks and other modes may go on too, and differ by rounding.
 Exit code 0 at the end of all steps, 2 on wrong use.
 """
 
@@ -142,7 +142,8 @@ class TrainingJob:
 def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> AbstractContextManager[Any]:
     """Lock ``folder`` on rank 0, for as long as the result is open.
 
-    Raises ConfigError if the job can't save there, can't go on from what is saved there, or another one is at work there.
+    Raises: ConfigError if the job can't save there, can't go on from what is saved there, or another one is at work
+    there.
     """
     try:
         held = lock_folder(folder) if int(os.environ.get("RANK", "0")) == 0 else nullcontext()

@@ -62,7 +62,8 @@ CALLS = (
 def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """Torch's own choice beside the table's, and per kernel what it keeps beyond Q, K, V and its output.
 
-    predicted_bytes: 4 bytes a query and head of log-sum-exp, with the table's extras.  Only for kernels that run the call.
+    predicted_bytes: 4 bytes a query and head of log-sum-exp, with the table's extras.  Only for kernels that run the
+    call.
     """
     described = call.described(str(dtype).removeprefix("torch."))
     capability = torch.cuda.get_device_capability() if device == "cuda" else (9, 0)
@@ -84,7 +85,7 @@ def measure_kernels(call: Call, device: str, dtype: torch.dtype) -> dict[str, An
 
 
 def _run(call: Call, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """One call: its autograd node, what it saved beyond Q, K, V and the output, and what the allocator was asked for."""
+    """One call: its autograd node, what it saved beyond Q, K, V and the output, and what it asked the allocator for."""
 
     def made(heads: int, width: int) -> torch.Tensor:
         return torch.randn(1, heads, call.tokens, width, device=device, dtype=dtype, requires_grad=True)

@@ -1,4 +1,7 @@
-"""A run of steps on a borrowed GPU: the result is on disk after each one, and a step that fails is skipped with its cause."""
+"""A run of steps on a borrowed GPU.
+
+The result is on disk after each step.  A step that fails is skipped, and the file says why.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The parts of ``labs/measure_paper.py``: what the paper says beside ours (``sections``), and how it is printed (``tables``)."""
+"""The parts of ``labs/measure_paper.py``.
+
+``sections``: what the paper says beside ours.  ``tables``: how it is printed.
+"""

@@ -1,7 +1,7 @@
 """The activation memory of 2205.05198: predicted by formula, counted in any model.
 
-The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes and formulas
-need no torch.
+The names below are all that most programs need.  Each loads its module when it is first asked for, so shapes and
+formulas need no torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What is trained and how it is cut: model sizes and parallel sizes, checked on creation.
+"""What is trained and how it is sharded: model sizes and parallel sizes, checked on creation.
 
 A bad argument is refused where it enters, in one line that names the argument and the rule: dataclasses of sizes check
 themselves; the few formulas and commands that take plain numbers check those.  Nothing in this file needs torch.
@@ -139,11 +139,21 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Parallel:
-    """How devices share the work; data · context · pipeline · tensor of them.  The paper's letters: t, p, m (model chunks a device).
+    """How devices share the work: data · context · pipeline · tensor of them.
 
-    ``sequence_parallel`` splits layer norms and dropouts along the sequence among the same t ranks, which share experts
-    too.  micro_batch_size: the planner's, in sequences (b).  zero_stage: one of ZERO_STAGES.  Formulas of a layer or a
-    stage read t, p, m and ``sequence_parallel`` only; of today's layers also context_parallel_size.  Raises ConfigError on a bad size.
+    Args:
+        tensor_parallel_size: t of the paper.
+        pipeline_parallel_size: p of the paper.
+        num_model_chunks: m of the paper, model chunks on each device.
+        sequence_parallel: splits layer norms and dropouts along the sequence among the same t ranks, which share
+            experts too.
+        micro_batch_size: the planner's, in sequences (b).
+        zero_stage: one of ZERO_STAGES.
+
+    Formulas of a layer or a stage read t, p, m and ``sequence_parallel`` only; those of today's layers also read
+    context_parallel_size.
+
+    Raises: ConfigError on a bad size.
     """
 
     tensor_parallel_size: int = 1
@@ -168,7 +178,7 @@ class Parallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        """Into how many shards the sequence is split between the blocks: t under sequence parallelism, else 1."""
         return self.tensor_parallel_size if self.sequence_parallel else 1
 
     @property
@@ -184,7 +194,7 @@ class Parallel:
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """What a layer's tensors depend on: t, c, b and whether the sequence is cut."""
+        """What a layer's tensors depend on: t, c, b and whether the sequence is sharded."""
         c = self.context_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c)
 

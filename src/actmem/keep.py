@@ -27,7 +27,7 @@ def stays_eager(function: Callable) -> Callable:
 
 
 def differentiates_once(backward: Callable) -> Callable:
-    """Refuse second derivatives: a ``backward`` of plain operations would leave its exchanges out of them.
+    """Refuse second derivatives: a ``backward`` of plain operations would leave its collectives out of them.
 
     torch's ``once_differentiable`` gives wrong ones in silence where ``torch.autograd.grad`` names its inputs.
     """

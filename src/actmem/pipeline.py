@@ -156,10 +156,12 @@ class Pipeline:
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
 
-        Every rank gives the whole batch.  Returns the microbatches' losses on the last stage's
-        ranks, an empty list elsewhere.  Afterwards gradients are complete on every rank, in
-        ``main_grad`` where ``use_main_gradients(part)`` was called, else in ``grad``.  They must be zero, or none, before:
-        what is there is scaled and reduced again.  Raises ConfigError on a batch of another size.
+        Every rank gives the whole batch.  Afterwards gradients are complete on every rank, in ``main_grad`` where
+        ``use_main_gradients(part)`` was called, else in ``grad``.  They must be zero, or none, before: what is there
+        is scaled and reduced again.
+
+        Returns: the microbatches' losses on the last stage's ranks, an empty list elsewhere.
+        Raises: ConfigError on a batch of another size.
         """
         wanted = [self.num_microbatches * self.shape.micro_batch_size, self.shape.seq_length]
         for name, given in (("tokens", tokens), ("targets", targets)):
@@ -227,7 +229,7 @@ def check_pipeline(
 ) -> None:
     """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
     p, m = pipeline_parallel_size, num_model_chunks
-    # On one rank the two ends would each train an embedding of their own.
+    # On one rank the first and the last stage would each train an embedding of their own.
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:

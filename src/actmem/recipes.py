@@ -1,9 +1,10 @@
-"""What each stored tensor of a layer can be made from again: the table behind every choice of what to keep.
+"""What each stored tensor of a layer can be recomputed from: the table behind every choice of what to keep.
 
-A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix products that this takes.
-What to recompute is then a set of terms, the ones that backward makes again instead of keeping: bytes kept are those of
-the rest, FLOPs added are the products of the set's recipes, and a named mode is a set with a name.  Llama's tables are in
-``llama_shape``.  ``drop`` carries out what this file describes (and ``recompute`` the regions of *selective* and *full*).
+A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matmuls that this takes.
+What to recompute is then a set of terms, the ones that backward recomputes instead of saving.  Bytes saved are those
+of the rest, FLOPs added are the matmuls of the set's recipes, and a named mode is a set with a name.  Llama's tables
+are in ``llama_shape``.  ``drop`` carries out what this file describes (and ``recompute`` the regions of *selective*
+and *full*).
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ BLOCK, BLOCK_BYTES = 256, 256 + 4
 
 @dataclass(frozen=True)
 class Recompute:
-    """What backward runs again instead of keeping (2205.05198 section 5).
+    """What backward recomputes instead of saving (2205.05198 section 5).
 
     name: what users type; one of RECOMPUTE_MODES, or "terms" for a set of their own.
     region: what goes: "none"; "core" (the core attention, from Q, K and V to its output); "layer" (all but the input);
     or "terms", each rebuilt by itself (see ``drop``).
     stop_early: the second run ends at the last tensor that backward reads.  The paper runs the region to its end, which
-    keeps the same bytes and costs one matrix product more.
+    keeps the same bytes and costs one matmul more.
     terms: the user's own set; None for a named mode.  stored: terms that are named and not recomputed, with actions.
     """
 
@@ -79,10 +80,10 @@ RECOMPUTE_MODES = tuple(mode.name for mode in _MODES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How backward makes one term again.
+    """How backward recomputes one term.
 
     sources: the terms it is made from; none for a dropout mask, which is drawn again from its seed.
-    products: the matrix products it takes, named as in ``formulas.flops``; without any it is elementwise.
+    products: the matmuls it takes, named as in ``formulas.flops``; without any it is elementwise.
     """
 
     term: str
@@ -95,8 +96,8 @@ class LayerTerms:
     """The terms of one kind of layer, in the order of the forward pass.
 
     input: the one term without a recipe.  core: what selective recomputation drops.
-    core_elementwise: whether *elementwise* drops the core as well, at the price of its product.
-    last_products: the last products of each region, which a mode runs only if it does not stop early.
+    core_elementwise: whether *elementwise* drops the core as well, at the price of its matmul.
+    last_products: the last matmuls of each region, which a mode runs only if it does not stop early.
     one_tensor: terms that are views of one storage, which only goes when all of them go.
     statistics: a few numbers a token, by-products of norms; of named modes only "full" drops them.
     other_dtype: masks, indices and float32 results: not in the dtype of the layer's activations.
@@ -166,7 +167,7 @@ class LayerTerms:
         return {term: action for term, action in stored.items() if action != "keep"}
 
     def products_again(self, recompute: Mode) -> frozenset[str]:
-        """The matrix products that backward runs again: each once, however many terms it serves."""
+        """The matmuls that backward recomputes: each once, however many terms it serves."""
         mode = Recompute.of(recompute)
         again = {product for recipe in self.recipes if recipe.term in self.dropped(mode) for product in recipe.products}
         if mode.region in self.last_products and not mode.stop_early:

@@ -98,7 +98,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of ``compare``.  matches: one for each term, in the order of the prediction, then of the measurement."""
+    """The result of ``compare``.
+
+    matches: one for each term, in the order of the prediction, then of the measurement.
+    """
 
     matches: tuple[Match, ...]
 

@@ -60,7 +60,7 @@ class Dropouts:
 
 @dataclass
 class LayerWeights:
-    """One layer's parameters, as torch stores them, ``[out, in]``; one rank's part if they are cut.
+    """One layer's parameters, as torch stores them, ``[out, in]``; one rank's shard if they are sharded.
 
     num_attention_heads: a, of all ranks together.  Rows of qkv_weight: Q, then K, then V.
     """
@@ -88,7 +88,7 @@ class LayerWeights:
         return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
 
     def part(self, rank: int, t: int) -> LayerWeights:
-        """Rank's part: QKV and up cut by output features, projection and down by input features."""
+        """Rank's shard: QKV and up split by output features, projection and down by input features."""
 
         def cut(name: str, tensor: Tensor) -> Tensor:
             if name.startswith("qkv"):

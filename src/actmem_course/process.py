@@ -28,8 +28,8 @@ LOST_RANK_SECONDS = 5
 def lab(main: Callable[..., int]) -> Callable[..., int]:
     """Let a lab's ``main`` end in an exit code and at most one line, whatever happens.
 
-    An error is one line with the rank and the cause.  Ctrl-C is quiet.  What cannot be shown in the screen's encoding is
-    replaced.
+    An error is one line with the rank and the cause.  Ctrl-C is quiet.  What cannot be shown in the screen's
+    encoding is replaced.
     """
 
     @wraps(main)

@@ -36,8 +36,8 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         size: the number of ranks.
 
     Returns:
-        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else 2 or
-        1 as the first rank that failed.
+        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else
+        2 or 1 as the first rank that failed.
     """
     program = os.path.basename(script)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line of ours says it all
@@ -51,7 +51,8 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         )
         try:
             context.start()
-            failures = context.wait(period=0.05).failures
+            ended_ranks = context.wait(period=0.05)
+            failures = ended_ranks.failures if ended_ranks else {}
         except SignalException as ended:
             context.close(timeout=GRACE_SECONDS)
             if ended.sigval != signal.SIGINT:

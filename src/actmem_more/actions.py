@@ -1,10 +1,10 @@
 """What to do with each of a layer's terms so that it keeps few bytes: every best choice.
 
 A term is kept, recomputed, offloaded to the host's memory, or compressed to eight bits (``recipes.ACTIONS``).
-What needs no matrix product is taken as free (measured: 2% of a layer's time for all of it), so recomputing has a price
-only in products: a choice is a set of
-products that run again, all terms that these can rebuild go with it, and of the terms that are left some are moved.
-Exact: all sets of products are tried, and for each the best use of the host's link for every number of bytes moved.
+What needs no matmul is taken as free (measured: 2% of a layer's time for all of it), so recomputing has a price
+only in matmuls: a choice is a set of
+matmuls that are recomputed, all terms that these can rebuild go with it, and of the terms that are left some are moved.
+Exact: all sets of matmuls are tried, and for each the best use of the host's link for every number of bytes moved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actmem_more.llama_terms import llama_products, llama_rows
 
 @dataclass(frozen=True)
 class PricedLayer:
-    """One layer on one rank.  rows: of all that it keeps if nothing is done.  flops: of each product over all ranks."""
+    """One layer on one rank.  rows: of all that it keeps if nothing is done.  flops: of each matmul over all ranks."""
 
     terms: LayerTerms
     rows: tuple[Row, ...]
@@ -48,7 +48,7 @@ class PricedLayer:
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What is done.  products: run again in backward.  actions: of each term that isn't kept.
+    """What is done.  products: matmuls recomputed in backward.  actions: of each term that isn't kept.
 
     bytes: kept on the device.  host_bytes: kept on the host.  flops: added, over all ranks.
     """
@@ -60,16 +60,21 @@ class LayerChoice:
     host_bytes: int = 0
 
     def seconds(self, rates: Rates) -> float:
-        """Time that a layer's forward and backward take longer: products, and copies that computing can't hide."""
+        """Time that a layer's forward and backward take longer: matmuls, and copies that computing can't hide."""
         again, copy = self.flops / rates.flops, self.host_bytes / rates.host_bytes
         return again + copy_seconds(copy, rates.forward, again)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """flops: a second, of all ranks that share the layer.  host_bytes: a second, each way.  forward: seconds of the layer's.
+    """What a machine does a second.
 
-    Raises ConfigError unless the rates are above 0 and the seconds at least 0.
+    Args:
+        flops: a second, of all ranks that share the layer.
+        host_bytes: a second, each way.
+        forward: seconds of the layer's forward pass.
+
+    Raises: ConfigError unless the rates are above 0 and the seconds at least 0.
     """
 
     flops: float
@@ -83,7 +88,7 @@ class Rates:
 
 
 def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
-    """Every set of products that can run again, from none to all."""
+    """Every set of matmuls that can be recomputed, from none to all."""
     priced = list(dict.fromkeys(product for recipe in layer.terms.recipes for product in recipe.products))
     found = []
     for count in range(len(priced) + 1):
@@ -96,16 +101,16 @@ def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
 
 
 def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offload")) -> list[LayerChoice]:
-    """Of every set of products, the choices that none with this set beats in bytes on the device and bytes moved.
+    """Of every set of matmuls, the choices that none with this set beats in bytes on the device and bytes moved.
 
-    allowed: any of recipes.ACTIONS.  Terms that need no product are always made again.  Compressing takes no time here,
+    allowed: any of recipes.ACTIONS.  Terms that need no matmul are always recomputed.  Compressing takes no time here,
     so it is always used where it is allowed: allow it only where less exact gradients will do.
     """
     allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
     for action in allowed:
         check_choice("allowed", action, ACTIONS)
     found = recompute_choices(layer)
-    options = cache(partial(_options, layer, frozenset(allowed)))  # most groups are left by many sets of products
+    options = cache(partial(_options, layer, frozenset(allowed)))  # most groups are left by many sets of matmuls
     return [
         moved for choice in found[: None if "recompute" in allowed else 1] for moved in _moved(layer, choice, options)
     ]
@@ -157,6 +162,6 @@ def frontier(choices: Iterable[LayerChoice], price: Callable[[LayerChoice], floa
 def copy_seconds(copy: float, forward: float, again: float) -> float:
     """What a layer waits for copies to the host and back, which take ``copy`` seconds each way beside its computing.
 
-    forward: seconds of its forward pass, of which backward takes twice as many.  again: of what runs again.
+    forward: seconds of its forward pass, of which backward takes twice as many.  again: of what is recomputed.
     """
     return max(0.0, copy - forward) + max(0.0, copy - 2 * forward - again)

@@ -20,14 +20,20 @@ from actmem.parallel.vocab import checked_targets, own_rows, target_logits
 class LinearCrossEntropy(nn.Module):
     """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
 
-    In: x ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism; weight ``[v/t, h]``,
-    this rank's rows; target ids ``[s, b]``, all of them.  Out: the loss of each token, not the mean that
-    ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks; 0, and no
-    gradient, where the target is ``ignore_index``.  Keeps x as given, 2sbh bytes in 16 bits or 1/t of that, a 4-byte copy of
-    the targets and a number a token; backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3, one less
-    if x or the weight needs no gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient; under sequence
-    parallelism it gathers x in both.  Raises ConfigError on a chunk below 1, on other than one target for each token, and on
-    any other target outside 0 … v − 1 (on a GPU: a device-side assertion).
+    Args of ``forward``:
+        x: ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism.
+        weight: ``[v/t, h]``, this rank's rows.
+        targets: ids ``[s, b]``, all of them.
+
+    Returns: the loss of each token, not the mean that ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32
+        (float64 for float64 x), the same on all ranks.  Where the target is ``ignore_index`` the loss and its
+        gradient are 0.
+    Saves: x as given, 2sbh bytes in 16 bits or 1/t of that; a 4-byte copy of the targets; one number a token.
+    Recomputes: each chunk's logits in backward: 4 matmuls of s·b·v·h in place of 3, one less if x or the weight needs
+        no gradient.
+    Collectives: 3sb numbers in forward, and x's gradient in backward; under sequence parallelism it gathers x in both.
+    Raises: ConfigError on a chunk below 1, on other than one target for each token, and on any other target outside
+        0 … v − 1 (on a GPU: a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 

@@ -7,14 +7,14 @@ needs the others' keys and values.  Two ways to get them:
     ulysses    all-to-all from tokens to heads and back: each rank attends over all tokens with 1/c of
                its heads (DeepSpeed Ulysses, 2309.14509)
 
-Gather cuts the sequence into 2c chunks and gives rank i chunks i and 2c - 1 - i: under a causal mask an
+Gather splits the sequence into 2c chunks and gives rank i chunks i and 2c - 1 - i: under a causal mask an
 early chunk sees few keys and a late one many, and each such pair sees the same number.  Ulysses needs no
 such order: every rank sees every token.
 
-**Attention of a part.**  torch's flash kernel can't do it in one call.  On a CPU it lines a causal mask up with the first
-key, so only the first chunk of a sequence may use it; with a mask of its own it keeps that mask, which grows with s².
-So each chunk of the queries makes two calls: one over the keys before it, without a mask, and one over its own
-keys, a square with a causal mask.  The log-sum-exps say how to add the two results up; with their sum
+**Attention of a part.**  torch's flash kernel can't do it in one call.  On a CPU it lines a causal mask up with the
+first key, so only the first chunk of a sequence may use it; with a mask of its own it saves that mask, which grows
+with s².  So each chunk of the queries makes two calls: one over the keys before it, without a mask, and one over its
+own keys, a square with a causal mask.  The log-sum-exps say how to add the two results up; with their sum
 each call's backward finds its own part of the gradients (as ring attention does, 2310.01889).
 """
 
@@ -44,7 +44,7 @@ class ContextParallel:
     Each finds every weight's gradient from its own tokens: add them up as those of data-parallel ranks.
 
     kind: one of CONTEXT_KINDS.  "gather" keeps this rank's K and V and gathers them again in backward, as
-    sequence parallelism does with a product's input; "gather-plain" keeps the gathered K and V.
+    sequence parallelism does with a matmul's input; "gather-plain" keeps the gathered K and V.
     """
 
     ranks: TensorParallel = TensorParallel()
@@ -127,7 +127,10 @@ def layer_groups(
 
 
 def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """``[s/c, b, heads, d]`` to ``[s, b, heads/c, d]``: own tokens of all heads to all tokens of own heads.  Keeps nothing."""
+    """``[s/c, b, heads, d]`` to ``[s, b, heads/c, d]``: own tokens of all heads to all tokens of own heads.
+
+    Saves nothing.
+    """
     return _ToHeads.apply(x, ranks)
 
 
@@ -162,8 +165,10 @@ class _ToTokens(Function):
 def attend_part(q: Tensor, k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:
     """Q ``[b, heads, s/c, d]`` and K, V ``[b, kv heads, s/c, d]`` of this rank's tokens to ``[s/c, b, heads·d]``.
 
-    Under "gather-plain" K and V are ``[b, kv heads, s, d]``, gathered before.  Keeps the three as given, its
-    result, and the log-sum-exp of each query over all its keys, 4 bytes.  "gather" gathers K and V, and again in backward.
+    "gather" gathers K and V, and again in backward.  Under "gather-plain" K and V are ``[b, kv heads, s, d]``,
+    gathered before.
+
+    Saves: the three as given, its result, and the log-sum-exp of each query over all its keys, 4 bytes.
     """
     return _PartAttention.apply(q, k, v, context).flatten(2)
 
@@ -211,7 +216,10 @@ class _PartAttention(Function):
 
 
 def _calls(context: ContextParallel, length: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
-    """For each chunk of this rank's queries: where they lie, and of each call the keys and whether its mask is causal."""
+    """For each chunk of this rank's queries: where they lie, and its calls.
+
+    Returns: of each call the keys, and whether its mask is causal.
+    """
     own_chunks = context.chunks[context.ranks.rank]
     each, found = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
     for place, chunk in enumerate(own_chunks):

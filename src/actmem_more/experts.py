@@ -7,7 +7,7 @@ and the ranks add what they found.  Ranks hold as much as the router sends them:
 
 **What is not kept**, though a plain implementation keeps it: the rows of the dispatched tokens, which backward
 sends again, as sequence parallelism gathers again; the experts' outputs, because the routing weight
-multiplies before the down product; the probabilities of experts that were not chosen.
+multiplies before the down matmul; the probabilities of experts that were not chosen.
 
 **DeepSeek-V3's router** (2412.19437 section 2.1.2) weighs the chosen experts by sigmoids of their scores, divided by
 their sum.  A bias that evens out the load and a choice of 4 of 8 groups come before the choice of experts; they change
@@ -113,7 +113,8 @@ class Dispatch:
     @staticmethod
     def of(chosen: Tensor, num_experts: int, tp: TensorParallel) -> Dispatch:
         """The router's choice, ``[s/t, b, κ]`` or ``[s, b, κ]``: every rank learns every rank's counts."""
-        # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once: sizes of products and messages are the host's.
+        # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
+        # messages are the host's.
         pairs = chosen.flatten()
         own = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
         every = all_gather(own[None], tp) if tp.sequence_parallel else own[None]
@@ -191,7 +192,10 @@ def _weight_gradients(grads: Tensor, rows: Tensor, plan: Dispatch) -> Tensor:
 
 
 class _ChosenScores(Function):
-    """The chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps the choice; torch.gather keeps all scores as well."""
+    """The chosen experts' scores, ``[s, b, κ]`` in float32.
+
+    Saves: the choice; torch.gather saves all scores as well.
+    """
 
     @staticmethod
     def forward(ctx, scores: Tensor, chosen: Tensor) -> Tensor:
@@ -234,7 +238,10 @@ class _ToExperts(Function):
 
 
 class _ExpertColumns(Function):
-    """Dispatch, then the experts' products ``[E/t, f, h]``: ``[R, f]`` for each.  Keeps ``x`` as given and the order."""
+    """Dispatch, then the experts' matmuls ``[E/t, f, h]``: ``[R, f]`` for each.
+
+    Saves: ``x`` as given, and the order.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, order: Tensor, plan: Dispatch, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -293,7 +300,7 @@ class _WeightedSwiGLU(Function):
 
 
 class _ExpertRows(Function):
-    """The down products ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
+    """The down matmuls ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
 
     @staticmethod
     def forward(ctx, y: Tensor, order: Tensor, plan: Dispatch, weight: Tensor, shape: torch.Size) -> Tensor:

@@ -1,4 +1,6 @@
-"""Multi-head latent attention (2405.04434 section 2.1): heads made from two narrow latents, one of which inference caches.
+"""Multi-head latent attention: heads made from two narrow latents, one of which inference caches.
+
+Source: 2405.04434 section 2.1.
 
     x ─ down ─ Q latent ── norm ─ up ─ queries, each with a part that is turned by its position
     x ─ down ─ KV latent ─ norm ─ up ─ keys and values
@@ -7,9 +9,9 @@
 A latent is a sum over the whole of a token, so no rank can make a part of it: without sequence parallelism every
 rank makes all of it, with it each makes its own tokens', and only the latents are gathered, not the tokens.
 
-**Values narrower than keys.**  torch's flash kernel for CPUs wants one width.  ``scaled_dot_product_attention`` then falls
-back to the plain form, which keeps the scores, as²b of them; zeros beside the values, as many implementations add them, keep
-a wider V and a wider output.  The zeros change no product, so here they come and go with each call.
+**Values narrower than keys.**  torch's flash kernel for CPUs wants one width.  ``scaled_dot_product_attention`` then
+falls back to the plain form, which saves the scores, as²b of them.  Many implementations add zeros beside the values
+instead, and save a wider V and a wider output.  The zeros change no result, so here they come and go with each call.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ class LatentAttention(ParallelModule):
 def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention, q and k ``[b, heads, s, d]``, v ``[b, heads, s, d_v]``, to ``[s, b, heads·d_v]``.
 
-    Keeps q, k, v, the result, and 4 bytes a query.  On a GPU torch's memory-efficient kernel takes two widths (not measured).
+    On a GPU torch's memory-efficient kernel takes two widths (not measured).
+
+    Saves: q, k, v, the result, and 4 bytes a query.
     """
     if q.device.type == "cpu" and q.shape[-1] != v.shape[-1]:
         context = _UnevenAttention.apply(q, k, v)

@@ -1,6 +1,6 @@
 """Today's layer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no dropout, no biases.
 
-Reads like the paper's ``transformer.py``: the same exchanges around the same two blocks.
+Reads like the paper's ``transformer.py``: the same collectives around the same two blocks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,19 @@ class LlamaLayer(nn.Module):
     """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
-    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute: as for
-    ``TransformerLayer``.  host: of terms that are offloaded; None makes one, and a model gives all its layers the same.  Keeps what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
-    the weights; as for ``TransformerLayer``.  routing: of the experts, see ``actmem_more.experts``.  Positions and norms have Llama 3's θ
-    and ε: of other models the bytes are right and the values are not.  Raises ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a shorter one too.
+    these are s/c of the sequence, those of ``context.own_tokens``.  Positions and norms have Llama 3's θ and ε: of
+    other models the bytes are right and the values are not.
+
+    Args:
+        shape: of the whole sequence.
+        recompute: as for ``TransformerLayer``.
+        host: of terms that are offloaded; None makes one, and a model gives all its layers the same.
+        seed: of the weights; as for ``TransformerLayer``.
+        routing: of the experts, see ``actmem_more.experts``.
+
+    Saves: what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.
+    Raises: ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a
+        shorter one too.
     """
 
     def __init__(
@@ -101,8 +110,8 @@ class LlamaLayer(nn.Module):
 class GroupedQueryAttention(ParallelModule):
     """a query heads share k key and value heads; whole query heads to each rank.
 
-    With t <= k each rank has k/t key and value heads; with t > k it has one, as t/k − 1 neighbouring ranks have.  Each of
-    these finds the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
+    With t <= k each rank has k/t key and value heads; with t > k it has one, as t/k − 1 neighbouring ranks have.  Each
+    of these finds the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
@@ -147,13 +156,16 @@ class GroupedQueryAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, V ``[b, k/t, s, d]`` as attention reads it."""
+        """Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation; V ``[b, k/t, s, d]`` for attention."""
         parts = column_parallel(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
         return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 
     def turned(self, x: Tensor, enter: Callable[[Tensor], Tensor]) -> Tensor:
-        """``[s/c, b, heads, d]``, rotated by position, as attention reads it: a view ``[b, heads, s, d]`` of a tensor of its own."""
+        """``[s/c, b, heads, d]``, rotated by position, as attention reads it.
+
+        Returns: a view ``[b, heads, s, d]`` of a tensor of its own.
+        """
         return enter(rotate(x, self.cos[: len(x)], self.sin[: len(x)])).permute(1, 2, 0, 3)  # type: ignore[index]
 
     def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,11 +197,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class LlamaStage(ModelPart):
-    """The layers of ``layers``, default all; the part with layer 0 has the embedding, the part with the last layer the end.
+    """The layers of ``layers``, default all.
 
-    shape: of the whole model and sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its
-    own, or with ``tied_embeddings`` the embedding's, of which each end of a pipeline holds a copy.  routing: of experts;
-    an emulated rank needs a forced one.  ``forward`` and ``loss`` are as those of ``GPT``.
+    The part with layer 0 has the embedding, the part with the last layer the output layer and the loss.  The output
+    layer has a weight of its own, or with ``tied_embeddings`` the embedding's, of which the first and the last stage
+    of a pipeline hold a copy each.  ``forward`` and ``loss`` are as those of ``GPT``.
+
+    Args:
+        shape: of the whole model and sequence; context-parallel ranks take their parts of it.
+        routing: of experts; an emulated rank needs a forced one.
     """
 
     def __init__(

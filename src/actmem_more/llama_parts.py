@@ -1,4 +1,4 @@
-"""What the layers since the paper's are made of: RMSNorm, rotary positions, the gated MLP, products without a bias."""
+"""What the layers since the paper's are made of: RMSNorm, rotary positions, the gated MLP, matmuls without a bias."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gra
 
 
 class RMSNorm(ParallelModule):
-    """Over the last dimension.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial.
+    """RMSNorm over the last dimension.
 
-    of_heads: over the d elements of each head, with one weight for all heads.  Every rank sees its own heads only, so the
-    gradient is partial without sequence parallelism too.
+    Args:
+        of_heads: over the d elements of each head, with one weight for all heads.
+
+    Under sequence parallelism its gradient is partial.  With of_heads it always is, because every rank sees its own
+    heads only.
+
+    Saves: its input and 4 bytes a token.
     """
 
     def __init__(self, size: int, tp: TensorParallel, *, of_heads: bool = False, **factory):
@@ -99,7 +104,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class GatedMLP(ParallelModule):
-    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows.
+    """silu(gate(x)) · up(x), then down.  Gate and up are sharded by columns, down by rows.
 
     width: of all ranks together.  prefix: before the names of its terms.
     """
@@ -119,7 +124,7 @@ class GatedMLP(ParallelModule):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up.  Keeps its two inputs, which the two products before it made: nothing of its own."""
+    """silu(gate) · up.  Keeps its two inputs, which the two matmuls before it made: nothing of its own."""
     return _SwiGLU.apply(gate, up)
 
 
@@ -142,7 +147,10 @@ def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ on this rank alone.  Keeps ``x`` as given, where a linear keeps a copy of a view; nothing if the weight is frozen."""
+    """x · weightᵀ on this rank alone.
+
+    Saves: ``x`` as given, where a linear saves a copy of a view; nothing if the weight is frozen.
+    """
     return column_parallel(x, TensorParallel(), weight)[0]
 
 

@@ -1,4 +1,7 @@
-"""The layer since the paper: its sizes, those of models that publish theirs, and its table of terms.  Needs no torch."""
+"""The layer since the paper: its sizes, those of models that publish theirs, and its table of terms.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -195,10 +198,12 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
 
 
 def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), context_kind: str = "gather") -> LlamaShape:
-    """The layer as one of c context-parallel ranks sees it, with s/c tokens.  Raises ConfigError if c·t ranks can't share it.
+    """The layer as one of c context-parallel ranks sees it, with s/c tokens.
 
     2c must divide s where K and V are gathered, because each rank holds two chunks.  Under "ulysses" c must
     divide s, and t·c the key and value heads: a rank attends with whole heads.
+
+    Raises: ConfigError if c·t ranks can't share it.
     """
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
     c = parallel.context_parallel_size
@@ -219,13 +224,13 @@ def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), contex
 
 # The layers since (RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases).  A model that
 # normalises the query and key of each head (Qwen3) keeps them before that norm as well; one with experts keeps who goes
-# to which expert, and the experts' tensors in place of one MLP's; latent attention (DeepSeek) keeps the latents, or Q, K
-# and V made from them, or both.
+# to which expert, and the experts' tensors in place of one MLP's; latent attention (DeepSeek) keeps the latents, or
+# Q, K and V made from them, or both.
 _QKV = ("QKV projection",)
 _SCORES = ("QKᵀ", "attention over V")
 
 _ROTATED = tuple(Recipe(term, ("QKV projection input",), _QKV) for term in "QKV")
-#: *elementwise* drops Q and K, which are a norm and a rotation away from what the product made.
+#: *elementwise* drops Q and K, which are a norm and a rotation away from what the matmul made.
 _NORMALISED = (
     Recipe("Q before its norm", ("QKV projection input",), _QKV),
     Recipe("Q", ("Q before its norm",)),

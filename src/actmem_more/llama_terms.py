@@ -1,18 +1,19 @@
-"""Activation bytes, FLOPs and exchanges of Llama's layer: RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.
+"""Activation bytes, FLOPs and collectives of Llama's layer.
 
-Attention runs through a flash kernel, so the scores are never stored: the terms with as²b are gone,
-and with them the reason for selective recomputation.  ``e`` is the size of one activation element.
+RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.  Attention runs through a flash kernel, so the scores
+are never stored: the terms with as²b are gone, and with them the reason for selective recomputation.  ``e`` is the
+size of one activation element.
 
 A model can replace three parts.  Experts: the ranks share them, each expert whole.  Latent attention: letters as in
-2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with one,
-its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
+2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with
+one, its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
 
-What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k ranks,
-one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context parallelism cuts
-all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each weight's
-gradient is summed over the c ranks, as over data-parallel ones.
+What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k
+ranks, one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context
+parallelism shards all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each
+weight's gradient is summed over the c ranks, as over data-parallel ones.
 
-One layer, forward and backward, in exchanges among the c ranks:
+One layer, forward and backward, in collectives among the c ranks:
 
     gather          all-gather K and V; in backward again, and reduce-scatter their gradients    2 + 2 + 2
     gather-plain    without the second gather: K and V stay whole on every rank                  2 + 2
@@ -38,16 +39,23 @@ def llama_rows(
     routed_tokens: int | None = None,
     context_kind: str = "gather",
 ) -> list[Row]:
-    """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.  shape: with the whole sequence.
+    """The tensors that one layer saves for backward on one rank, in the order of the forward pass.
 
     In 16 bits and without parallelism: 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
-    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise); ad is h in most models.  Under sequence
-    parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
+    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no matmul is (elementwise); ad is h in most models.
+    Under sequence parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
-    Latent attention: see ``_latent_rows``.  routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+    Latent attention: see ``_latent_rows``.
+
     On one of c context-parallel ranks "gather" keeps this for s/c tokens; "gather-plain" K and V of all s; "ulysses"
-    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops one.
-    Raises ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
+    attention's result twice, because the kernel keeps it by heads and the projection by tokens: *elementwise* drops
+    one.
+
+    Args:
+        shape: with the whole sequence.
+        routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.
+
+    Raises: ConfigError if the ranks can't share the layer, or on a set that can't be rebuilt.
     """
     shape = own_context_shape(shape, parallel, context_kind)
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -116,7 +124,7 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
 
 
 def llama_products(shape: LlamaShape) -> dict[str, int]:
-    """FLOPs of each product of one layer's forward pass over all ranks, named as in ``recipes``.
+    """FLOPs of each matmul of one layer's forward pass over all ranks, named as in ``recipes``.
 
     Attention counts all s² scores, as 2205.05198 appendix A does.  The router's counts once, also where every
     rank runs it on every token.
@@ -140,7 +148,7 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
 
 
 def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
-    """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
+    """FLOPs that backward adds to one layer by recomputing dropped terms, over all ranks."""
     products = llama_products(shape)
     return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
 
@@ -172,7 +180,7 @@ def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: i
 
 
 def _latent_products(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
-    """FLOPs of the products that make Q, K and V, forward, over all ranks; a latent's counts once, as a router's does."""
+    """FLOPs of the matmuls that make Q, K and V, forward, over all ranks; a latent's once, as a router's."""
     tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
     return {
         "Q down-projection": 2 * tokens * h * sizes.query_rank,
@@ -258,14 +266,14 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     return senders * sum(each + (expert < more) for expert in own)
 
 
-#: What ``where`` begins with in exchanges among the ranks that share experts, and among context-parallel ranks.
+#: What ``where`` begins with in collectives among the ranks that share experts, and among context-parallel ranks.
 EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 
 
 def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[Exchange]:
-    """Exchanges of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
+    """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
-    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's exchanges; where
+    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's collectives; where
     every rank has every token, there is one more sum.
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
@@ -298,7 +306,7 @@ def context_exchanges(
     recompute: Mode = "none",
     element_size: int = 2,
 ) -> list[Exchange]:
-    """Exchanges of one microbatch in one layer among the c ranks; none for c = 1.
+    """Collectives of one microbatch in one layer among the c ranks; none for c = 1.
 
     Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
     Raises ConfigError if the ranks can't share the layer.
@@ -336,7 +344,7 @@ def context_exchanges(
 
 
 def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
-    """The exchanged tensors that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
+    """The tensors of collectives that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
     projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
     query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
     made_with = {

@@ -27,10 +27,15 @@ def loss_peak_rows(
 ) -> list[Row]:
     """Bytes alive at the peak of one forward and backward of the loss, beside the weight; activations of 16 bits.
 
-    loss: one of LOSSES.  The first two know no ranks: each holds the whole vocabulary.  chunk: tokens whose logits exist
-    at once.  The weight's gradient counts where it lives at the peak, a float32 sum over the chunks; elsewhere it comes
-    when the logits have gone.  Raises ConfigError on another loss, or if t does not divide the vocabulary.
-    Source: 2205.05198 section 4.3 for float32 logits; counted by ``measure.watch_step``, see tests/formulas/test_loss_peak.py.
+    The weight's gradient counts where it lives at the peak, a float32 sum over the chunks; elsewhere it comes
+    when the logits have gone.
+
+    Args:
+        loss: one of LOSSES.  The first two know no ranks: each holds the whole vocabulary.
+        chunk: tokens whose logits exist at once.
+
+    Raises: ConfigError on another loss, or if t does not divide the vocabulary.
+    Source: 2205.05198 section 4.3 for float32 logits; counted by ``actmem.ledger.watch_step``.
     """
     check_choice("loss", loss, LOSSES)
     check_sizes(tokens=tokens, hidden_size=hidden_size, chunk=chunk)

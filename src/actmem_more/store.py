@@ -1,7 +1,7 @@
 """Keep a tensor for backward somewhere else, or smaller: in the host's memory, or in eight bits.
 
 ``recipes`` says what becomes of each of a layer's tensors, ``drop`` calls these: ``put(flat, name)`` takes a whole
-storage as one row of elements, keeps what it needs, and returns a function that makes the row again.
+storage as one row of elements, keeps what it needs, and returns a function that recomputes the row.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class _HostCopy:
 class EightBits:
     """Keeps whole numbers of 8 bits, and for each block of ``recipes.BLOCK`` elements a float32 scale.
 
-    So 260 bytes for 256 elements where 16 bits take 512.  An element comes back within 1/254 of its block's largest, from 1e-35 on:
-    the gradients are those of a backward pass that read the rounded tensor.  A block with an infinite element comes
-    back as NaN.
+    So 260 bytes for 256 elements where 16 bits take 512.  An element comes back within 1/254 of its block's largest,
+    from 1e-35 on: the gradients are those of a backward pass that read the rounded tensor.  A block with an infinite
+    element comes back as NaN.
     """
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:

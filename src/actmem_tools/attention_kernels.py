@@ -3,21 +3,30 @@
 Every kernel keeps Q, K, V, its output, and in float32 the log-sum-exp of each query.  None repeats the K and V of
 grouped queries.  The first of these that can run the call does:
 
-| kernel | runs | keeps besides |
-|---|---|---|
-| cuDNN | only ranked (and then first) on sm_90 and sm_100, cuDNN > 9.15; 16 bits; widths of heads that 8 divides, up to 128, or 192 with values of 128, or 256 (torch 2.14, cuDNN > 9.22); dropout in steps of 1/16; any mask without a gradient | seed and offset, 8 B each; the mask |
-| flash | sm_80 or newer; 16 bits; no mask; one width of heads, up to 256; causal only with as many keys as queries | seed 16 B, offset 8 B; if 8 does not divide the width, padded copies of Q, K, V and the output |
-| memory-efficient | float32 too, float16 before sm_80; widths that 8 (16 bits) or 4 (float32; any before sm_80) divides; any mask; grouped queries from torch 2.14 on | seed and offset, 8 B each, on the CPU; a log-sum-exp padded to 32 queries; the mask |
-| math | everything else | the scores, Q and K scaled, repeated K and V, in 16 bits copies in float32 |
+cuDNN
+    Runs: only ranked (and then first) on sm_90 and sm_100, with cuDNN > 9.15; 16 bits; widths of heads that 8
+    divides, up to 128, or 192 with values of 128, or 256 (torch 2.14, cuDNN > 9.22); dropout in steps of 1/16; any
+    mask without a gradient.
+    Saves besides: seed and offset, 8 B each; the mask.
+flash
+    Runs: sm_80 or newer; 16 bits; no mask; one width of heads, up to 256; causal only with as many keys as queries.
+    Saves besides: seed 16 B, offset 8 B; if 8 does not divide the width, padded copies of Q, K, V and the output.
+memory-efficient
+    Runs: float32 too, float16 before sm_80; widths that 8 (16 bits) or 4 (float32; any before sm_80) divides; any
+    mask; grouped queries from torch 2.14 on.
+    Saves besides: seed and offset, 8 B each, on the CPU; a log-sum-exp padded to 32 queries; the mask.
+math
+    Runs: everything else.
+    Saves besides: the scores, Q and K scaled, repeated K and V, in 16 bits copies in float32.
 
-Read in torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (who can run, in which order) as of 2.14.1, whose
-library has the same messages, and ``attention.cpp`` beside it (padding, masks); ``torch/_meta_registrations.py`` of
-2.13.0 and 2.14.1 (shapes and dtypes of what is kept); ``torch/nn/functional.py`` of both (which kernel takes grouped
-queries).  A GPU that is here is asked instead, by a small call.
+Read in torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (who can run, in which order) as of 2.14.1,
+whose library has the same messages, and ``attention.cpp`` beside it (padding, masks); ``torch/_meta_registrations.py``
+of 2.13.0 and 2.14.1 (shapes and dtypes of what is saved); ``torch/nn/functional.py`` of both (which kernel takes
+grouped queries).  A GPU that is here is asked instead, by a small call.
 
-An H200 with torch 2.11 and cuDNN 9.19 chose what the table says in 12 of 12 calls, and each kernel kept what it says
-(``labs/results``, step "kernels").  That run added the two rules of torch before 2.12: there cuDNN takes any dropout, and
-on sm_90 heads up to 256 wide.
+An H200 with torch 2.11 and cuDNN 9.19 chose what this list says in 12 of 12 calls, and each kernel saved what it says
+(``labs/results``, step "kernels").  That run added the two rules of torch before 2.12: there cuDNN takes any dropout,
+and on sm_90 heads up to 256 wide.
 """
 
 from __future__ import annotations
@@ -43,7 +52,13 @@ _SIXTEEN_BITS = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Gpu:
-    """capability: (9, 0) is an H100's.  cudnn: as torch.backends.cudnn.version() gives it, 0 for none.  torch: its version."""
+    """What of a GPU and its software decides.
+
+    Args:
+        capability: (9, 0) is an H100's.
+        cudnn: as torch.backends.cudnn.version() gives it, 0 for none.
+        torch: its version.
+    """
 
     capability: tuple[int, int] = (9, 0)
     cudnn: int = 91900

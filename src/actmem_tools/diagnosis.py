@@ -1,7 +1,7 @@
 """What a ledger's rows tell: known wastes, why each row is kept, and what came and went between two records.
 
-A rule looks at what made a tensor and what reads it, as ``origins`` followed them, never at a shape alone: a square picture
-is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
+A rule looks at what made a tensor and what reads it, as ``origins`` followed them, never at a shape alone: a square
+picture is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
 
 ``actmem diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
 """
@@ -98,7 +98,7 @@ def _norm(rows: Rows) -> Rows:
 
 
 def _beside_its_input(activation: str) -> Callable[[Rows], Rows]:
-    """A rule for results of an activation that a product keeps while the activation keeps its input."""
+    """A rule for results of an activation that a matmul keeps while the activation keeps its input."""
 
     def rule(rows: Rows) -> Rows:
         inputs = {(row.shape, row.dtype) for row in rows if row.op == activation}
@@ -116,27 +116,39 @@ def _nothing(rows: Rows) -> int:
     return 0
 
 
-_OF_GATES = "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes it again."
+_OF_GATES = (
+    "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes "
+    "it again."
+)
 #: The waste, the rows that it keeps, what the change leaves of them, and what to say.
 _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ...] = (
     ("GeLU in several operations", _gelu, lambda rows: sum(map(_largest, _by_module(rows))),
      "Each operation keeps its own tensors; F.gelu keeps its input alone."),
     ("norms in float32", _norm, lambda rows: _size(rows) // 2,
-     "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a token."),
-    ("attention that keeps s²", _each(lambda row: row.made_by == "attention scores" and min(row.shape[-2:]) > 1), _nothing,
-     "Attention is computed by matrix products; a fused kernel keeps Q, K, V, the output and 4 bytes a head and token."),
+     "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a "
+     "token."),
+    ("attention that keeps s²",
+     _each(lambda row: row.made_by == "attention scores" and min(row.shape[-2:]) > 1), _nothing,
+     "Attention is computed by matmuls; a fused kernel keeps Q, K, V, the output and 4 bytes a head and token."),
     ("repeated K and V", _each(lambda row: "repeated" in row.made_by),
      lambda rows: sum(row.bytes // int(row.made_by.rsplit("×", 1)[1]) for row in rows),
-     "K and V are copied for each query head; scaled_dot_product_attention(…, enable_gqa=True) reads them as they are."),
+     "K and V are copied for each query head; scaled_dot_product_attention(…, enable_gqa=True) reads them as they "
+     "are."),
     ("SiLU kept twice", _beside_its_input("silu"), _nothing, _OF_GATES),
     ("GELU kept twice", _beside_its_input("gelu"), _nothing, _OF_GATES),
-    ("expert weights copied per token", _each(lambda row: row.made_by == "picked from a weight" and row.op in _PRODUCTS), _nothing,
-     "Each token gets a copy of its expert's weights; sort tokens and use a grouped product."),
+    ("expert weights copied per token",
+     _each(lambda row: row.made_by == "picked from a weight" and row.op in _PRODUCTS), _nothing,
+     "Each token gets a copy of its expert's weights; sort tokens and use a grouped matmul."),
     ("masks of s²", _each(lambda row: row.made_by == "attention mask" and min(row.shape[-2:]) > 1), _nothing,
-     "is_causal=True needs no mask, and padding one of [b, 1, 1, s]; a mask added inside the product need not be kept."),
-    ("gathered inputs", _each(lambda row: row.made_by == "all-gather" and row.kind == "activation" and row.op == "linear"), _nothing,
-     "The gathered input is kept on every rank; save the shard and gather again in backward (2205.05198 section 4.2.2)."),
-    ("casts of weights", _each(lambda row: row.kind == "cast weight" and row.made_by == "_to_copy" and _is(row, "bfloat16", "float16")), _nothing,
+     "is_causal=True needs no mask, and padding one of [b, 1, 1, s]; a mask added inside the matmul need not be "
+     "kept."),
+    ("gathered inputs",
+     _each(lambda row: row.made_by == "all-gather" and row.kind == "activation" and row.op == "linear"), _nothing,
+     "The gathered input is kept on every rank; save the shard and gather again in backward (2205.05198 section "
+     "4.2.2)."),
+    ("casts of weights",
+     _each(lambda row: row.kind == "cast weight" and row.made_by == "_to_copy" and _is(row, "bfloat16", "float16")),
+     _nothing,
      "autocast keeps a copy of each weight until backward; hold the weights in 16 bits."),
 )  # fmt: skip
 
@@ -249,14 +261,20 @@ _FUSED = (
 _CHECKPOINTS = ("checkpoint", "CheckpointFunction")
 #: Operations by name, and why each keeps what it keeps.
 _REASONS = (
-    (("linear", "addmm", "_ColumnParallel", "conv1d", "conv2d"), "the gradient of a weight is computed from the layer's input"),
-    (("layer_norm", "rms_norm", "group_norm", "batch_norm"), "the gradient of a norm is computed from its input and its statistics"),
-    (("softmax", "log_softmax", "sigmoid", "tanh", "exp", "rsqrt", "sqrt"), "this operation's gradient is computed from its own result"),
-    (("gelu", "silu", "relu", "leaky_relu", "pow", "square", "sin", "cos", "log"), "this activation's gradient is computed from its input"),
+    (("linear", "addmm", "_ColumnParallel", "conv1d", "conv2d"),
+     "the gradient of a weight is computed from the layer's input"),
+    (("layer_norm", "rms_norm", "group_norm", "batch_norm"),
+     "the gradient of a norm is computed from its input and its statistics"),
+    (("softmax", "log_softmax", "sigmoid", "tanh", "exp", "rsqrt", "sqrt"),
+     "this operation's gradient is computed from its own result"),
+    (("gelu", "silu", "relu", "leaky_relu", "pow", "square", "sin", "cos", "log"),
+     "this activation's gradient is computed from its input"),
     (("dropout", "native_dropout"), _MASK),
     (("embedding",), "the gradient of the table needs the ids"),
-    (("cross_entropy", "nll_loss", "cross_entropy_loss"), "the loss's gradient is computed from the probabilities and the targets"),
-    ("bmm baddbmm matmul mm __matmul__ einsum mul __mul__ __rmul__ div __truediv__".split(), "the gradient of each factor is computed from the other one"),
+    (("cross_entropy", "nll_loss", "cross_entropy_loss"),
+     "the loss's gradient is computed from the probabilities and the targets"),
+    ("bmm baddbmm matmul mm __matmul__ einsum mul __mul__ __rmul__ div __truediv__".split(),
+     "the gradient of each factor is computed from the other one"),
     (_FUSED, "a fused kernel makes the scores again from Q, K and V, and keeps its output to do so"),
     (_CHECKPOINTS, "a checkpoint runs its region again from its inputs"),
 )  # fmt: skip

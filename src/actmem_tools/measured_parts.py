@@ -1,4 +1,4 @@
-"""Measure a part of a model by itself: a layer as between two others, or one pipeline rank with all that it has in flight.
+"""Measure a part of a model by itself: a layer between two others, or one pipeline rank with all in flight.
 
 Random activations and gradients replace those that would arrive, so one emulated rank of many can be measured.
 """

@@ -32,9 +32,11 @@ def gpu_of_this_build(capability: tuple[int, int] = H100) -> Gpu:
 def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
     """In the block, fake CUDA tensors keep what a GPU would, on a machine without one and without a driver.
 
-    Needs a CUDA build of torch, and fake tensors.  gpu: whose choice of a kernel; an H100's by default.  Two things ask for
-    the device itself and are replaced: generators, and the choice of an attention kernel.  Backward does not run:
-    autograd starts a thread for the device.
+    Needs a CUDA build of torch, and fake tensors.  Two things ask for the device itself and are replaced: generators,
+    and the choice of an attention kernel.  Backward does not run: autograd starts a thread for the device.
+
+    Args:
+        gpu: whose choice of a kernel; an H100's by default.
     """
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
@@ -46,8 +48,9 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 def fused_attention_on_cpu() -> Iterator[set[float]]:
     """In the block, attention with dropout keeps on a CPU what a GPU's fused kernel does, but for its seed: no scores.
 
-    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.  Yields the
-    dropouts that were left out.
+    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.
+
+    Yields: the dropouts that were left out.
     """
     left_out: set[float] = set()
 
@@ -110,7 +113,10 @@ def _call(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, kernel: str) -> Tensor:
-    """A mask as these kernels keep it: a boolean one as numbers to add, its rows padded for the memory-efficient kernel."""
+    """A mask as these kernels save it.
+
+    A boolean one becomes numbers to add; for the memory-efficient kernel its rows are padded.
+    """
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
     if kernel == "memory-efficient" and any(stride % _MASK_WIDTH for stride in mask.stride()[:-1]):

@@ -1,4 +1,4 @@
-"""The page that ``record --html`` writes: tables, a treemap and the curve of a step, in one file that needs no server."""
+"""The page that ``record --html`` writes: tables, a treemap and the curve of a step, one file without a server."""
 
 from __future__ import annotations
 

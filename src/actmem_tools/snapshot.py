@@ -1,4 +1,6 @@
-"""Allocations as ``torch.cuda.memory._dump_snapshot`` writes them: read a file of a GPU, and write a step's own in the same form.
+"""Allocations as ``torch.cuda.memory._dump_snapshot`` writes them.
+
+Reads a file of a GPU, and writes a step's own in the same form.
 
 A snapshot is a pickle of plain values: segments with their blocks at the end, and of each device the trace of what its
 allocator did.  A stranger's pickle could run code, so the reader knows no class and no function at all.

@@ -133,7 +133,7 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
 
 
 def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
-    """What is counted of weights, gradients and optimizer states, divided among data-parallel ranks as the bill says."""
+    """What is counted of weights, gradients and optimizer states, divided among data-parallel ranks as in the bill."""
     rows = []
     for row in measure_states(parts):
         element = 2 if row.term == "parameters" else 4
@@ -173,8 +173,8 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
 def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
     """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
 
-    Without weights, main gradients, buffers and copies on the host.  A stage's output is freed once it is sent (2205.05198
-    appendix B).  For one chunk on an emulated rank.
+    Without weights, main gradients, buffers and copies on the host.  A stage's output is freed once it is sent
+    (2205.05198 appendix B).  For one chunk on an emulated rank.
     """
     use_main_gradients(part)
     alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
@@ -196,7 +196,7 @@ def _host_memories(part: nn.Module) -> set[HostMemory]:
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
-    """What a stage holds besides activations, one row a kind: the storages that stay after one step of Adam on float32 copies.
+    """What a stage holds besides activations, one row a kind: what stays after one step of Adam on float32 copies.
 
     Gradients are those that the step started from, whatever they hold: only their bytes count.
     """

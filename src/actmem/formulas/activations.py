@@ -1,9 +1,9 @@
 """Activation bytes of one transformer layer: equations 1, 2 and 4, table 2, and what the paper leaves out.
 
-``layer_rows`` names each stored tensor; equations 1, 2 and 4 and what ``layer_bytes`` makes of them don't use the rows, so
-that each checks the other.  Only for terms dropped one by one (*elementwise*, or a set) does it sum rows.
-``layer_extra_rows`` lists what a real layer keeps and the paper does not count, each row with its reason.  Every value is
-an exact integer.
+``layer_rows`` names each stored tensor.  Equations 1, 2 and 4 and what ``layer_bytes`` makes of them don't use the
+rows, so that each checks the other.  Only for terms dropped one by one (*elementwise*, or a set) does it sum rows.
+``layer_extra_rows`` lists what a real layer saves and the paper does not count, each row with its reason.  Every value
+is an exact integer.
 
 ``e`` is the size of one activation element in bytes: 2 for float16 and bfloat16, which gives
 the paper's coefficients, 4 for float32.  Dropout masks take 1 byte an element for every e.
@@ -24,12 +24,17 @@ CORE_ATTENTION_TERMS = tuple(term for term in LAYER_TERMS if term in PAPER_LAYER
 def layer_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", element_size: int = 2
 ) -> list[Row]:
-    """The tensors that one layer keeps for backward on one rank, one row each.
+    """The tensors that one layer saves for backward on one rank, one row each.
 
-    Up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1
-    under full recomputation, which keeps only the layer's input.  recompute can also be a set of
-    terms to drop, or an action for each; ``rows.on_host`` has what is offloaded.  Raises ConfigError if a is not
-    divisible by t, or s under sequence parallelism, or on a set that ``recipes`` can't rebuild.  Source: 2205.05198 sections 4.1, 4.2 and 5.
+    Args:
+        recompute: a mode, a set of terms to drop, or an action for each term.
+        element_size: bytes of an activation element.
+
+    Returns: up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1 under full
+        recomputation, which saves only the layer's input.  ``rows.on_host`` has what is offloaded.
+    Raises: ConfigError if t does not divide a, or under sequence parallelism s; and on a set that ``recipes`` can't
+        rebuild.
+    Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -40,9 +45,9 @@ def layer_rows(
     cut = parallel.sequence_parts
     sbh, scores = s * b * h, a * s * s * b
 
-    # In 16 bits without parallelism, in sbh: 2 for the first norm and 2 for its output; 2 each for Q, K and V; 2 + 1 for the
-    # projection and its mask; 2 for the second norm and 2 for its output; 8 for GeLU; 8 + 1 for the last product and its
-    # mask: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
+    # In 16 bits without parallelism, in sbh: 2 for the first norm and 2 for its output; 2 each for Q, K and V; 2 + 1
+    # for the projection and its mask; 2 for the second norm and 2 for its output; 8 for GeLU; 8 + 1 for the last
+    # matmul and its mask: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
     rows = [
         Row("layer-norm 1 input", e * sbh // cut, cut, "§4.1, layer norm"),
         Row("QKV projection input", e * sbh // cut, cut, "§4.1, Q, K, V products"),

@@ -1,4 +1,4 @@
-"""Exchanges between ranks, and the bytes that a ring sends for them.
+"""Collectives between ranks, and the bytes that a ring sends for them.
 
 One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by each rank:
 
@@ -10,10 +10,10 @@ One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by e
 
 A ring all-reduce is a reduce-scatter followed by an all-gather, so "the same bytes" (2205.05198
 section 4.2.2) holds for the first two lines.  The third line breaks it: each rank keeps only its
-shard of the inputs of the two column-parallel products, so backward gathers them again, 10 to 8.  The
+shard of the inputs of the two column-parallel matmuls, so backward gathers them again, 10 to 8.  The
 plain form keeps the gathered inputs: it sends 8, and pays in memory (``gathered_input_bytes``).
-Recomputation repeats forward's exchanges in both columns: 4 for ``paper-full``; for ``full``,
-which ends before the layer's last exchange, 2 and 3.
+Recomputation repeats forward's collectives in both columns: 4 for ``paper-full``; for ``full``,
+which ends before the layer's last collective, 2 and 3.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-a
 
 @dataclass(frozen=True)
 class Exchange:
-    """A number of equal exchanges that one rank takes part in.
+    """A number of equal collectives that one rank takes part in.
 
     kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".  ranks: how many take part.
-    payload_bytes: of one exchange; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
+    payload_bytes: of one collective; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
     rank has for all ranks, itself too, as much for each.
     phase: "forward", "recompute", "backward" or "step" (once an iteration).
     """
@@ -85,7 +85,7 @@ def layer_exchanges(
     element_size: int = 2,
     keep_gathered_input: bool = False,
 ) -> list[Exchange]:
-    """Exchanges of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
+    """Collectives of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
 
     keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError if t ranks
     can't share the layer.  2205.05198 section 4.2.
@@ -98,7 +98,7 @@ def layer_exchanges(
     def each(kind: str, phase: str, where: str, count: int = 2) -> Exchange:
         return Exchange(kind, phase, where, t, size, count)
 
-    # A block's first product needs the gathered sequence, and its last leaves partial sums.
+    # A block's first matmul needs the gathered sequence, and its last leaves partial sums.
     products = PAPER_LAYER.products_again(recompute)
     starts_again = len(products & {"QKV projection", "h→4h"})
     ends_again = len(products & {"attention projection", "4h→h"})

@@ -1,8 +1,8 @@
 """Activation bytes with pipeline parallelism: equations 5 and 6, the interleave factor, section 4.3.
 
-First the closed forms, then the same totals as rows: what one rank keeps of its layers and of the model's two ends, for
-all microbatches in flight together, at the rank's peak.  ``actmem.formulas.schedule`` counts a real order of actions; each
-of the three checks the others.  Every byte count is an exact integer.
+First the closed forms, then the same totals as rows: what one rank saves of its layers and of the model's embedding
+and loss, for all microbatches in flight together, at the rank's peak.  ``actmem.formulas.schedule`` counts a real
+order of actions; each of the three checks the others.  Every byte count is an exact integer.
 """
 
 from __future__ import annotations
@@ -162,12 +162,16 @@ def stage_rows(
     device_type: str = "cpu",
     microbatches_per_round: int | None = None,
 ) -> list[Row]:
-    """What one rank keeps at its peak, all microbatches in flight together; ``rows.paper_rows`` has what the paper counts.
+    """What one rank saves at its peak, all microbatches in flight together.
 
-    Beyond the paper's: the layers' extra rows, without the causal mask (all layers share one, made with the model, so it is
-    no activation); the token ids and target ids that the two ends keep, and the final layer norm's statistics.
-    The last rank has the logits of one microbatch: the last stage runs its backward immediately.  Raises ConfigError if L is
-    not divisible by p·m, v by t, or n by p if the schedule is interleaved.  Sections 4.2.3 and 4.3.
+    ``rows.paper_rows`` has what the paper counts.  The others are the layers' extra rows, the token ids and target
+    ids that embedding and loss save, and the final layer norm's statistics.  The causal mask is in none: all layers
+    share one, made with the model, so it is no activation.  The last rank has the logits of one microbatch, because
+    the last stage runs its backward immediately.
+
+    Raises: ConfigError if p·m does not divide L, t does not divide v, or p does not divide n in an interleaved
+        schedule.
+    Source: 2205.05198 sections 4.2.3 and 4.3.
     """
     check_stage(shape, parallel, pipeline_rank)
     n, g = num_microbatches, microbatches_per_round

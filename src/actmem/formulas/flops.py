@@ -1,12 +1,12 @@
 """FLOPs of one iteration: equations 7 to 9 of appendix A, and what recomputation actually adds.
 
-Only matrix products count; a multiplication and an addition are one FLOP each.  Attention counts
+Only matmuls count; a multiplication and an addition are one FLOP each.  Attention counts
 all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
 Exact integers.  FLOPs are those of all ranks together, so parallelism doesn't change them.
 
-``forward_operations`` says of each operation of a layer what it computes and moves, and the least time for it.  Each is
-counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.  A fused
-kernel moves less.  Elements have 2 bytes, dropout masks 1.
+``forward_operations`` says of each operation of a layer what it computes and moves, and the least time for it.  Each
+is counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.  A
+fused kernel moves less.  Elements have 2 bytes, dropout masks 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actmem.recipes import PAPER_LAYER, Recompute
 
 
 def layer_products(shape: ModelShape) -> dict[str, int]:
-    """FLOPs of each product of one layer's forward pass of a microbatch, over all ranks, in order.  Appendix A."""
+    """FLOPs of each matmul of one layer's forward pass of a microbatch, over all ranks, in order.  Appendix A."""
     _, b, h, s = shape.letters()
     linear, pairs = 2 * s * b * h * h, 2 * s * s * b * h
     return {
@@ -33,7 +33,7 @@ def layer_products(shape: ModelShape) -> dict[str, int]:
 
 
 def forward_products(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
-    """FLOPs of each product of one forward pass of the whole model over B sequences, in order.  Appendix A."""
+    """FLOPs of each matmul of one forward pass of the whole model over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
     layer = layer_products(shape.with_sizes(micro_batch_size=B))
     logits = 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size
@@ -43,7 +43,7 @@ def forward_products(shape: ModelShape, global_batch_size: int) -> dict[str, int
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
     """FLOPs that the devices run in one iteration: forward, twice that in backward, recomputation (section 5).
 
-    Backward does not read the output of a region's last product, so the modes that stop early leave that product
+    Backward does not read the output of a region's last matmul, so the modes that stop early leave that matmul
     out; the text of the paper counts it.
     """
     again = PAPER_LAYER.products_again(recompute)
@@ -102,7 +102,7 @@ def _letters(shape: ModelShape, global_batch_size: int) -> tuple[int, int, int, 
     return B, shape.num_layers, shape.seq_length, shape.hidden_size, shape.vocab_size
 
 
-#: FLOPs for each element of an operation that is no matrix product, by convention: what the
+#: FLOPs for each element of an operation that is no matmul, by convention: what the
 #: formula asks for, an exponential or tanh as one.
 _PER_ELEMENT = {"layer norm": 7, "softmax": 5, "dropout": 2, "dropout and sum": 3, "GeLU": 8}
 
@@ -115,7 +115,7 @@ A100_BYTES_PER_SECOND = 2_039 * 10**9
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on one rank.  product: a matrix product.  core: inside the attention core."""
+    """One operation on one rank.  product: a matmul.  core: inside the attention core."""
 
     name: str
     flops: int
@@ -138,9 +138,9 @@ class Operation:
 
 
 def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> list[Operation]:
-    """The forward pass of one layer on one rank, in order, exchanges left out.
+    """The forward pass of one layer on one rank, in order, collectives left out.
 
-    Products: FLOPs as in appendix A, divided by t.  Raises ConfigError if t ranks can't share the layer.
+    Matmuls: FLOPs as in appendix A, divided by t.  Raises ConfigError if t ranks can't share the layer.
     """
     check_layer(shape, parallel)
     a, b, h, s = shape.letters()

@@ -82,7 +82,10 @@ def interleaved(
 
 
 def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
-    """How many microbatches go through one chunk before the next (g): p if None.  Raises ConfigError if it doesn't divide n."""
+    """How many microbatches go through one chunk before the next (g): p if None.
+
+    Raises: ConfigError if it doesn't divide n.
+    """
     name, g = "microbatches_per_round", microbatches_per_round
     if g is None:
         name, g = "pipeline_parallel_size", pipeline_parallel_size

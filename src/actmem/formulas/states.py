@@ -76,7 +76,7 @@ def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipelin
     """Parameters on one rank by kind, in elements.
 
     Weights split over the ranks: (12h² + 7h)/t a layer.  Replicated on every rank: 6h a layer (two
-    layer norms, and the biases after the two row-parallel products).  The word embedding has
+    layer norms, and the biases after the two row-parallel matmuls).  The word embedding has
     v/t rows of h; with p > 1 the last rank holds a second copy for the output layer.  Raises
     ConfigError if a or v is not divisible by t, or L by p·m.
     """

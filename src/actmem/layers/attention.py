@@ -51,7 +51,7 @@ class CoreAttention(nn.Module):
 
     def softmax(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
         """Attention weights ``[b·a/t, s, s]``."""
-        # The product itself adds -inf.  There softmax's output and the scores' gradient are 0: no mask is kept.
+        # The matmul itself adds -inf.  There softmax's output and the scores' gradient are 0: no mask is kept.
         hidden = mask.to(q.dtype) if mask.is_floating_point() else _as_scores(mask, q.dtype)
         scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
         return F.softmax(scores, dim=-1)
@@ -60,9 +60,13 @@ class CoreAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Q, K, V projection by columns (whole heads to each rank), core attention, projection by rows.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the QKV weight are ordered head
-    by head, ``[a, 3, h/a]``, so that cutting them into t equal blocks gives each rank the Q, K and V of the same heads.
-    seed: see ``weights.draw_normal``.  Raises ConfigError if t does not divide a.
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the QKV weight are ordered
+    head by head, ``[a, 3, h/a]``: t equal shards then give each rank the Q, K and V of the same heads.
+
+    Args:
+        seed: see ``weights.draw_normal``.
+
+    Raises: ConfigError if t does not divide a.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
 
 
 class MLP(nn.Module):
-    """First linear cut by columns, second by rows, so GeLU between them needs no exchange.
+    """First linear sharded by columns, second by rows, so GeLU between them needs no collective.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Keeps, in 16 bits, its input 2sbh (or
     2sbh/t), the GeLU input 8sbh/t and the second linear's input 8sbh/t.  seed: see ``weights.draw_normal``.  Raises
@@ -51,12 +51,16 @@ class TransformerLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; sequences may be shorter than s.
-    recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.  stores: what keeps
-    the terms of an action, such as ``{"offload": HostMemory()}``; layers of a model share them.  seed: of the weights,
-    and of the dropout streams if none are given; None draws one from torch's default CPU generator, which must then be
-    in the same state on all t ranks.  Keeps what formulas.activations.layer_rows lists, and layer_extra_rows beside it.  Raises
-    ConfigError if t ranks can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is
-    recomputed stay eager.
+    torch.compile works; dropout and what is recomputed stay eager.
+
+    Args:
+        recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.
+        stores: what keeps the terms of an action, such as ``{"offload": HostMemory()}``; a model's layers share them.
+        seed: of the weights, and of the dropout streams if none are given; None draws one from torch's default CPU
+            generator, which must then be in the same state on all t ranks.
+
+    Saves: what formulas.activations.layer_rows lists, and layer_extra_rows beside it.
+    Raises: ConfigError if t ranks can't share the layer, or on a longer sequence.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         check_layer(shape, Parallel(tp.size, tp.sequence_parallel))
         self.recompute = Recompute.of(recompute)
-        # A region is run again as a whole; the terms of a set are rebuilt one by one.
+        # A region is recomputed as a whole; the terms of a set are rebuilt one by one.
         self.dropped = PAPER_LAYER.dropped(self.recompute) if self.recompute.region == "terms" else frozenset()
         self.stores = store_of_each(PAPER_LAYER.stored(self.recompute), stores or {})
         seed = fresh_seed() if seed is None else seed
@@ -114,7 +118,7 @@ class TransformerLayer(nn.Module):
             y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")
             y = drop.drop(self.attention(y, mask, terms), terms)
             x = terms("layer-norm 2 input", torch.add, x, y)
-            # Before the MLP, so that a second run can stop before its last product: backward reads the mask, not that.
+            # Before the MLP, so that recomputation can stop before its last matmul: backward reads the mask, not that.
             drop = self.mlp_dropout(x, terms, "MLP dropout mask")
             y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
             return terms.result(self, x + drop.drop(self.mlp(y, terms)))

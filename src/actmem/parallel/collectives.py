@@ -2,8 +2,8 @@
 
 Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
 None writes to the caller's tensor unless told to; with one rank each returns its input, graph and all, not a copy.
-Otherwise the result is a new tensor without a graph: none is differentiable, see ``conjugates``.  Where a matrix product
-can overlap it, a collective has a second form: ``start_…`` returns at once, the plain form waits.
+Otherwise the result is a new tensor without a graph: none is differentiable, see ``conjugates``.  Where a matmul can
+overlap it, a collective has a second form: ``start_…`` returns at once, the plain form waits.
 """
 
 from __future__ import annotations

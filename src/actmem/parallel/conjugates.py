@@ -6,8 +6,9 @@
     g       all-gather       reduce-scatter     enters it from a sequence-parallel region
     g_bar   reduce-scatter   all-gather         leaves it into one
 
-Each pair is conjugate: the backward of one is the forward of the other, so every ``backward`` below calls its conjugate.
-None keeps a tensor. In place of g and a linear, ``linear`` has one function, which keeps the shard and gathers again.
+Each pair is conjugate: the backward of one is the forward of the other, so every ``backward`` below calls its
+conjugate.  None saves a tensor.  In place of g and a linear, ``linear`` has one function, which saves the shard and
+gathers again.
 """
 
 from __future__ import annotations
@@ -40,12 +41,18 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a block: g under sequence parallelism, else f.  Of the linears only the plain form calls it: ``linear._ColumnParallel`` gathers."""
+    """Enter a block: g under sequence parallelism, else f.
+
+    Of the linears only the plain form calls it: ``linear._ColumnParallel`` gathers on its own.
+    """
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 
 def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Leave a block: ḡ under sequence parallelism, else f̄ in place: nobody else may read x, nor its operation save it."""
+    """Leave a block: ḡ under sequence parallelism, else f̄ in place.
+
+    In place: nothing else may read x, and the operation that made it may not have saved it.
+    """
     return g_bar(x, tp) if tp.sequence_parallel else _FBar.apply(x, tp, True)
 
 
@@ -57,7 +64,7 @@ class _F(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Every rank used the whole of x for its own slice of the product: x's gradient is the sum of what they found.
+        # Every rank used the whole of x for its own slice of the matmul: x's gradient is the sum of what they found.
         return f_bar(grad, ctx.tp), None
 
 
@@ -71,7 +78,8 @@ class _FBar(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # After the sum every rank runs the same code, so each has the whole gradient: another sum would count it t times.
+        # After the sum every rank runs the same code, so each has the whole gradient.  Another sum would count it
+        # t times.
         return f(grad, ctx.tp), None, None
 
 

@@ -13,9 +13,9 @@ from actmem.config import ConfigError
 class TensorParallel:
     """A tensor-parallel group: its process group, the number of ranks t, and this rank.
 
-    sequence_parallel: layer norms, dropouts and residuals hold s/t tokens on each rank.  keep_gathered_input: the plain
-    form of it, for comparison, which keeps the gathered input of every column-parallel linear.  Copies of a module share
-    its group, which can't be saved: save ``module.state_dict()``.
+    sequence_parallel: layer norms, dropouts and residuals hold s/t tokens on each rank.  keep_gathered_input: the
+    plain form of it, for comparison, which saves the gathered input of every column-parallel linear.  Copies of a
+    module share its group, which can't be saved: save ``module.state_dict()``.
     """
 
     group: dist.ProcessGroup | None = None
@@ -26,7 +26,7 @@ class TensorParallel:
 
     @property
     def sequence_parts(self) -> int:
-        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        """Into how many shards the sequence is split between the blocks: t under sequence parallelism, else 1."""
         return self.size if self.sequence_parallel else 1
 
     def __deepcopy__(self, memo: dict) -> TensorParallel:

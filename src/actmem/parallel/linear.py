@@ -1,7 +1,7 @@
 """The linears of tensor parallelism, and the gradients that a rank finds only a part of.
 
 Column and row speak of A in Y = XA.  torch stores Aᵀ, ``[out, in]``, so a column-parallel
-weight is cut along dimension 0 of ``weight`` and a row-parallel one along dimension 1.
+weight is sharded along dimension 0 of ``weight`` and a row-parallel one along dimension 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient,
 
 
 class ColumnParallelLinear(ParallelModule):
-    """Y = XA + bias with A cut by columns: this rank computes ``out_features / t`` columns of Y.
+    """Y = XA + bias with A sharded by columns: this rank computes ``out_features / t`` columns of Y.
 
     In: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.  Out: ``[s, b, out/t]``.  Keeps its
     input as given, e·sb·in bytes or 1/t of that, and nothing if the weight is frozen; the plain form
@@ -46,7 +46,7 @@ class ColumnParallelLinear(ParallelModule):
 
 
 def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Column-parallel products of one input: ``[s/t, b, in]`` or ``[s, b, in]`` to ``[s, b, out/t]`` each.
+    """Column-parallel matmuls of one input: ``[s/t, b, in]`` or ``[s, b, in]`` to ``[s, b, out/t]`` each.
 
     One gather, one reduction, and the input kept once, as given; nothing if all weights are frozen.  Raises
     ConfigError on a bias with several weights.
@@ -70,7 +70,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 
 
 class RowParallelLinear(ParallelModule):
-    """Y = XA + bias with A cut by rows: each rank computes a partial sum of Y, and the ranks add up.
+    """Y = XA + bias with A sharded by rows: each rank computes a partial sum of Y, and the ranks add up.
 
     In: ``[s, b, in/t]``.  Out: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  The bias is added
     once, after the sum.  Keeps its input, e·sb·in/t bytes, and nothing if the weight is frozen.  seed and errors: as
@@ -90,18 +90,18 @@ class RowParallelLinear(ParallelModule):
 
 
 class _ColumnParallel(Function):
-    """f or g, and the linears after it, as one operation that keeps the input it was given, whole or sharded.
+    """f or g, and the linears after it, as one operation that saves the input it was given, whole or sharded.
 
-    Only the weights' gradients need the gathered input, so under sequence parallelism each rank keeps its shard and
-    gathers again in backward.  Each of backward's two exchanges overlaps matrix products that don't depend on it: the
+    Only the weights' gradients need the gathered input, so under sequence parallelism each rank saves its shard and
+    gathers again in backward.  Each of backward's two collectives overlaps matmuls that don't depend on it: the
     gather overlaps the gradient of the input, and the reduction of that gradient overlaps the gradients of the weights.
 
-    On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first, but the GPU may take the
-    streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set at the start (before Blackwell; not with FSDP).
+    On CUDA a collective overlaps a matmul only if its kernel starts first.  It is launched first, but the GPU may take
+    the streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set at the start (before Blackwell; not with FSDP).
 
     The overlap has a price at backward's peak, in the last weight's gradient: beside the gathered input and its own
     gradient, e·sb·in each, there are the shard and the place for the reduction's result, 1/t of that each (over gloo
-    the received parts take as much as was sent).  The plain form has neither then, and keeps the gathered input.
+    the received parts take as much as was sent).  The plain form has neither then, and saves the gathered input.
     """
 
     @staticmethod
@@ -137,8 +137,8 @@ class _ColumnParallel(Function):
 
 
 def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """The sum over the products, added up in one tensor."""
-    # Under autocast the products ran in another dtype than the weights have.
+    """The sum over the matmuls, added up in one tensor."""
+    # Under autocast the matmuls ran in another dtype than the weights have.
     weights = [weight.to(grads[0].dtype) for weight in weights]
     total = grads[0] @ weights[0]
     for grad, weight in zip(grads[1:], weights[1:]):
@@ -153,10 +153,10 @@ def as_rows(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """Once an iteration, after backward: all-reduce the gradients (main gradients, if any) that are partial on each rank.
+    """All-reduce the gradients that are partial on each rank, or the main gradients: once an iteration, after backward.
 
-    Those that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks hold.  One
-    all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further
+    These are the gradients that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks
+    hold.  One all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further
     process group is needed.
     """
     if tp.size == 1:

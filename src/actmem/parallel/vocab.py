@@ -1,7 +1,8 @@
-"""The two ends of the model, with the vocabulary sharded over the ranks: lookup and loss.
+"""The embedding and the loss, with the vocabulary sharded over the ranks.
 
-Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank computes
-the logits of its own words, and the loss never needs all logits of one position on one rank (2205.05198 sections 3, 4.3).
+Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank
+computes the logits of its own words, and the loss never needs all logits of one position on one rank
+(2205.05198 sections 3, 4.3).
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
 
 
 def checked_targets(targets: Tensor, x: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """``checked_copy`` of the targets; raises ConfigError on other than one for each token of x ``[…, h]`` or ``[…, v/t]``."""
+    """``checked_copy`` of the targets.
+
+    Raises: ConfigError unless there is one for each token of x ``[…, h]`` or ``[…, v/t]``.
+    """
     if targets.shape != x.shape[:-1]:
         sizes = f"{list(targets.shape)} for x of {list(x.shape)}"
         raise ConfigError("targets", f"must be one for each token of x, got {sizes}")
@@ -101,12 +105,17 @@ def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
 class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a sharded vocabulary.
 
-    Where microbatches ignore unequal numbers of targets, weight their means by the positions that count.  In: logits
-    ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
-    ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is
-    nan.  Works in float32 (float64 for float64 logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a
-    4-byte copy of the targets.  Exchanges 3sb numbers.  Raises ConfigError on other than one target for each token, and
-    on any other target outside 0 … v − 1 (on a GPU: a device-side assertion).  Source: 2205.05198 section 4.3.
+    Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch;
+    the mean of no positions is nan.  Where microbatches ignore unequal numbers of targets, weight their means by the
+    positions that count.  Works in float32 (float64 for float64 logits).
+
+    Args of ``forward``: logits ``[s, b, v/t]``, target ids ``[s, b]``.
+    Returns: a scalar, the same on all ranks.
+    Saves: one tensor of the logits' size, 4sbv/t bytes, and a 4-byte copy of the targets.
+    Collectives: 3sb numbers.
+    Raises: ConfigError on other than one target for each token, and on any other target outside 0 … v − 1 (on a GPU: a
+        device-side assertion).
+    Source: 2205.05198 section 4.3.
     """
 
     def __init__(self, tp: TensorParallel, ignore_index: int = -100):
@@ -133,7 +142,7 @@ class _CrossEntropy(Function):
         ctx.save_for_backward(z, targets)
         counted = targets != ignore_index
         losses = denominator.log() - target  # [s, b]
-        # Every rank has all targets, so the divisor needs no exchange.
+        # Every rank has all targets, so the divisor needs no collective.
         return torch.where(counted, losses, 0).sum() / counted.sum()
 
     @staticmethod
@@ -150,5 +159,5 @@ class _CrossEntropy(Function):
         return grad_logits.scatter_(-1, index, at_target.to(ctx.dtype)), None, None, None
 
 
-#: The autograd Functions of the two ends, for tools that name them.
+#: The autograd Functions of embedding and loss, for tools that name them.
 FUNCTIONS = {"lookup": _Lookup, "cross_entropy": _CrossEntropy}

@@ -1,13 +1,13 @@
 """Parameters of parallel modules: initial values that don't depend on t, and marks that survive copies.
 
-**Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn, and no rank ever makes
-the whole weight.  The unsharded weight is cut, along the sharded dimension, into blocks of about a million
+**Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn, and no rank ever
+makes the whole weight.  The unsharded weight is split, along the sharded dimension, into blocks of about a million
 elements.  Each block has a random-number stream of its own, seeded by the weight's seed and the block's number; a rank
 draws the blocks that its shard touches and copies its part.  Blocks are drawn in float32 on the CPU, so devices and
 dtypes agree too.
 
-**Seeds.**  A module gives each of its parts the seed ``child_seed(seed, name)``.  GPT names its layers by their number in
-the whole model, so the result doesn't depend on pipeline stages either.
+**Seeds.**  A module gives each of its parts the seed ``child_seed(seed, name)``.  GPT names its layers by their number
+in the whole model, so the result doesn't depend on pipeline stages either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
 
 
 def child_seed(seed: int, *name: str | int) -> int:
-    """The seed of the part called ``name``: 56 bits, of which a CPU's generator uses 32, unrelated to the seeds of other names."""
+    """The seed of the part called ``name``, unrelated to the seeds of other names.
+
+    Returns: 56 bits, of which a CPU's generator uses 32.
+    """
     return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
 
 
@@ -62,14 +65,14 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
 
 
 class Part(NamedTuple):
-    """Into how many parts something is cut, and which of them this rank holds."""
+    """Into how many shards something is split, and which of them this rank holds."""
 
     size: int
     rank: int
 
 
 def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
-    """How a parameter is cut: not at all, into t parts, or into fewer where several ranks hold the same one."""
+    """How a parameter is sharded: not at all, into t parts, or into fewer where several ranks hold the same one."""
     if getattr(parameter, "partition_dim", None) is None:
         return Part(1, 0)
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
@@ -91,7 +94,7 @@ class ParallelModule(nn.Module):
         super().register_parameter(name, param)
         if param is not None:
             marks = self.__dict__.setdefault("_marks", {})
-            # The first mark stays: a parameter that comes later may be another module's, cut in another way.
+            # The first mark stays: a parameter that comes later may be another module's, sharded in another way.
             own = {mark: value for mark, value in vars(param).items() if mark in _MARKS}
             marks[name] = own | marks.get(name, {})
             self._mark_again()
@@ -124,7 +127,7 @@ class ParallelModule(nn.Module):
 def own_weight(
     tp: TensorParallel, seed: int | None, *sizes: int, dim: int | None = None, part: Part | None = None, **factory
 ) -> nn.Parameter:
-    """This rank's shard of a weight, of these sizes, cut along ``dim`` and drawn by ``draw_normal``.
+    """This rank's shard of a weight, of these sizes, sharded along ``dim`` and drawn by ``draw_normal``.
 
     dim None: replicated on every rank, and its gradient is partial under sequence parallelism.  part: see ``part_of``.
     """

@@ -1,4 +1,4 @@
-"""Chapter 3: what tensor parallelism divides and what it leaves whole, and why the MLP and QKV are cut as they are."""
+"""Chapter 3: what tensor parallelism divides and what it leaves whole, and why the MLP and QKV are sharded so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROW_ORDERS = (BY_HEAD, BY_KIND)
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
     """Rows of one layer on one of t ranks: those that shrink with t, and those that do not.
 
-    For t = 1 nothing is cut; the rows are split as for t = a, the largest.
+    For t = 1 nothing is sharded; the rows are split as for t = a, the largest.
     """
     cut = {row.term for row in layer_rows(shape, Parallel(shape.num_attention_heads)) if row.split_by > 1}
     rows = layer_rows(shape, Parallel(tensor_parallel_size))
@@ -112,7 +112,7 @@ def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 def kept_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
     """Bytes that the MLP's two linears and GeLU keep on each rank, divided by sbh (16 bits).
 
-    Columns first: input 2, not cut, GeLU input 8/t, second input 8/t.  Rows first: the input is cut,
+    Columns first: input 2, whole, GeLU input 8/t, second input 8/t.  Rows first: the input is sharded,
     but GeLU needs the complete sum, so its input and its output are not: 2/t + 16.
     """
     t = tensor_parallel_size
@@ -125,7 +125,7 @@ def mlp_cut(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
     if not 1 <= t <= LARGEST:
         raise ConfigError("tensor_parallel_size", f"this picture has colours for 1 to {LARGEST} ranks, got {t}")
     first = order == COLUMNS_FIRST
-    # name, shape in words, width and height in units of h and sb, how it is cut
+    # name, shape in words, width and height in units of h and sb, how it is sharded
     tensors = [
         ("X", "[sb, h]", 1.5, 1.4, None if first else "columns"),
         ("A", "[h, 4h]", 4.0, 1.0, "columns" if first else "rows"),
@@ -186,7 +186,7 @@ def blocks(order: str, num_attention_heads: int) -> list[tuple[str, int]]:
 
 
 def shares(order: str, num_attention_heads: int, tensor_parallel_size: int) -> list[list[tuple[str, int]]]:
-    """The blocks of each rank when the rows are cut into t equal parts.  ConfigError if t does not divide a."""
+    """The blocks of each rank when the rows are split into t equal parts.  ConfigError if t does not divide a."""
     each = 3 * check_divides("num_attention_heads", num_attention_heads, "tensor_parallel_size", tensor_parallel_size)
     every = blocks(order, num_attention_heads)
     return [every[rank * each : (rank + 1) * each] for rank in range(tensor_parallel_size)]

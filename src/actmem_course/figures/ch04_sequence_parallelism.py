@@ -1,4 +1,4 @@
-"""Chapter 4: which rank holds which part of a layer, the ring exchanges step by step, and what gathered inputs cost."""
+"""Chapter 4: which rank holds which shard, the ring collectives step by step, and what gathered inputs cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from actmem_course.others.ring import PHASES, RingState, ring
 TENSOR, SEQUENCE = "tensor parallel", "tensor + sequence parallel"
 MODES = (TENSOR, SEQUENCE)
 
-#: The exchange between two tensors, after the one named: with tensor parallelism alone, with sequence parallelism.
+#: The collective between two tensors, after the one named: with tensor parallelism alone, with sequence parallelism.
 _ENTER = ("f: nothing forward, all-reduce backward", "g: all-gather forward, reduce-scatter backward")
 _LEAVE = ("f̄: all-reduce forward, nothing backward", "ḡ: reduce-scatter forward, all-gather backward")
 EXCHANGES_AFTER = {
@@ -36,7 +36,7 @@ _LEFT, _RANKS, _RIGHT, _HIGH = 3.85, 4.85, 1.2, 0.78
 def parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> list[tuple[Row, str]]:
     """The 15 tensors on one rank, and how the ranks share each: "" (every rank has all of it), "h", "heads" or "s".
 
-    What tensor parallelism cuts is cut along h or by heads, the rest along s or not at all.
+    What tensor parallelism shards is sharded along h or by heads, the rest along s or not at all.
     """
     t = tensor_parallel_size
     alone = layer_rows(shape, Parallel(t))
@@ -110,7 +110,7 @@ COMPLETE, _PARTIAL, JUST_ADDED, OWN = (Fill(GREEN, ""), Fill("#FBE5B5", ""), Fil
 #: The sizes of ring that are drawn.
 RANKS = (2, 4, 8)
 
-#: What each operator's forward exchanges.  Its backward is the forward of its conjugate.
+#: The collective of each operator's forward.  Its backward is the forward of its conjugate.
 FORWARD_EXCHANGE = {"f": None, "f̄": "all-reduce", "g": "all-gather", "ḡ": "reduce-scatter"}
 CONJUGATE_OF = {"f": "f̄", "f̄": "f", "g": "ḡ", "ḡ": "g"}
 
@@ -123,7 +123,7 @@ def steps_of_operator(operator: str, tensor_parallel_size: int) -> Sequence[int]
 def operator_states(
     operator: str, tensor_parallel_size: int, payload_bytes: int
 ) -> list[tuple[str, str | None, RingState]]:
-    """Forward's states, then backward's, each with its pass and its exchange; one alone where nothing is sent.
+    """Forward's states, then backward's, each with its pass and its collective; one alone where nothing is sent.
 
     operator: a key of FORWARD_EXCHANGE.  Backward's bytes come on top of forward's.
     """
@@ -133,7 +133,7 @@ def operator_states(
         ("backward", FORWARD_EXCHANGE[CONJUGATE_OF[operator]]),
     ):
         before = found[-1][2].sent_bytes if found else 0
-        # Without an exchange every rank has the whole tensor, and passes it on as it is.
+        # Without a collective every rank has the whole tensor, and passes it on as it is.
         states = ring(kind or "all-reduce", tensor_parallel_size, payload_bytes)
         if not kind:
             nothing = (None,) * tensor_parallel_size
@@ -143,7 +143,7 @@ def operator_states(
 
 
 def operator_ring(operator: str, tensor_parallel_size: int, moment: int, payload_bytes: int) -> Drawing:
-    """f, f̄, g or ḡ on a ring, at one of its ``steps_of_operator``: its forward, then its conjugate's exchange in
+    """f, f̄, g or ḡ on a ring, at one of its ``steps_of_operator``: its forward, then its conjugate's collective in
     backward.
 
     A row for each rank, a column for each chunk of the sequence; a box shows how many ranks' terms its sum has, an
@@ -181,7 +181,7 @@ def _drawn(state: RingState, title: str, alt: str, kind: str | None) -> Drawing:
 
 
 def _sums(kind: str | None) -> bool:
-    """Whether an exchange adds anything up."""
+    """Whether a collective adds anything up."""
     return kind is not None and "reduce-scatter" in PHASES[kind]
 
 

@@ -136,7 +136,7 @@ def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Dr
 
 
 def rebuild_price(shape: ModelShape) -> Drawing:
-    """What a FLOP buys: a bar for each group of tensors that takes a matrix product to rebuild, the most expensive at
+    """What a FLOP buys: a bar for each group of tensors that takes a matmul to rebuild, the most expensive at
     the bottom.
 
     Groups that need none have no such price; the table next to the figure names them.
@@ -181,7 +181,7 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
 
 
 # Freed bytes become sequences: a step has a fixed cost, whatever the microbatch (kernel launches, the optimizer's step,
-# gradient exchanges, products too small to fill the device), and a cost per sequence.  Recomputation raises the cost
+# gradient collectives, matmuls too small to fill the device), and a cost per sequence.  Recomputation raises the cost
 # per
 # sequence; more sequences share the fixed cost.  Bytes are the peak of L layers on one device, reached when backward
 # has

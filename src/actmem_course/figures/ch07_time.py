@@ -94,7 +94,7 @@ def _pairs(title: str, rows: Mapping[str, tuple[float, float]], axis: str, unit:
 def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     """FLOPs a second that each operation can reach at most, over its FLOPs per byte; both logarithmic.
 
-    The slope is the memory's bandwidth, the flat part the highest rate of matrix products.
+    The slope is the memory's bandwidth, the flat part the highest rate of matmuls.
     """
     operations = forward_operations(shape, parallel)
     ridge = A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND

@@ -138,8 +138,8 @@ def _choices_of(shape: ModelShape, *allowed: str) -> tuple[LayerChoice, ...]:
 def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
-    x: time added to the layer's forward and backward, in percent, by products that run again and by copies that
-    computing can't hide; what needs no product counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that
+    x: time added to the layer's forward and backward, in percent, by recomputed matmuls and by copies that
+    computing can't hide; what needs no matmul counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that
     the link to the host takes a second, each way.
     """
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size

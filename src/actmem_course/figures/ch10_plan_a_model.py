@@ -149,7 +149,7 @@ _MIB_IN_GIB = 1024
 
 
 def runs_figure(runs: Sequence[NanotronRun]) -> Drawing:
-    """Runs that others logged: predicted over logged, a point a run, on the line of equality; below, the differences."""
+    """Runs that others logged: predicted over logged, one point each, on the line of equality; below, differences."""
     logged = [run.logged_mib / _MIB_IN_GIB for run in runs]
     predicted = [run.predicted_mib / _MIB_IN_GIB for run in runs]
     percents = [run.difference_percent for run in runs]

@@ -78,7 +78,8 @@ def wall_bars(result: Result) -> Drawing:
     agree = all(bool(row["out_of_memory"]) == (row["predicted_bytes"] > limit) for row in rungs.values())
     fit = sum(not row["out_of_memory"] for row in rungs.values())
     drawing = bar_chart(
-        f"{fit} of {len(rungs)} ways fit in {size_text(limit)} on the {device(result)}, {'as' if agree else 'not as'} predicted",
+        f"{fit} of {len(rungs)} ways fit in {size_text(limit)} on the {device(result)}, "
+        f"{'as' if agree else 'not as'} predicted",
         {"predicted peak": predicted, "measured peak": measured},
         "22B model, one rank of 8, one training step",
         beside=True,
@@ -124,8 +125,8 @@ def wall_remainder(result: Result) -> Fold:
     return Fold(
         f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
         f"up to {size_text(max(rest))} of it we can't explain yet",
-        f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond them "
-        f"is {' · '.join(map(size_text, rest))}, from the first way that ran to the last.",
+        f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
+        f"them is {' · '.join(map(size_text, rest))}, from the first way that ran to the last.",
         prose=True,
     )
 
@@ -189,8 +190,8 @@ def layer_times(result: Result) -> Fold:
     return Fold(
         f"On the {device(result)} the layer's matmuls alone take {modes['22B']['matmul_share']:.0%} of its time",
         "That is a layer with sequence parallelism that recomputes nothing; sequence parallelism changes its time by "
-        f"{sequence:+.0%}. Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times its "
-        "bandwidth.",
+        f"{sequence:+.0%}. Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times "
+        "its bandwidth.",
         prose=True,
     )
 

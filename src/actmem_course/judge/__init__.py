@@ -1,18 +1,15 @@
 """The judge of the labs: runs what a learner wrote, decides by its effects, names the mistake.
 
 Read in this order: ``verdict`` (what comes out), ``outline`` (what is asked), ``parent`` (starts processes, follows
-them,
-ends them; it loads no torch), ``worker`` (such a process), ``virtual`` (ranks as threads, in which a mismatch is a
-sentence
-and nothing hangs), ``judging`` (one exercise on all ranks), ``workbench`` (what a check works with, on virtual ranks
-and on
-processes), ``compare`` (equal up to rounding, or how not), ``kept`` (bytes), ``rewards`` (what a solved lab measures).
+them, ends them; it loads no torch), ``worker`` (such a process), ``virtual`` (ranks as threads, in which a mismatch is
+a sentence and nothing hangs), ``judging`` (one exercise on all ranks), ``workbench`` (what a check works with, on
+virtual ranks and on processes), ``compare`` (equal up to rounding, or how not), ``saved_bytes``, ``rewards`` (what a
+solved lab measures).
 
-An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab, with its table of
-mistakes).
-A mistake is an edit of our own answer (``edits``) that does what the learner's does (``naming``); what no edit does is
-described: ``exchanged`` has the four operators, and the possible results of an exchange; ``terms`` has tables of bytes.
-``hints.md`` has the hints.
+An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab).  ``mistakes`` states
+the mistakes, each as an edit of our solution, and ``naming`` finds the one that does what the
+learner's answer does.  What none does is described: ``collective_outcomes`` has the four operators and the possible results of a collective, ``term_tables`` has
+tables of bytes.  ``hints.md`` has the hints.
 """
 
 from actmem_course.judge.command import main

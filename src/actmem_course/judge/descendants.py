@@ -1,4 +1,7 @@
-"""End all that this process has started, at whatever distance: on Linux also what left its session and lost its parent."""
+"""End all that this process has started, at whatever distance.
+
+On Linux also what left its session and lost its parent.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,12 @@ def adopt_orphans() -> None:
 
 
 def end_descendants() -> bool:
-    """Kill them until none is left, for they may start others meanwhile; whether none is left.  Nobody may wait for one."""
+    """Kill them until none is left, for they may start others meanwhile.
+
+    Nobody may wait for one of them.
+
+    Returns: whether none is left.
+    """
     end = time.monotonic() + _SECONDS
     while found := _descendants():
         for number in found:

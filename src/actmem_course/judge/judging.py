@@ -54,7 +54,7 @@ class Judge:
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
         self.ranks = VirtualRanks(len(spaces), device, lab.one_process, unwanted)
-        #: For a case of one rank's own: what exchanges nothing needs no others.
+        #: For a case of one rank's own: what has no collective needs no others.
         self.one = VirtualRanks(1, device, lab.one_process, unwanted)
         self.passed: set[str] = set()
         #: Functions that don't come to an end.

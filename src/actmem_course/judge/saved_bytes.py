@@ -250,7 +250,7 @@ def saved_bytes(
         del y
         found = recorder.alive()
         by_gloo = dist.is_initialized() and dist.get_backend() == "gloo"
-        deadline = time.monotonic() + 2  # gloo's own threads release a tensor a moment after its exchange ends
+        deadline = time.monotonic() + 2  # gloo's own threads release a tensor a moment after its collective ends
         while found.hidden_bytes and by_gloo and time.monotonic() < deadline:
             time.sleep(0.02)
             found = recorder.alive()

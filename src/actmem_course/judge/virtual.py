@@ -244,7 +244,7 @@ class Group(dist.ProcessGroup):
 
 
 class Watch:
-    """What a rank exchanges while a block of the learner's code runs.
+    """The collectives of a rank while a block of the learner's code runs.
 
     unwaited: collectives whose handles nobody has waited for.  unrecorded: where a collective ran on a tensor that
     autograd was following.  groups: how many process groups it made.

@@ -34,7 +34,7 @@ class Bench:
 
     rank, size, group, device: as the learner's functions see them.  functions: the names of the
     learner's file.  Random tensors depend only on the seed and the group, so each rank knows what
-    the others of its group hold and expected values need no exchange.  progress: called by long
+    the others of its group hold and expected values need no collective.  progress: called by long
     checks to say that they move on, and what they do.
     """
 
@@ -137,7 +137,7 @@ class RealRank:
 
     @contextmanager
     def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
-        """Counts; what must be found out about a learner's exchanges, virtual ranks have found out."""
+        """Counts; what must be found out about a learner's collectives, virtual ranks have found out."""
         with count_collectives() as seen:
             seen.unwaited, seen.unrecorded, seen.groups = [], "", 0
             yield seen

@@ -230,7 +230,7 @@ class RealWorker(Worker):
         """Run the checks of what has passed once more, on real ranks; say what fails."""
         self.load(command)
         for exercise in self.lab.choose(command["only"], "only"):
-            # Processes share the cores, and wait for the slowest at each exchange.
+            # Processes share the cores, and wait for the slowest at each collective.
             self.tell(begin=exercise.number, seconds=exercise.seconds * (1 + self.store.size))
             found = outcome_of(exercise, self.bench)
             if found and found.status != PASSED:

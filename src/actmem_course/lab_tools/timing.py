@@ -29,7 +29,7 @@ from actmem_course.ranks import Ranks
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed step.  recompute_seconds: the part of backward that runs forward again."""
+    """One timed step.  recompute_seconds: the part of backward that recomputes forward."""
 
     forward_seconds: float
     backward_seconds: float
@@ -315,7 +315,7 @@ def time_in_turns(
     return Timings(slowest, noise_of(ratios(twins, bases)), part)
 
 
-#: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.
+#: glibc's mallopt: the size from which a block gets a system call of its own, and what may stay free at the heap's end.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 #: The largest value that glibc accepts for the first; larger blocks are still returned.
 _LARGEST_KEPT_BLOCK = 32 << 20

@@ -1,10 +1,10 @@
 """The state of a training, saved by its ranks in files that don't depend on t, and read again by any number of them.
 
-torch.distributed.checkpoint writes each rank's shards, and reads those that another rank needs.  What belongs to the state:
+torch.distributed.checkpoint writes each rank's shards, and reads those that another rank needs.  The state is the
 weights, the optimizer's averages and its count of steps, and the losses so far.
 
-A save is a folder ``step-00000012`` with torch's files, the settings, and, written last, the checksums of all: it is whole
-only with those.  One training at a time is at work in a folder: it holds the lock of a file there.
+A save is a folder ``step-00000012`` with torch's files, the settings, and, written last, the checksums of all: it is
+whole only with those.  One training at a time is at work in a folder: it holds the lock of a file there.
 ``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
 """
 
@@ -45,7 +45,10 @@ def newest_save(folder: Path) -> int:
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """A file of ``folder``, locked until it is closed, or its process ends; ConfigError if another process has the lock."""
+    """A file of ``folder``, locked until it is closed or its process ends.
+
+    Raises: ConfigError if another process has the lock.
+    """
     end = time.monotonic() + LOCK_SECONDS
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / ".lock", "a")

@@ -54,8 +54,8 @@ class CachingAllocator:
     """Blocks taken and given back; ``expandable``: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
 
     allocated, peak: bytes of blocks in use, now and at most.
-    segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given back to the
-    GPU: torch does that only when it would run out of memory.
+    segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given
+    back to the GPU: torch does that only when it would run out of memory.
     """
 
     expandable: bool = False
@@ -115,7 +115,10 @@ class CachingAllocator:
         return block
 
     def _grown(self, first: MemoryBlock, size: int) -> MemoryBlock:
-        """Whole pages more at the end of an expandable segment; a free block there is the beginning of what is wanted."""
+        """Whole pages more at the end of an expandable segment.
+
+        A free block there is the beginning of what is wanted.
+        """
         *_, last = blocks_of(first)
         had = 0 if last.in_use else last.size
         pages = rounded(size - had, _PAGES[first.small])

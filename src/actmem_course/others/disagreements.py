@@ -110,8 +110,8 @@ def disagreements() -> list[Disagreement]:
             "§5",
             f"full recomputation runs the whole forward pass again: +{float(100 * to_the_end):.1f}% FLOPs",
             tuple(Value(name, 100 * layer_overhead(model.shape, "full"), "%") for name, model in PAPER_MODELS.items()),
-            "No mistake: the paper's code runs to the end. If the last dropout mask is drawn before the MLP's last product, "
-            "backward reads nothing that comes after it, so that product need not run again.",
+            "No mistake: the paper's code runs to the end. If the last dropout mask is drawn before the MLP's last "
+            "product, backward reads nothing that comes after it, so that product need not run again.",
         ),
         Disagreement(
             "Appendix B, figure 9",
@@ -121,7 +121,8 @@ def disagreements() -> list[Disagreement]:
                 Value("the same", Fraction(saved, 10**9), "GB"),
                 Value("divided by t", Fraction(saved // t, 2**30), "GiB"),
             ),
-            "The number is in GiB, and not divided by t, although sequence parallelism leaves each rank 1/t of an output.",
+            "The number is in GiB, and not divided by t, although sequence parallelism leaves each rank 1/t of an "
+            "output.",
         ),
         Disagreement(
             "Appendix B, figure 9",

@@ -1,10 +1,11 @@
 """Pairs of runs that NVIDIA's CI logged and that differ in one thing, beside a formula of that thing.
 
-logged_pairs.tsv: what NVIDIA/Megatron-LM's tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json of the snapshot
-d98e8a64 say of the last rank.  peak: the largest mem-max-allocated-bytes.  held: mem-allocated-bytes, what stays between
-steps: weights, gradients, optimizer states.  Peak less held leaves activations, and the difference of two runs leaves
-what differs.  The last columns count the tensors of that difference.  These are the pairs that tensors alone
-explain; in others the kernels' sources don't show what they save, or the allocator's blocks change from log to log.
+logged_pairs.tsv: what NVIDIA/Megatron-LM's tests/functional_tests/test_cases/*/golden_values_dev_dgx_*.json of the
+snapshot d98e8a64 say of the last rank.  peak: the largest mem-max-allocated-bytes.  held: mem-allocated-bytes, what
+stays between steps: weights, gradients, optimizer states.  Peak less held leaves activations, and the difference of
+two runs leaves what differs.  The last columns count the tensors of that difference.  These are the pairs that
+tensors alone explain; in others the kernels' sources don't show what they save, or the allocator's blocks change from
+log to log.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def term_bytes() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class LoggedPair:
-    """Two runs on one kind of GPU.  Bytes are of the first run less the second; counts: how many of each term differ."""
+    """Two runs on one kind of GPU.
+
+    Bytes are of the first run less the second; counts: how many of each term differ.
+    """
 
     what: str
     gpu: str

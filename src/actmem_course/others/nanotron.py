@@ -31,9 +31,10 @@ _THREADS = ("main thread", "autograd's thread")
 
 
 def first_stage_layers(decoder: LlamaShape, pipeline_parallel_size: int) -> int:
-    """Layers of rank 0, which has the embedding too: nanotron spreads blocks by matrix elements, 4h² + 3hf a layer, vh the head.
+    """Layers of rank 0, which has the embedding too.
 
-    Blocks go to the rank until their sum exceeds its share; the block that crosses stays.
+    nanotron spreads blocks by elements of their matrices: 4h² + 3hf a layer, vh the head.  Blocks go to the rank
+    until their sum exceeds its share; the block that crosses stays.
     """
     h, p = decoder.hidden_size, pipeline_parallel_size
     layer = 4 * h * h + 3 * h * decoder.ffn_hidden_size
@@ -181,7 +182,7 @@ def nanotron_peak(decoder: LlamaShape, layout: Parallel, seq_length: int, num_mi
 
 @dataclass(frozen=True)
 class NanotronRun:
-    """One run of the 1.1B Llama on H100s: sizes, and the peak of ``torch.cuda.max_memory_allocated`` on rank 0, in MiB."""
+    """One run of the 1.1B Llama on H100s: its sizes, and ``torch.cuda.max_memory_allocated`` of rank 0, in MiB."""
 
     gpus: int
     dp: int

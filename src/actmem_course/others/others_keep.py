@@ -2,7 +2,8 @@
 
 A formula is a sum of products of sizes: s, b, h, a, k, f as in LlamaShape, d elements of a head, E experts,
 κ experts a token; of a layer that ranks share, a second sum that the t tensor-parallel ranks divide.  Each is counted
-by ``measure_peers --today`` except those that say "on paper".  On CPUs; transformers 5.23, torch 2.13, megatron-core 0.16.1.
+by ``measure_peers --today`` except those that say "on paper".  On CPUs; transformers 5.23, torch 2.13, megatron-core
+0.16.1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class OtherLayer:
     """One implementation.  coefficients: of each product of sizes, in bytes; divided: of those that the t ranks share.
 
     why: who keeps more than needed, and the way out.  dtype: of its activations.  dropout: whether it is on.
-    sequence_parallel: whether its ranks also cut the sequence.  constant_bytes: generator states and
+    sequence_parallel: whether its ranks also shard the sequence.  constant_bytes: generator states and
     counters, whatever the sizes.  modules: what megatron-core's recompute_modules name.  budget: torch's
     activation memory budget.
     """

@@ -1,4 +1,6 @@
-"""What 2205.05198 printed, only to compare with: nothing here goes into a prediction.  And what its times make of its FLOPs.
+"""What 2205.05198 printed, and what its times make of its FLOPs.
+
+Only to compare with: nothing here goes into a prediction.
 
 Table 3 (sizes) is in ``actmem.config``, because the models are built from it; table 2 is a set of
 formulas, in ``actmem.formulas.activations``.  Numbers are as printed, rounded as printed.

@@ -1,8 +1,9 @@
-"""A ring exchange step by step, and the messages that gloo, torch's CPU backend, sends for it.
+"""A ring collective step by step, and the messages that gloo, torch's CPU backend, sends for it.
 
-A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.  The
-first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.  The
-other t − 1 steps pass the finished chunks around.  ``Exchange.wire_bytes`` has the closed form of the bytes counted here.
+A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.
+The first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.
+The other t − 1 steps pass the finished chunks around.  ``Exchange.wire_bytes`` has the closed form of the bytes
+counted here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from actmem.config import check_choice, check_size
 from actmem.formulas.communication import Exchange
 
-#: The halves of each exchange, in order.
+#: The halves of each collective, in order.
 PHASES = {
     "reduce-scatter": ("reduce-scatter",),
     "all-gather": ("all-gather",),
@@ -46,7 +47,7 @@ class RingState:
 
 
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
-    """The states of one exchange, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
+    """The states of one collective, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
 
     kind: a key of PHASES.  An all-gather starts where a reduce-scatter ends: rank r has the finished
     chunk r and nothing else.  Chunks are a t-th of the payload, rounded up.  Raises ConfigError on another kind.
@@ -77,7 +78,7 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
 
 
 def ring_steps(exchanges: Iterable[Exchange]) -> int:
-    """Messages in sequence if every exchange runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
+    """Messages in sequence if every collective runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
     return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
 
 

@@ -139,7 +139,8 @@ def memory_curve(
 def draw(spans: list[Span]) -> str:
     """The timeline as text: a line for each rank, a column for each unit of time.
 
-    "F3" is the forward pass of microbatch 3, "B3" its backward pass; later columns of the same pass are "--".  If there are several chunks, a letter after the number says which.
+    "F3" is the forward pass of microbatch 3, "B3" its backward pass; later columns of the same pass are "--".  If
+    there are several chunks, a letter after the number says which.
     """
     chunks = any(span.action.chunk for span in spans)
 

@@ -1,4 +1,4 @@
-"""What others' blocks keep (``measure_peers.py --today``), by formula and counted, at shapes in which all sizes differ."""
+"""What others' blocks save (``measure_peers.py --today``), by formula and counted, at shapes whose sizes all differ."""
 
 from __future__ import annotations
 

@@ -37,11 +37,15 @@ def megatron_layer(
     device: str = "cpu",
     dtype=torch.float32,
 ) -> nn.Module:
-    """Megatron's TransformerLayer over all ranks, in the paper's arithmetic.  In and out: ``[s/t, b, h]`` or ``[s, b, h]``.
+    """Megatron's TransformerLayer over all ranks, in the paper's arithmetic.
 
-    recompute: a mode of ours, or the names for its ``recompute_modules``.
-    Softmax in the activations' dtype, as the paper counts; Megatron's default keeps a float32
-    copy.  No fused kernels: they need a GPU.  Raises PeerUnavailable without megatron-core.
+    In and out: ``[s/t, b, h]`` or ``[s, b, h]``.  Softmax is in the activations' dtype, as the paper counts;
+    Megatron's default keeps a float32 copy.  No fused kernels: they need a GPU.
+
+    Args:
+        recompute: a mode of ours, or the names for its ``recompute_modules``.
+
+    Raises: PeerUnavailable without megatron-core.
     """
     core = _megatron_core()
     _make_groups(core, device)
@@ -74,7 +78,7 @@ def megatron_layer(
     layer = core.build_module(spec, config=config).to(device=device, dtype=dtype).train()
     if modules and "mlp" in modules:
         # Its checkpoint returns the MLP's bias as it is, which autograd then takes for a result of the checkpoint:
-        # backward would run the MLP again without end.
+        # backward would recompute the MLP without end.
         layer.mlp.register_forward_hook(lambda module, inputs, output: (output[0], output[1].clone()))
     checkpoint = core.random.checkpoint if region == "layer" else None
     return _Layer(layer, checkpoint, causal_mask(shape.seq_length, device))
@@ -155,7 +159,10 @@ class _NoTracker:
 
 
 class _NoFP8:
-    """In place of Transformer Engine's FP8 state, which ``layernorm`` in recompute_modules asks even where FP8 is off."""
+    """In place of Transformer Engine's FP8 state.
+
+    ``layernorm`` in recompute_modules asks for it even where FP8 is off.
+    """
 
     @staticmethod
     def is_fp8_enabled() -> bool:

@@ -1,7 +1,7 @@
-"""Layers as one would write them for a single device, parallelized by torch: the paper's, and a Llama's in torchtitan's style.
+"""Layers as one would write them for a single device, parallelized by torch.
 
-DTensor's plan of Colwise, Rowwise and SequenceParallel cuts a layer without changes to its code.  FSDP2 cuts only
-its weights.
+The paper's, and a Llama's in torchtitan's style.  DTensor's plan of Colwise, Rowwise and SequenceParallel shards a
+layer without changes to its code.  FSDP2 shards only its weights.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 def dtensor_layer(
     shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
 ) -> nn.Module:
-    """PlainLayer cut by torch's plan.  In and out: plain tensors, ``[s/t, b, h]`` or ``[s, b, h]``.
+    """PlainLayer sharded by torch's plan.  In and out: plain tensors, ``[s/t, b, h]`` or ``[s, b, h]``.
 
     Under sequence parallelism it keeps the gathered inputs of both column-parallel linears whole
     (formulas.activations.gathered_input_bytes).
@@ -121,9 +121,11 @@ def dtensor_layer(
 def fsdp_layer(
     shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
 ) -> nn.Module:
-    """PlainLayer with its weights sharded over the ranks by FSDP2.  In and out: ``[s, b', h]``, b' sequences of this rank alone.
+    """PlainLayer with its weights sharded over the ranks by FSDP2.
 
-    Keeps what an uncut layer keeps for b' sequences.
+    In and out: ``[s, b', h]``, b' sequences of this rank alone.
+
+    Saves: what an unsharded layer saves for b' sequences.
     """
     layer = PlainLayer(shape, recompute, p, device=device, dtype=dtype)
     assert tp.group is not None
@@ -132,7 +134,10 @@ def fsdp_layer(
 
 
 def filled(layer: _Layer) -> _Layer:
-    """The layer with weights as ours begin: torch scatters its own from rank 0, which an emulated rank is never sent."""
+    """The layer with weights as ours begin.
+
+    torch scatters its own from rank 0, which an emulated rank is never sent.
+    """
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -207,7 +212,10 @@ class _FeedForward(nn.Module):
 
 
 def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype) -> TitanLayer:
-    """The layer cut by torchtitan's plan over the ranks of ``tp``.  In and out: ``[b, s, h]`` or ``[b, s/t, h]``."""
+    """The layer sharded by torchtitan's plan over the ranks of ``tp``.
+
+    In and out: ``[b, s, h]`` or ``[b, s/t, h]``.
+    """
     layer = TitanLayer(shape, dtype)
     assert tp.group is not None
     mesh = DeviceMesh.from_group(tp.group, "cpu")
@@ -227,7 +235,10 @@ def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype) -> Ti
 
 
 def memory_budget(share: float) -> AbstractContextManager:
-    """In the block torch.compile keeps at most that share of what it would keep.  Raises PeerUnavailable where torch has no such setting."""
+    """In the block torch.compile saves at most that share of what it would save.
+
+    Raises: PeerUnavailable where torch has no such setting.
+    """
     if share == 1:
         return nullcontext()
     try:
@@ -241,7 +252,7 @@ def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
     """In the block, DTensor's and megatron-core's reduce-scatters over ``tp`` are ours: over gloo, which has none.
 
     torch runs an all-reduce there and discards the rest, twice the bytes.  Ours sends only what is kept
-    (parallel.collectives).  With the same exchange on both sides, what is left is the layer's own time.
+    (parallel.collectives).  With the same collective on both sides, what is left is the layer's own time.
     """
 
     def functional(x: Tensor, op: str, scatter_dim: int, group) -> Tensor:

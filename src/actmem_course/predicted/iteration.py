@@ -1,4 +1,4 @@
-"""What one rank of a pipeline exchanges in an iteration: in its layers, at the model's two ends, with its neighbours, once a step."""
+"""Collectives and sends of one pipeline rank in an iteration: layers, embedding and loss, neighbours, gradients."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Tensors that are recomputed together.  how: from what, by what.  flops: of its matrix products."""
+    """Tensors that are recomputed together.  how: from what, by what.  flops: of its matmuls."""
 
     name: str
     terms: tuple[str, ...]
@@ -74,7 +74,7 @@ class Rebuild:
     flops: int
 
 
-#: Tensors that are recomputed together, how, and the products that this takes.
+#: Tensors that are recomputed together, how, and the matmuls that this takes.
 _GROUPS = (
     ("layer-norm outputs", ("QKV projection input", "h→4h input"), "layer norm of its input", ""),
     ("Q, K, V", ("Q", "K", "V"), "QKV projection", "QKV projection"),
@@ -91,7 +91,7 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
     """All tensors of a layer except its input, from which the rest is computed; 16 bits, one rank.
 
     In the order of the forward pass.  Bytes add up to equation 1 without the input's 2sbh,
-    FLOPs to the forward pass without the last product, 4h→h, whose output nothing keeps.
+    FLOPs to the forward pass without the last matmul, 4h→h, whose output nothing keeps.
     """
     products = {"": 0, **layer_products(shape)}
     sizes = {row.term: row.bytes for row in layer_rows(shape)}

@@ -1,7 +1,8 @@
-"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits on one GPU or several, and what makes it fit.
+"""A model that a factory or a Hugging Face ``config.json`` makes: whether it fits, and what makes it fit.
 
-Its blocks are solved from tiny runs (``actmem_tools.tape.blocks``).  What is planned: how many of the first blocks run again, the
-microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is of the code that is printed with it.
+On one GPU or several.  Its blocks are solved from tiny runs (``actmem_tools.tape.blocks``).  What is planned: how many
+of the first blocks recompute, the microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is
+of the code that is printed with it.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _OPTIMIZER_CODE = {
 }
 #: Of attention with dropout.
 _FUSED = (
-    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with dropout, "
-    "so a run there keeps the scores."
+    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
+    "dropout, so a run there keeps the scores."
 )
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a step.  again: blocks of which ``part`` runs again, ``""`` all of it.
+    """One way to run a step.  again: blocks of which ``part`` is recomputed, ``""`` all of it.
 
     sharded: by FSDP2, with float32 shards; else weights are whole on every rank.
     """
@@ -62,7 +63,14 @@ class Way:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """Tapes by what of a block runs again, the sizes without b, the number of blocks, the GPUs, and the sequences of one step."""
+    """A model of one's own, and the job that is to train it.
+
+    Args:
+        parts: tapes, by what of a block is recomputed.
+        sizes: without b.
+        global_batch_size: sequences of one step.
+        lora: rank of the adapters, 0 for none.
+    """
 
     parts: Mapping[str, BlockModel]
     sizes: Mapping[str, int]
@@ -75,7 +83,7 @@ class OwnModel:
 
     @property
     def blocks(self) -> BlockModel:
-        """What is the same whatever runs again."""
+        """What is the same whatever is recomputed."""
         return next(iter(self.parts.values()))
 
     def num_elements(self) -> tuple[int, int, int]:
@@ -89,7 +97,10 @@ class OwnModel:
         return ends + self.num_blocks * block
 
     def may_shard(self) -> bool:
-        """Whether FSDP2 is planned: with frozen weights its first block, without a gradient of its input, differs from the others."""
+        """Whether FSDP2 is planned.
+
+        Not with frozen weights: their first block has no gradient of its input, and differs from the others.
+        """
         return self.cluster.gpus > 1 and not self.num_frozen()
 
     def num_microbatches(self, way: Way) -> int:
@@ -105,7 +116,7 @@ class OwnModel:
         return self.parts[way.part].need(sizes, way.again, whole, is_first, shard, way.part == OFFLOAD)
 
     def host_bytes(self, way: Way) -> int:
-        """What a microbatch keeps on the host: the inputs of the blocks that run again."""
+        """What a microbatch keeps on the host: the inputs of the recomputed blocks."""
         if way.part != OFFLOAD or not way.again:
             return 0
         sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
@@ -117,7 +128,7 @@ class OwnModel:
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
         number, size = self._held_weights(way)
         if way.sharded:
-            # Every weight is cut into rows, the last rank's are padded: at most a row more than this.
+            # Every weight is sharded by rows, the last rank's are padded: at most a row more than this.
             sources = (f"float32, 1/{ranks} of them",) * 3
         else:
             sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
@@ -160,7 +171,7 @@ class OwnModel:
         return rows
 
     def bill(self, way: Way) -> list[Row]:
-        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may make a copy."""
+        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy."""
         need, static = self.need(way), self.static_rows(way)
         number, size = self._held_weights(way)
         copy = Row(
@@ -180,7 +191,7 @@ class OwnModel:
         return self.bytes(way) <= self.cluster.usable_bytes
 
     def seconds(self, way: Way) -> StepSeconds:
-        """Of one step; what runs again is in ``compute``."""
+        """Of one step; what is recomputed is in ``compute``."""
         need, ranks = self.need(way), self.cluster.gpus
         (whole, block, _), number = self.num_elements(), self.num_microbatches(way)
         compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
@@ -198,13 +209,16 @@ class OwnModel:
         return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:
-        """The way with as few blocks again as fit, or None."""
+        """The way with as few recomputed blocks as fit, or None."""
         counts = range(way.again, self.num_blocks + 1)
         place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
         return replace(way, again=counts[place]) if place < len(counts) else None
 
     def ways(self, asked: Way) -> list[Way]:
-        """Those that fit, fastest first: each microbatch that divides the batch, sharded or not, with as few blocks again as fit."""
+        """Those that fit, fastest first.
+
+        Each microbatch that divides the batch, sharded or not, with as few recomputed blocks as fit.
+        """
         rounds = self.global_batch_size // self.cluster.gpus
         found = {
             self.fewest_again(Way(size, 0, sharded, part))
@@ -308,7 +322,8 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
 
     asked, usable = found["asked"], found["usable_bytes"]
     say(
-        f"{found['num_parameters'] / 1e9:.2f} billion parameters, {found['blocks']['number']} blocks in {found['blocks']['path']}"
+        f"{found['num_parameters'] / 1e9:.2f} billion parameters, "
+        f"{found['blocks']['number']} blocks in {found['blocks']['path']}"
     )
     if found["num_trained"] < found["num_parameters"]:
         say(f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU")

@@ -23,10 +23,11 @@ from actmem_tools.tape.evaluate import parsed_sizes
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
 
-#: ``actmem_tools.tape.model_tape.solved_target``, which needs torch: of a target, the sizes asked for, rules of letters, the dtype, parts of a
-#: block, the loss and the rank of adapters the tapes, all sizes, and the number of blocks.
+#: ``actmem_tools.tape.model_tape.solved_target``, which needs torch.  It takes a target, the sizes asked for, rules of
+#: letters, the dtype, parts of a block, the loss and the rank of adapters.  It returns the tapes, all sizes, and the
+#: number of blocks.
 Solved = Callable[..., tuple[dict[str, BlockModel], dict[str, int], int]]
-#: Prints, on a console, the bill of a model's plan beside what is counted, and returns whether they agree; it needs torch.
+#: Prints, on a console, the bill of a model's plan beside what is counted; returns whether they agree.  Needs torch.
 Verify = Callable[["Console", PlannedModel, Plan], bool]
 
 #: Options that fix one axis, and the size that each fixes.
@@ -49,12 +50,13 @@ _RATES = {
 }
 
 
-#: What only a named model's layouts take, and only a model in its own or Hugging Face's code; which of these ask for that code.
+#: What only a named model's layouts take, and only a model in its own or Hugging Face's code; of these, what asks for
+#: that code.
 _OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--verify")
 _OF_CODE = ("--at", "--framework", "--letters", "--again", "--loss", "--lora", "--dtype")
 _ASKS_FOR_CODE = ("--framework", "--loss", "--lora")
 _HUGGING_FACE = "hugging-face"
-#: Parts of a block of Hugging Face's decoders that may run again.
+#: Parts of a block of Hugging Face's decoders that may be recomputed.
 _ITS_PARTS = "mlp,self_attn"
 _HELP = """
 For code of one's own --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a
@@ -67,11 +69,15 @@ bytes more.
 
 def _parser() -> Parser:
     """All options.  Those of one planner only are None unless they are given."""
-    what = "Layouts of a training job that fit, fastest first.\nOf a model of your own: whether it fits, and what makes it fit."
+    what = (
+        "Layouts of a training job that fit, fastest first.\n"
+        "Of a model of your own: whether it fits, and what makes it fit."
+    )
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "model",
-        help="a name, as llama3-70b or 175B; or your own: file.py:factory, pkg.module:factory or a Hugging Face config.json",
+        help="a name, as llama3-70b or 175B; or your own: file.py:factory, pkg.module:factory or a Hugging Face "
+        "config.json",
     )
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of the whole job (default for your own model: 1)")
     parser.add_argument("--memory", type=_gib, required=True, metavar="GIB", help="memory of one GPU")
@@ -101,7 +107,8 @@ def _parser() -> Parser:
         "--recompute",
         action="append",
         metavar="MODE",
-        help="only this mode; may be repeated (default: all of the model's); offload: a Llama's full, layers' inputs on the host",
+        help="only this mode; may be repeated (default: all of the model's); offload: a Llama's full, layers' inputs "
+        "on the host",
     )
     layouts.add_argument(
         "--routing",
@@ -123,8 +130,8 @@ def _parser() -> Parser:
     own.add_argument(
         "--again",
         metavar="mlp,…",
-        help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again; "
-        "offload: all of it, its input on the host",
+        help="parts of a block that may be recomputed, besides all of it; operations: matmuls and attention saved, the "
+        "rest recomputed; offload: all of it, its input on the host",
     )
     own.add_argument("--loss", help="of a configuration: whole (the default), or chunked: eight chunks")
     own.add_argument("--lora", type=int, metavar="RANK", help="adapters beside the blocks' frozen linears")
@@ -164,8 +171,10 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
     """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
 
-    Of a model of one's own 0 if it fits as asked, 1 if not.  solved, verify: what needs torch, which --help and plans of
-    named models don't.
+    Of a model of one's own 0 if it fits as asked, 1 if not.
+
+    Args:
+        solved, verify: what needs torch, which --help and plans of named models don't.
     """
 
     def run(args: argparse.Namespace) -> int:
@@ -238,7 +247,10 @@ def _plan_code(args: argparse.Namespace, solved: Solved) -> int:
 
 
 def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
-    """The model, solved, and how it was asked to run.  What can be refused is refused before it is solved, which takes a minute."""
+    """The model, solved, and how it was asked to run.
+
+    What can be refused is refused before it is solved, which takes a minute.
+    """
     target: str | dict = args.model
     given = parsed_sizes(args.at) if args.at else {}
     args.gpus = 1 if args.gpus is None else args.gpus

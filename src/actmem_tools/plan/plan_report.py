@@ -205,7 +205,7 @@ def _best_text(request: Request, gpus: int, seq_length: int) -> str:
 
 
 def nearest_that_fits(request: Request, found: Found) -> str:
-    """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 times the GPUs that fits."""
+    """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 of GPUs that fits."""
     cluster, least = request.cluster, found.nearest[0]
     tenths = -(-10 * (least.bytes + cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
     needed = f"with {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
@@ -233,7 +233,8 @@ def print_plans(console: Console, outcome: Mapping) -> None:
     asked = outcome["request"]
     routing = f"{asked['routing']} routing, " if asked["routing"] else ""
     say(
-        f"{asked['model']}, {asked['num_parameters'] / 1e9:,.1f} billion parameters, s = {asked['seq_length']:,}, {routing}"
+        f"{asked['model']}, {asked['num_parameters'] / 1e9:,.1f} billion parameters, "
+        f"s = {asked['seq_length']:,}, {routing}"
         f"{asked['global_batch_size']:,} sequences a step",
         f"{asked['gpus']:,} × {asked['device']}, {asked['per_node']} a node, {_gib(asked['memory_bytes'])} GiB each, "
         f"{_gib(asked['allowance_bytes'])} GiB of it left free for CUDA, NCCL and the allocator",

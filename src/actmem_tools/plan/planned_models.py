@@ -1,7 +1,7 @@
-"""What the planner asks of a model: bytes, FLOPs and exchanges of its layers and ends on one rank.
+"""What the planner asks of a model: bytes, FLOPs and collectives of its layers, embedding and loss on one rank.
 
 The paper's GPT, and today's decoders, with experts too, which the ranks of t share.  Under context parallelism
-everything is cut along the sequence: K and V are gathered for attention, and again in backward.
+everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOSS_BYTES = 2 + 4 + 3 * 8
 class RankWork:
     """One rank's computation for one microbatch.
 
-    product_flops: of matrix products.  moved_bytes: read and written by all other operations, each alone.
+    product_flops: of matmuls.  moved_bytes: read and written by all other operations, each alone.
     """
 
     product_flops: int
@@ -115,7 +115,10 @@ class PlannedModel(ABC):
         return self._with(device_type=device_type)
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
-        """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one, or on none."""
+        """The same model with some of its recomputation modes only.
+
+        Raises: ConfigError on an unknown one, or on none.
+        """
         if not modes:
             raise ConfigError("recompute", "must name at least one mode")
         every = (*self.recompute_modes, *self.modes_on_request)
@@ -124,9 +127,12 @@ class PlannedModel(ABC):
         return self._with(recompute_modes=tuple(mode for mode in every if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
-        """The same model whose router sends "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
+        """The same model with another routing of its experts.
 
-        Raises ConfigError if it has no experts.
+        Args:
+            routing: "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
+
+        Raises: ConfigError if it has no experts.
         """
         if not self.routing:
             raise ConfigError("routing", f"{self.name} has no experts")
@@ -139,8 +145,12 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def rows(self, layout: Parallel, what: str) -> Sequence[Row]:
-        """What is kept of one microbatch by one layer under the mode ``what``, by the embedding ("first"), or by the final
-        norm, the output layer and the loss, with the logits ("last")."""
+        """What is saved for backward of one microbatch.
+
+        Args:
+            what: a mode, for one layer under it; "first", for the embedding; or "last", for the final norm, the output
+                layer and the loss, with the logits.
+        """
 
     def host_rows(self, layout: Parallel, what: str) -> list[Row]:
         """What one layer keeps in the host's memory under the mode ``what``."""
@@ -148,7 +158,11 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def part(self, layout: Parallel, what: str) -> StagePart:
-        """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
+        """The tape of one layer or of embedding and loss, on one rank.
+
+        Args:
+            what: "layer none", or another mode; or of embedding and loss "first", "last" or "whole".
+        """
 
     @abstractmethod
     def layer_parameters(self, layout: Parallel) -> int:
@@ -156,7 +170,7 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
-        """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
+        """Collectives of one layer among tensor- and context-parallel ranks, forward and backward."""
 
     @abstractmethod
     def moved_bytes(self, layout: Parallel) -> int:
@@ -164,7 +178,7 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
-        """Those of what recomputation runs again."""
+        """Those of recomputation."""
 
     def end_parameters(self, layout: Parallel, first: bool, last: bool) -> int:
         """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
@@ -188,7 +202,7 @@ class PlannedModel(ABC):
         return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
 
     def added_work(self, layout: Parallel, recompute: str) -> RankWork:
-        """What recomputation runs again in one layer."""
+        """What is recomputed in one layer."""
         mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
@@ -264,9 +278,9 @@ class PlannedGPT(PlannedModel):
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
         operations = forward_operations(*self._one_layer(layout))
         core = {operation.name for operation in operations if operation.core}
-        # *full* runs all but the last again.
+        # *full* recomputes all but the last.
         names = {"none": set(), "selective": core, "elementwise": core | {"layer norm 1", "layer norm 2", "GeLU"}}
-        # The second run stops before the region's last product, whose output backward doesn't read, and so
+        # Recomputation stops before the region's last matmul, whose output backward doesn't read, and so
         # before the last dropout of the layer.
         products, others = PAPER_LAYER.products_again(recompute), names.get(recompute)
         again = [o for o in operations if (o.name in products if o.product else others is None or o.name in others)]
@@ -295,7 +309,8 @@ class PlannedLlama(PlannedModel):
     def _layer_shape(self, layout: Parallel) -> LlamaShape:
         """One layer as a context-parallel rank sees it: its part of the sequence.
 
-        Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``actmem_more.context``).
+        Raises: ConfigError if the ranks can't share the layer, or the sequence in two chunks each
+            (``actmem_more.context``).
         """
         return own_context_shape(self._whole_shape(layout), layout)
 
@@ -366,7 +381,7 @@ class PlannedLlama(PlannedModel):
         return forced_routed_tokens(self._layer_shape(layout), layout, self.routing, 0)
 
     def _mlp_rows(self, layout: Parallel) -> int:
-        """Elements of gate, as of up: of this rank's columns for every token, or of its experts for the tokens that they take."""
+        """Elements of gate, as of up: this rank's columns for every token, or its experts' for the tokens they take."""
         d, routed = self.shape, self._routed(layout)
         if routed is not None:
             return routed * d.ffn_hidden_size
@@ -380,7 +395,8 @@ class PlannedLlama(PlannedModel):
         elements += 10 * hidden + 2 * heads * (1 + d.qk_norm) + 3 * wide
         if (routed := self._routed(layout)) is None:
             return 2 * (elements + 2 * d.hidden_size * tokens)
-        # The experts' rows and the router's input; a row for each pair is written, sorted, sent, sorted back and added up.
+        # The experts' rows and the router's input.  A row for each pair is written, sorted, sent, sorted back and
+        # added up.
         pairs = hidden * (d.experts_per_token or 0)
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
@@ -400,7 +416,7 @@ class PlannedLlama(PlannedModel):
 
 
 def _run_as(mode: str) -> str:
-    """The mode of ``recipes`` that runs as much again."""
+    """The mode of ``recipes`` that recomputes as much."""
     return "full" if mode == OFFLOAD else mode
 
 

@@ -1,8 +1,11 @@
-"""The search: every layout of a job that ``layouts`` lists is counted; what fits is ranked by predicted time, what doesn't says by how much.
+"""The search: every layout of a job that ``layouts`` lists is counted.
 
-Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients added
-up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel ranks as
-the ZeRO stage says, and what forward passes keep.  Pipeline outputs are freed once they are sent (2205.05198 appendix B).
+What fits is ranked by predicted time.  What doesn't says by how much.
+
+Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients
+added up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel
+ranks as the ZeRO stage says, and what forward passes save.  Pipeline outputs are freed once they are sent (2205.05198
+appendix B).
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ _GATHERED_LAYERS = 2
 
 @dataclass(frozen=True)
 class Bill:
-    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank; those on the host apart."""
+    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank.
+
+    Those on the host are apart.
+    """
 
     moment: str
     parts: Mapping[str, Sequence[Row]]
@@ -278,8 +284,9 @@ class Refused:
 class Plan:
     """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
 
-    whole_microbatches: of those in flight on pipeline_rank, how many keep everything (appendix C).  recomputed_share: of
-    all microbatches, those that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
+    whole_microbatches: of those in flight on pipeline_rank, how many save everything (appendix C).
+    recomputed_share: of all microbatches, those that recompute.
+    bytes: of pipeline_rank at its peak, without the allowance.
     """
 
     layout: Parallel
@@ -301,10 +308,14 @@ class Plan:
 
 @dataclass
 class Found:
-    """The outcome of a search.  plans: that fit, fastest first.  nearest: of those that don't, the smallest first.
+    """The outcome of a search.
 
-    counted: layouts whose bytes were computed; fitting: of them, those that fit; near: of these, those whose times are
-    within MODEL_ERROR of the first's.  unfit: reasons why sizes don't go together, with how many layouts each ruled out.
+    plans: that fit, fastest first.
+    nearest: of those that don't, the smallest first.
+    counted: layouts whose bytes were computed.
+    fitting: of them, those that fit.
+    near: of these, those whose times are within MODEL_ERROR of the first's.
+    unfit: reasons why sizes don't go together, with how many layouts each ruled out.
     """
 
     plans: list[Plan]
@@ -339,7 +350,10 @@ def find_plans(
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for: the model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have."""
+    """What was asked for.
+
+    The model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have.
+    """
 
     model: PlannedModel
     cluster: Cluster
@@ -379,7 +393,7 @@ class _Search:
         return Found(best, close, self.counted, len(plans), self.unfit, near)
 
     def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
-        """One layer: forward, recomputation, exchanges; and the output layer's forward."""
+        """One layer: forward, recomputation, collectives; and the output layer's forward."""
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
         again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
         copy = total(self.model.host_rows(layout, recompute)) / self.cluster.device.host_bytes_per_second
@@ -417,10 +431,12 @@ class _Search:
         return Plan(layout, recompute, whole[fullest], recomputed, n, fullest, sizes[fullest], seconds)
 
     def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[dict[int, int], float]:
-        """Microbatches of each rank that keep everything in the room that is left (appendix C), and the share that recomputes.
+        """How many microbatches of each rank save everything, in the room that is left (appendix C).
 
-        The rank with the largest share sets the pace, and the others keep no more than it takes to keep up.  Rank 0
-        recomputes at least one: a plan without any is that of "none".  Adds what they keep to ``sizes``.
+        The rank with the largest share sets the pace, and the others save no more than it takes to keep up.  Rank 0
+        recomputes at least one: a plan without any is that of "none".  Adds what they save to ``sizes``.
+
+        Returns: those microbatches by rank, and the share of all that recomputes.
         """
         whole = dict.fromkeys(sizes, 0)
         everything, least = (_kept_bytes(self.model, layout.layer_axes, mode) for mode in ("none", recompute))
@@ -448,14 +464,14 @@ class _Search:
         layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
         compute = n * 3 * (layers * forward + ends)
         extra = n * layers * again * recomputed
-        # Backward's reductions run beside the products of weights' gradients, which take as long as forward's.
+        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's.
         beside = sum(link.beside for link in traffic.values())
         late = max(0.0, beside - forward)
         tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
         elements, of_layer, of_ends = rank_parameters(self.model, layout.stage_axes, 0)
-        # While a layer's exchanges wait, the other link is free.
+        # While a layer's collectives wait, the other link is free.
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         own, other = traffic[inside], traffic[not inside]
         room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)

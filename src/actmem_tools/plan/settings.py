@@ -46,13 +46,14 @@ _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
 
 
 def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
-    """Megatron-LM's CheckpointFunction and torchtitan's (early_stop false) run the last product too, ours doesn't."""
+    """Megatron-LM's CheckpointFunction and torchtitan's (early_stop false) run the last matmul too, ours doesn't."""
     if plan.recompute not in ("full", OFFLOAD):
         return []
     axes = plan.layout.layer_axes
     share = model.added_work(axes, plan.recompute).product_flops / (3 * model.layer_work(axes).product_flops)
     return [
-        f"# its checkpoint runs all of a layer again, {1 / 3:.1%} more FLOPs; the plan's stops early and adds {share:.1%}"
+        f"# its checkpoint recomputes all of a layer, {1 / 3:.1%} more FLOPs; "
+        f"the plan's stops early and adds {share:.1%}"
     ]
 
 
@@ -114,7 +115,10 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
 
 
 def _megatron_layer(model: PlannedModel) -> list[str]:
-    """The flags that make its GPT this model: without them it has biases, GELU, LayerNorm, learned positions and dropout."""
+    """The flags that make its GPT this model.
+
+    Without them it has biases, GELU, LayerNorm, learned positions and dropout.
+    """
     shape = model.shape
     if not isinstance(shape, LlamaShape):
         return ["--position-embedding-type learned_absolute", "--hidden-dropout 0.1", "--attention-dropout 0.1"]
@@ -141,10 +145,13 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
     if family not in _TITAN_FAMILIES:
         return [f"# it has no {model.name}: this plan can't be run there"]
     lines = [
-        "# for torchtitan 0.2.2. Its main branch has no TOML since #2386 (February 2026): set the same fields of a Trainer.Config.",
+        "# for torchtitan 0.2.2. Its main branch has no TOML since #2386 (February 2026): set the same fields of a "
+        "Trainer.Config.",
         "# Since #4121 (August 2026) these replace the batch sizes, seq_len and the pipeline's microbatch_size:",
-        f"# training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch_size * model.seq_length}, training.max_context_length = {model.seq_length},",
-        f"# training.num_tokens_per_train_step = {global_batch_size * model.seq_length}, parallelism.num_pp_microbatches = {n}",
+        f"# training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch_size * model.seq_length}, "
+        f"training.max_context_length = {model.seq_length},",
+        f"# training.num_tokens_per_train_step = {global_batch_size * model.seq_length}, "
+        f"parallelism.num_pp_microbatches = {n}",
         "[model]",
         f'name = "{family}"',
         f'flavor = "{flavor.upper()}"',
@@ -153,7 +160,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         "[training]",
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
-        # Its pipeline cuts this into microbatches; without one it accumulates up to the global batch.
+        # Its pipeline splits this into microbatches; without one it accumulates up to the global batch.
         f"local_batch_size = {layout.micro_batch_size * (n if layout.pipeline_parallel_size > 1 else 1)}",
         f"global_batch_size = {global_batch_size}",
         f"seq_len = {model.seq_length}",

@@ -1,9 +1,9 @@
 """How long one step takes by counts and by the rates that data sheets state, and which part is an assumption.
 
-Counts: FLOPs of matrix products, bytes that operations move, bytes that ranks send, how often they
-send, the schedule's bubble.  Assumptions: products reach ``PRODUCT_SHARE`` of the peak rate;
-every operation, a product too, moves its operands at memory bandwidth and overlaps nothing; links
-run at ``LINK_SHARE`` of their rate after a ring's latency, one exchange at a time; backward takes twice forward; what
+Counts: FLOPs of matmuls, bytes that operations move, bytes that ranks send, how often they
+send, the schedule's bubble.  Assumptions: matmuls reach ``PRODUCT_SHARE`` of the peak rate;
+every operation, a matmul too, moves its operands at memory bandwidth and overlaps nothing; links
+run at ``LINK_SHARE`` of their rate after a ring's latency, one collective at a time; backward takes twice forward; what
 the text below calls hidden costs only what doesn't fit behind one layer's computation.
 """
 
@@ -42,7 +42,8 @@ class Device:
 
 #: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
 #: port for each GPU of 200 Gb/s with A100 (2205.05198 section 6) and 400 Gb/s with H100, H200, B200 (DGX) and MI300X.
-#: Host: PCIe 4.0 for all.  Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for RTX 4090: the same here.
+#: Host: PCIe 4.0 for all.  Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for
+#: RTX 4090: the same here.
 DEVICES = {
     device.name: device
     for device in (
@@ -59,7 +60,7 @@ DEVICES = {
     )
 }
 
-#: Share of the peak rate that large matrix products reach: an assumption, the same for every plan and device.
+#: Share of the peak rate that large matmuls reach: an assumption, the same for every plan and device.
 PRODUCT_SHARE = 0.75
 
 #: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
@@ -110,7 +111,10 @@ class Cluster:
         return ranks * stride <= self.per_node
 
     def link(self, ranks: int, stride: int) -> float:
-        """Bytes a second of each member of such a group.  Between nodes it has the ports of all its members in a node."""
+        """Bytes a second of each member of such a group.
+
+        Between nodes it has the ports of all its members in a node.
+        """
         node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
@@ -125,9 +129,14 @@ class Cluster:
 class StepSeconds:
     """Seconds of one step by cause; they add up.
 
-    compute: forward and backward of all microbatches on the slowest stage.  recompute: what runs again.  tensor:
-    exchanges within layers that nothing hides.  pipeline: sends.  data: gradients and gathered weights that computing
-    waits for.  bubble: waiting.  optimizer: its step.  hidden: exchanges beside computing, not in the sum.
+    compute: forward and backward of all microbatches on the slowest stage.
+    recompute: recomputation there.
+    tensor: collectives within layers that nothing hides.
+    pipeline: sends.
+    data: gradients and gathered weights that computing waits for.
+    bubble: waiting.
+    optimizer: its step.
+    hidden: collectives beside computing, not in the sum.
     """
 
     compute: float
@@ -146,7 +155,7 @@ class StepSeconds:
 
 
 def work_seconds(work: RankWork, cluster: Cluster) -> float:
-    """Products at their share of the peak, and all operands at memory bandwidth."""
+    """Matmuls at their share of the peak, and all operands at memory bandwidth."""
     device = cluster.device
     products = work.product_flops / (device.flops_per_second * PRODUCT_SHARE)
     return products + work.moved_bytes / device.memory_bytes_per_second
@@ -154,21 +163,21 @@ def work_seconds(work: RankWork, cluster: Cluster) -> float:
 
 @dataclass
 class Traffic:
-    """Seconds of one layer's exchanges for one microbatch on one kind of link: those that forward and that backward
-    wait for, and those beside backward's products."""
+    """Seconds of one layer's collectives for one microbatch on one kind of link: those that forward and that backward
+    wait for, and those beside backward's matmuls."""
 
     forward: float = 0.0
     backward: float = 0.0
     beside: float = 0.0
 
 
-#: What ``where`` begins with in backward's exchanges that no product hides: what ḡ gathers, the experts' and the context's.
-#: The others run beside the column-parallel products (2205.05198 section 4.2.2).
+#: What ``where`` begins with in backward's collectives that no matmul hides: what ḡ gathers, the experts' and the
+#: context's.  The others run beside the column-parallel matmuls (2205.05198 section 4.2.2).
 _WAITED_FOR = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 
 
 def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
-    """Exchanges of one layer among tensor and context ranks, by whether they stay inside a node."""
+    """Collectives of one layer among tensor and context ranks, by whether they stay inside a node."""
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
     traffic = {True: Traffic(), False: Traffic()}
     for exchange in model.layer_exchanges(layout, recompute):
@@ -196,8 +205,13 @@ def pipeline_seconds(model: PlannedModel, layout: Parallel, cluster: Cluster) ->
 
 @dataclass(frozen=True)
 class Shards:
-    """What data-parallel ranks exchange: elements of a layer and of the model's ends, the layers of a rank, and bytes
-    of an element of weights and of gradients."""
+    """What data-parallel ranks send each other.
+
+    of_layer: elements of a layer.
+    of_ends: elements of what the rank has beside its layers.
+    layers: of a rank.
+    weight_size, gradient_size: bytes of an element.
+    """
 
     of_layer: int
     of_ends: int
@@ -209,7 +223,9 @@ class Shards:
 def data_seconds(
     shards: Shards, layout: Parallel, num_microbatches: int, room: tuple[float, float], cluster: Cluster
 ) -> tuple[float, float]:
-    """Exchanges among data-parallel ranks in one step: seconds that computing waits for them, and those that it hides.
+    """Collectives among data-parallel ranks in one step.
+
+    Returns: seconds that computing waits for them, and those that it hides.
 
     room: seconds of one layer's forward and of its backward in which the link is free for them.
 

@@ -1,10 +1,11 @@
-"""A foreign model with any number of blocks, of which the first run again in backward: solved from runs of one to three.
+"""A foreign model with any number of blocks, of which the first are recomputed in backward.
 
-A tape holds a fixed number of blocks.  What one block more adds is the difference of two tapes, moment by moment.
-Line two tapes up where forward turns into backward: while both run the same operations, the longer one holds exactly
-one block's kept bytes more, until the shorter one's only block frees what all blocks share, as rotary tables.  From there
-the longer one is read, and in it the second block too, which adds to gradients that the first has made.  Later blocks
-of backward do the same with fewer left.  ``model_tape.solved_blocks`` solves them, and checks this on a run of more.
+Solved from runs of one to three blocks.  A tape holds a fixed number of them.  What one block more adds is the
+difference of two tapes, moment by moment.  Line two tapes up where forward turns into backward: while both run the same
+operations, the longer one holds exactly one block's saved bytes more, until the shorter one's only block frees what
+all blocks share, as rotary tables.  From there the longer one is read, and in it the second block too, which adds to
+gradients that the first has made.  Later blocks of backward do the same with fewer left.
+``model_tape.solved_blocks`` solves them, and checks this on a run of more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from actmem_tools.tape.evaluate import (
     value,
 )
 
-#: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
+#: Blocks that are recomputed and blocks that save everything, of the tapes that together give any number of both.
 BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
 
 #: What asks for policies of operations, and how the name of one begins.
@@ -42,7 +43,7 @@ _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in list(model.{path}.children())[:{again}]:
     {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
-#: The part that is all of a block, with its input on the host until it runs again; and its code.
+#: The part that is all of a block, with its input on the host until it is recomputed; and its code.
 OFFLOAD = "offload"
 _RECOMPUTE_OFFLOADED = """from functools import partial
 from torch.autograd.graph import save_on_cpu
@@ -99,20 +100,29 @@ model.forward = forward""",
 
 
 def place_of(path: str) -> str:
-    """How Python reaches a part of a module: ``layers``, or ``get_submodule("1.0")``, as a Sequential's parts have no names."""
+    """How Python reaches a part of a module.
+
+    Returns: ``layers``, or ``get_submodule("1.0")``, as a Sequential's parts have no names.
+    """
     return path if all(map(str.isidentifier, path.split("."))) else f'get_submodule("{path}")'
 
 
 def adapter_code(path: str, rank: int) -> str:
-    """Python that freezes the model and puts an adapter of that rank (LoRA) beside each linear of ``model.<path>``; none for rank 0."""
+    """Python that freezes the model and puts an adapter of that rank (LoRA) beside each linear of ``model.<path>``.
+
+    None for rank 0.
+    """
     return _ADAPTERS.format(path=path, rank=rank) if rank else ""
 
 
 def recompute_code(path: str, again: int, part: str) -> str:
-    """Python that lets the first blocks in ``model.<path>``, or a part of each, run again in backward.
+    """Python that recomputes the first blocks in ``model.<path>``, or a part of each, in backward.
 
-    part: ``""`` for all of a block, ``offload`` for all of it with its input on the host, the name of a module in it, or ``all but mm 1 2``: of these operations, each counted from
-    the block's first, results are kept.
+    Args:
+        path: where the blocks are in the model.
+        again: how many of them are recomputed.
+        part: ``""`` for all of a block; ``offload`` for all of it with its input on the host; the name of a module in
+            it; or ``all but mm 1 2``: the results of these operations, each counted from the block's first, are saved.
     """
     if part == OFFLOAD:
         return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
@@ -123,12 +133,17 @@ def recompute_code(path: str, again: int, part: str) -> str:
 
 
 def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int], first: str) -> list[str]:
-    """Parts for ``recompute_code``: of the operations that run again, those with the most FLOPs for each byte they make,
-    then those and the next, until only what takes no FLOPs is left.  blocks: of whole blocks that run again.  first: the
-    first one's name.
+    """Parts for ``recompute_code``, each of which saves the results of more operations than the one before.
+
+    Of the operations that are recomputed, first those with the most FLOPs for each byte they make, then those and the
+    next, until only what takes no FLOPs is left.
+
+    Args:
+        blocks: of whole blocks that are recomputed.
+        first: the first one's name.
     """
     again, whole = (blocks.tapes[base].events(sizes) for base in ((1, 0), (0, 1)))
-    # Backward runs a block again from its beginning, and no further than it must.
+    # Backward recomputes a block from its beginning, and no further than it must.
     left = read_events(again).flops.total() - read_events(whole).flops.total()
     counts = Counter[str]()
     found: list[tuple[Fraction, str, int]] = []
@@ -158,9 +173,11 @@ class Peak:
 class Need:
     """What a model's step needs at given sizes on one rank, without weights, gradients, buffers and inputs.
 
-    kept_bytes: alive when forward ends; last_block_bytes: of them, those of the block that backward meets first.  ends: the
-    peak of forward and of backward until that block.  blocks: of what follows.  product_flops, moved_bytes: of forward,
-    backward and what runs again.
+    kept_bytes: alive when forward ends.
+    last_block_bytes: of them, those of the block that backward meets first.
+    ends: the peak of forward, and of backward until that block.
+    blocks: the peak of what follows.
+    product_flops, moved_bytes: of forward, backward and recomputation.
     """
 
     kept_bytes: int
@@ -178,12 +195,16 @@ class Need:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """Tapes by (blocks that run again, blocks that keep), and elements of trained weights: outside the blocks, of one block,
-    and of those outside that have their gradients before any block has.
+    """A model made of equal blocks: its tapes, and how many elements its weights have.
 
-    frozen: elements of weights that need no gradient, beside adapters: outside the blocks, and of one block.
-    path: where the blocks are, as Python has it after ``model.``.  element_size: bytes of a weight's element.  longest: sequence
-    that the model can read and the tapes hold for.  drops_scores: whether attention has dropout, which a fused kernel ran.
+    tapes: by (blocks that are recomputed, blocks that save everything).
+    path: where the blocks are, as Python has it after ``model.``.
+    elements: of trained weights, outside the blocks, of one block, and of those outside that have their gradients
+        before any block has.
+    element_size: bytes of a weight's element.
+    frozen: elements of weights that need no gradient, beside adapters, outside the blocks and of one block.
+    longest: sequence that the model can read and the tapes hold for.
+    drops_scores: whether attention has dropout, which a fused kernel ran.
     """
 
     tapes: Mapping[tuple[int, int], Tape]
@@ -201,8 +222,11 @@ class BlockModel:
         return self.tapes[0, 1].letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Of trained weights: outside the blocks, of one block, and of those outside whose gradients come before any block's;
-        then of frozen ones: outside the blocks, and of one block."""
+        """Elements of all weights at these sizes.
+
+        Returns: of trained weights, outside the blocks, of one block, and of those outside whose gradients come
+            before any block's; then of frozen ones, outside the blocks and of one block.
+        """
         own = [sizes[letter] for letter in self.letters]
         return tuple(value(formula, own) for formula in (*self.elements, *self.frozen))
 
@@ -215,10 +239,12 @@ class BlockModel:
         shard: int = 0,
         on_host: bool = False,
     ) -> Need:
-        """A microbatch of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything.
+        """A microbatch of ``again`` blocks that are recomputed, the first ones, and ``whole`` that save everything.
 
-        is_first: of the step, so that gradients are what it makes.  shard: bytes that a block's gradients leave elsewhere.
-        on_host: of blocks that run again only the one at work has here what it keeps.
+        Args:
+            is_first: of the step, so that gradients are what it makes.
+            shard: bytes that a block's gradients leave elsewhere.
+            on_host: of the recomputed blocks only the one at work has here what it saves.
         """
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
         more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
@@ -243,7 +269,10 @@ class BlockModel:
 
 
 class _Moments:
-    """The moments of a tape at some sizes: bytes alive after each operation of forward, from its end, and of backward."""
+    """The moments of a tape at some sizes.
+
+    Bytes alive after each operation of forward, from its end, and of backward.
+    """
 
     def __init__(self, tape: Tape, sizes: Mapping[str, int], is_first: bool):
         self.events = first_microbatch(tape.events(sizes)) if is_first else tape.events(sizes)
@@ -261,8 +290,15 @@ class _Moments:
         self.reading = read_events(self.events)
 
     def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, shard: int, on_host: bool) -> Need:
-        """head: operations of backward before its first block.  more: further blocks of each kind, those that backward meets last
-        first, and the moments of a tape with one of them.  shard: see ``BlockModel.need``.  on_host: the first kind waits there."""
+        """What the step needs with further blocks.
+
+        Args:
+            more: further blocks of each kind, those that backward meets last first, and the moments of a tape with one
+                of them.
+            head: operations of backward before its first block.
+            shard: see ``BlockModel.need``.
+            on_host: the first kind waits there.
+        """
         added = [other.kept - self.kept for _, other in more]
         done = [other.left - self.left + shard for _, other in more]
         found: dict[bool, tuple] = {False: (0,), True: (0,)}
@@ -309,7 +345,10 @@ class _Moments:
         waiting: Sequence[int],
         ran: Sequence[int],
     ) -> Peak:
-        """The peak at a place of a tape, with the kept rows of the blocks that wait and the gradients of those that ran."""
+        """The peak at a place of a tape.
+
+        With the saved rows of the blocks that wait and the gradients of those that ran.
+        """
         sums, kept = Counter(tape._rows(place)), self._rows(self.end)
         for number, (_, other) in zip(waiting, more):
             if number:

@@ -1,4 +1,6 @@
-"""A tape: the events of one forward and backward pass in order, their sizes as formulas; read at any sizes, without torch.
+"""A tape: the events of one forward and backward pass in order, their sizes as formulas.
+
+Read at any sizes, without torch.
 
 A formula is a sum of monomials, each an exact coefficient and a power of every letter.
 """
@@ -25,13 +27,18 @@ FORWARD, BACKWARD = "forward", "backward"
 #: The name of weights' gradients on the tape of a step's first microbatch.
 GRADIENTS = "gradients"
 _POWER_SIGNS = {1: "", 2: "²", 3: "³"}
-#: Letters that may be 1, and how many together: a size of 1 can change which tensors are copies, so it has events of its own.
+#: Letters that may be 1, and how many together.  A size of 1 can change which tensors are copies, so it has events of
+#: its own.
 MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
 
 
 @dataclass(frozen=True)
 class Make:
-    """A new storage.  number: the how-many-th of the tape.  name: its term, or the module or backward's node and the operation."""
+    """A new storage.
+
+    number: its place among the tape's storages, in the order in which they were made.
+    name: its term, or the module or backward's node and the operation.
+    """
 
     number: int
     bytes: int
@@ -55,7 +62,11 @@ class Free:
 
 @dataclass(frozen=True)
 class Run:
-    """One operation, done: FLOPs if it is a matrix product (of causal attention half), bytes of each tensor read or written."""
+    """One operation, done.
+
+    flops: if it is a matmul; of causal attention half.
+    read, written: bytes of each tensor.
+    """
 
     op: str
     where: str
@@ -97,7 +108,7 @@ EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Transfer, Mark, Gradie
 
 
 def sizes_of(event: Event) -> list[int]:
-    """The fields of an event that are sizes, one after the other: on a tape numbers of formulas, in a run bytes or FLOPs."""
+    """The fields of an event that are sizes: on a tape numbers of formulas, in a run bytes or FLOPs."""
     if isinstance(event, (Make, Resize, Gradient)):
         return [event.bytes]
     if isinstance(event, Run):
@@ -197,7 +208,8 @@ class Tape:
     def values(self, sizes: Mapping[str, int]) -> tuple[list[Event], dict[int, int]]:
         """The events for these sizes, which aren't checked, and the value of each formula that they use."""
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
-        chosen = next(self.variants[s] for n in range(len(ones), -1, -1) for s in combinations(ones, n) if s in self.variants)  # fmt: skip
+        subsets = (subset for n in range(len(ones), -1, -1) for subset in combinations(ones, n))
+        chosen = next(self.variants[subset] for subset in subsets if subset in self.variants)
         used = {i for event in chosen for i in sizes_of(event)}
         own = [sizes[letter] for letter in self.letters]
         return chosen, {i: value(self.formulas[i], own) for i in used}

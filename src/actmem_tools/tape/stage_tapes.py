@@ -52,13 +52,16 @@ class StageMoment:
 
 @dataclass(frozen=True)
 class StagePart:
-    """A layer or two ends at some sizes.
+    """A layer, or embedding and loss, at some sizes.
 
-    The hole is where the layers would run.  kept_bytes: alive when forward ends.  before, after: the peak of backward on
-    each side of the hole.  at: the moment backward reaches it.  held: as after, while the caller still holds the gradient
-    that came through the hole, of ``gradient_bytes``.  A layer has all its backward after the hole, two ends around it.
-    fetched_bytes: of an input that comes from the host's memory, and is on the device while the layer and the one before it
-    in backward run.
+    The hole is where the layers would run.  A layer has all its backward after the hole, embedding and loss around it.
+
+    kept_bytes: alive when forward ends.
+    before, after: the peak of backward on each side of the hole.
+    at: the moment backward reaches the hole.
+    held: as after, while the caller still holds the gradient that came through the hole, of ``gradient_bytes``.
+    fetched_bytes: of an input that comes from the host's memory, and is on the device while the layer and the one
+        before it in backward run.
     """
 
     kept_bytes: int
@@ -128,8 +131,8 @@ class Transient:
 def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> Transient:
     """A stage's backward at its fullest moment.
 
-    ends: those that the stage has, of ``first`` and ``last``; None in the middle.  layers: of the stage, or of the chunk
-    whose backward comes next.
+    ends: those that the stage has, of ``first`` and ``last``; None in the middle.
+    layers: of the stage, or of the chunk whose backward comes next.
     """
     own = layer.after if last else layer.held
     fetched = {_FETCHED: min(layers, 2) * layer.fetched_bytes}

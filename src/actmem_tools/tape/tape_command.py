@@ -13,12 +13,13 @@ from actmem_tools.tape.evaluate import Reading, Tape, formula_text, parsed_sizes
 
 _HELP = """
 To solve: actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
-  The factory takes the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs),
-  inputs a tuple of positional or a dict of keyword arguments. Backward starts from the output's loss, or else from the
-  sum of its first floating-point tensor. h:8 says that h is a multiple of 8, h:2a of 2·a, l=2 that l is always 2.
+  The factory takes the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns
+  (model, inputs), inputs a tuple of positional or a dict of keyword arguments. Backward starts from the output's loss,
+  or else from the sum of its first floating-point tensor. h:8 says that h is a multiple of 8, h:2a of 2·a, l=2 that l
+  is always 2.
 To read: actmem tape FILE --at s=200,b=3,h=64,a=4,f=256,v=1000 --json OUT
-  kept_bytes: alive when forward ends. peak_bytes: the most alive after any operation of backward. Neither counts weights,
-  their gradients (each new one counts until it is added to the one that waits), buffers or inputs.
+  kept_bytes: alive when forward ends. peak_bytes: the most alive after any operation of backward. Neither counts
+  weights, their gradients (each new one counts until it is added to the one that waits), buffers or inputs.
 """
 
 

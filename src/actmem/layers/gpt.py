@@ -51,8 +51,8 @@ class GPT(ModelPart):
     (``formulas.first_stage``).
 
     recompute and stores: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then
-    every t, every pipeline and every dtype starts from one model (see ``parallel.weights``).  data_parallel_rank: changes the
-    dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the
+    every t, every pipeline and every dtype starts from one model (see ``parallel.weights``).
+    data_parallel_rank: changes the dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the
     vocabulary (see ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
     """
 

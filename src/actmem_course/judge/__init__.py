@@ -8,7 +8,8 @@ solved lab measures).
 
 An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab).  ``mistakes`` states
 the mistakes, each as an edit of our solution, and ``naming`` finds the one that does what the
-learner's answer does.  What none does is described: ``collective_outcomes`` has the four operators and the possible results of a collective, ``term_tables`` has
+learner's answer does.  What none does is described:
+``collective_outcomes`` has the four operators and the possible results of a collective, ``term_tables`` has
 tables of bytes.  ``hints.md`` has the hints.
 """
 

@@ -50,10 +50,14 @@ class GPT(ModelPart):
     2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids, the final norm's statistics
     (``formulas.first_stage``).
 
-    recompute and stores: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then
-    every t, every pipeline and every dtype starts from one model (see ``parallel.weights``).
-    data_parallel_rank: changes the dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the
-    vocabulary (see ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
+    Args:
+        recompute, stores: as for ``TransformerLayer``.
+        seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every dtype starts from
+            one model (see ``parallel.weights``).  torch's default generator plays no part.
+        data_parallel_rank: changes the dropout and no weight.
+
+    Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``) or can't share a layer,
+        or on a longer sequence.
     """
 
     def __init__(

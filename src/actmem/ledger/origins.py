@@ -8,11 +8,12 @@ weight from an activation.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -255,14 +256,7 @@ class Origins(QuietDispatchMode):
         outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
         off: list[str] = []
 
-        @never_compiled
-        def pack(tensor: Tensor) -> object:
-            self._note_saved(tensor)
-            if outer_pack is not None:
-                return outer_pack(tensor)
-            # An output that is saved itself would hold the graph that holds it: a leak.
-            return tensor.detach() if tensor.requires_grad else tensor
-
+        pack = partial(_eager(_pack), self, outer_pack)
         hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
 
         def make(disable):
@@ -293,15 +287,8 @@ class Origins(QuietDispatchMode):
             pack = hooks.pack_hook
             whose = getattr(pack, "__qualname__", type(pack).__name__).partition(".")[0]
 
-            @never_compiled
-            def packed(tensor):
-                held = pack(tensor)
-                for one in tensors_in(held):
-                    self._note_saved(one, self.tracker.saver_of(tensor), f"the hooks of {whose}")
-                return held
-
-            is_ours = str(getattr(pack, "__module__", "")).startswith("actmem.")
-            hooks.pack_hook = pack if is_ours else packed
+            is_ours = str(getattr(getattr(pack, "func", pack), "__module__", "")).startswith("actmem.")
+            hooks.pack_hook = pack if is_ours else partial(_eager(_pack_as_others), self, pack, whose)
             try:
                 return enter(hooks)
             finally:
@@ -425,6 +412,26 @@ class Origins(QuietDispatchMode):
         return WeakSet(
             storages_in([weights, *(vars(thing).get("_buffers") for thing in things if type(thing) in modules)])
         )
+
+
+def _eager(function: Callable) -> Callable:
+    """The function, no closure, into which the compiler doesn't look; it isn't loaded for that."""
+    return never_compiled(function) if "torch._dynamo" in sys.modules else function
+
+
+def _pack(origins: Origins, outer: Callable | None, tensor: Tensor) -> object:
+    origins._note_saved(tensor)
+    if outer is not None:
+        return outer(tensor)
+    # An output that is saved itself would hold the graph that holds it: a leak.
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _pack_as_others(origins: Origins, pack: Callable, whose: str, tensor: Tensor) -> object:
+    held = pack(tensor)
+    for one in tensors_in(held):
+        origins._note_saved(one, origins.tracker.saver_of(tensor), f"the hooks of {whose}")
+    return held
 
 
 def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:

@@ -18,7 +18,16 @@ from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.planned_models import RankWork
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
-from actmem_tools.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel, Need, adapter_code, recompute_code
+from actmem_tools.tape.blocks import (
+    LOSS_CHUNKS,
+    LOSS_CODE,
+    OFFLOAD,
+    BlockModel,
+    Need,
+    Sharded,
+    adapter_code,
+    recompute_code,
+)
 from actmem_tools.tape.evaluate import GRADIENTS
 
 if TYPE_CHECKING:  # only the screen needs it
@@ -110,10 +119,14 @@ class OwnModel:
     def need(self, way: Way) -> Need:
         """Of a microbatch, on one rank, the last of the step if it has several."""
         sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
-        is_first = self.num_microbatches(way) == 1
-        shard = 4 * -(-self.num_elements()[1] // self.cluster.gpus) if is_first and way.sharded else 0
-        is_first = is_first and not way.sharded
-        return self.parts[way.part].need(sizes, way.again, whole, is_first, shard, way.part == OFFLOAD)
+        is_first, sharded = self.num_microbatches(way) == 1, Sharded()
+        if way.sharded:
+            block = self.num_elements()[1]
+            part = 4 * -(-block // self.cluster.gpus) if is_first else 0
+            sharded = Sharded(self.blocks.element_size * block, 4 * block, part)
+        return self.parts[way.part].need(
+            sizes, way.again, whole, is_first and not way.sharded, sharded, way.part == OFFLOAD
+        )
 
     def host_bytes(self, way: Way) -> int:
         """What a microbatch keeps on the host: the inputs of the recomputed blocks."""
@@ -152,22 +165,16 @@ class OwnModel:
         whole = self.num_elements()[0]
         return (-(-whole // self.cluster.gpus), 4) if way.sharded else (whole, self.blocks.element_size)
 
-    def _fsdp_rows(self, in_blocks: bool, need: Need) -> list[Row]:
-        """What FSDP2 holds beside shards: while the model's ends run, the next block is gathered already.
+    def _fsdp_rows(self, in_blocks: bool) -> list[Row]:
+        """What FSDP2 holds beside shards, and beside what ``need`` has of other blocks.
 
-        In a block the next one is; gradients of this block, and of what ran before all blocks, wait for their division.
-        Those of the block before are float32 until this one ends, which counts where that is more than it kept.
+        While embedding and loss run, a block is gathered already.  In a block its gradients, and those of what ran before all blocks, wait for their division.
         """
         (whole, block, early), each = self.num_elements(), self.blocks.element_size
         ends = whole - self.num_blocks * block
-        number = min(1 + in_blocks, self.num_blocks)
-        rows = [
-            Row("gathered weights", each * (ends + number * block), source=f"FSDP2: the ends, {number} of the blocks")
-        ]
+        rows = [Row("gathered weights", each * (ends + block), source="FSDP2: the ends, a block")]
         if in_blocks:
             rows.append(Row("gathered gradients", each * (early + block), source="FSDP2: the head, a block"))
-            if self.num_blocks > 1 and (more := 4 * block - need.last_block_bytes) > 0:
-                rows.append(Row("float32 gradients", more, source="FSDP2: a block, less what it kept"))
         return rows
 
     def bill(self, way: Way) -> list[Row]:
@@ -178,7 +185,7 @@ class OwnModel:
             "AdamW's copy", size * number * (self.optimizer == "adamw"), source="foreach: the roots of the moments"
         )
         gradients = [] if self.num_microbatches(way) > 1 else [Row(GRADIENTS, size * number)]
-        moments = [[*(self._fsdp_rows(in_blocks, need) if way.sharded else ()), *peak.rows]
+        moments = [[*(self._fsdp_rows(in_blocks) if way.sharded else ()), *peak.rows]
                    for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
         return [*static, *max([*moments, [*gradients, copy]], key=total)]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from itertools import accumulate, product
 
 from actmem.config import LARGEST_SIZE
 from actmem.rows import Row, by_term
@@ -170,18 +171,29 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class Sharded:
+    """Bytes of a block whose weights the ranks share (FSDP2), field by field.
+
+    Its weights, gathered while the block before runs; all its gradients in float32, there while the next block runs; and
+    the part of them that stays then.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    part: int = 0
+
+
+@dataclass(frozen=True)
 class Need:
     """What a model's step needs at given sizes on one rank, without weights, gradients, buffers and inputs.
 
     kept_bytes: alive when forward ends.
-    last_block_bytes: of them, those of the block that backward meets first.
-    ends: the peak of forward, and of backward until that block.
+    ends: the peak of forward, and of backward until its first block.
     blocks: the peak of what follows.
     product_flops, moved_bytes: of forward, backward and recomputation.
     """
 
     kept_bytes: int
-    last_block_bytes: int
     ends: Peak
     blocks: Peak
     product_flops: int
@@ -236,20 +248,20 @@ class BlockModel:
         again: int,
         whole: int,
         is_first: bool = False,
-        shard: int = 0,
+        sharded: Sharded = Sharded(),
         on_host: bool = False,
     ) -> Need:
         """A microbatch of ``again`` blocks that are recomputed, the first ones, and ``whole`` that save everything.
 
         Args:
             is_first: of the step, so that gradients are what it makes.
-            shard: bytes that a block's gradients leave elsewhere.
+            sharded: bytes of a block's weights and gradients under FSDP2.
             on_host: of the recomputed blocks only the one at work has here what it saves.
         """
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
         more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
         more += [(whole - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if whole else []
-        return self._moments(*base, at, is_first).with_more(more, self._head(at), shard, on_host and again > 0)
+        return self._moments(*base, at, is_first).with_more(more, self._head(at), sharded, on_host and again > 0)
 
     def _head(self, at: tuple) -> int:
         """Operations of backward before its first block; the same at all sizes, but for those that are 1.
@@ -266,6 +278,17 @@ class BlockModel:
     def _moments(self) -> Callable[[int, int, tuple, bool], _Moments]:
         """The last that were asked for: searches vary only the number of blocks."""
         return lru_cache(32)(lambda again, whole, at, is_first: _Moments(self.tapes[again, whole], dict(at), is_first))
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A place of a tape, with how many more blocks of each kind wait, and what others hold or have left, in bytes."""
+
+    bytes: int
+    tape: _Moments
+    place: int
+    waiting: list[int]
+    others: dict[str, int]
 
 
 class _Moments:
@@ -289,75 +312,82 @@ class _Moments:
         self.forward.reverse()
         self.reading = read_events(self.events)
 
-    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, shard: int, on_host: bool) -> Need:
+    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded, on_host: bool) -> Need:
         """What the step needs with further blocks.
 
         Args:
             more: further blocks of each kind, those that backward meets last first, and the moments of a tape with one
                 of them.
             head: operations of backward before its first block.
-            shard: see ``BlockModel.need``.
+            sharded: see ``BlockModel.need``.
             on_host: the first kind waits there.
         """
         added = [other.kept - self.kept for _, other in more]
-        done = [other.left - self.left + shard for _, other in more]
-        found: dict[bool, tuple] = {False: (0,), True: (0,)}
+        done = [other.left - self.left + sharded.part for _, other in more]
+        found: dict[bool, _Moment] = {}
 
         def consider(
-            in_blocks: bool, tape: _Moments, moment: tuple[int, str, int], waiting: list[int], ran: list[int]
+            in_blocks: bool,
+            tape: _Moments,
+            moment: tuple[int, str, int],
+            waiting: list[int],
+            ran: list[int],
+            inside: int,
         ) -> None:
-            waiting = [0, *waiting[1:]] if on_host else waiting
-            live = moment[0] + sum(number * each for number, each in zip([*waiting, *ran], [*added, *done]))
-            if live > found[in_blocks][0]:
-                found[in_blocks] = live, tape, moment[2], waiting, ran
+            """inside: of the tape's own blocks those that have run."""
+            here = [0, *waiting[1:]] if on_host else waiting
+            others = {GRADIENTS: inside * sharded.part + sum(number * each for number, each in zip(ran, done))}
+            if inside or any(ran):
+                others["float32 gradients"] = sharded.gradients
+            if in_blocks and inside + sum(ran) + 1 < sum(numbers) + num_own:
+                others["gathered weights"] = sharded.weights
+            live = moment[0] + sum(number * each for number, each in zip(here, added)) + sum(others.values())
+            if in_blocks not in found or live > found[in_blocks].bytes:
+                found[in_blocks] = _Moment(live, tape, moment[2], here, others)
 
-        numbers, none = [number for number, _ in more], [0 for _ in more]
+        numbers, none, num_own = [number for number, _ in more], [0 for _ in more], len(more)
         # In forward only what all tapes end with is known to come last.
         for moment in self.forward[: min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))]:
-            consider(False, self, moment, numbers, none)
+            consider(False, self, moment, numbers, none, 0)
         alike = [self._alike(other, "backward", each) for (_, other), each in zip(more, added)]
+        lengths = [self.num_more(other) for _, other in more]
+        ends = [*accumulate(reversed(lengths), initial=head)][1:]
         for i, moment in enumerate(self.backward):
             waiting = [number if i < length else 0 for number, length in zip(numbers, alike)]
-            consider(i >= head, self, moment, waiting, [number - each for number, each in zip(numbers, waiting)])
+            ran = [number - each for number, each in zip(numbers, waiting)]
+            consider(i >= head, self, moment, waiting, ran, sum(place <= i for place in ends))
         for k, ((number, other), start) in enumerate(zip(more, alike)):
             end = self.num_alike(other) + self.num_more(other)
-            for moment in other.backward[start:end] if number else ():
-                # Between the first of these blocks and the last, bytes change by the same from one to the next.
-                for waits in (number - 1, 0):
-                    ran = [0] * k + [number - 1 - waits] + numbers[k + 1 :]
-                    consider(True, other, moment, [*numbers[:k], waits, *none[k + 1 :]], ran)
+            ends = [*accumulate([*reversed(lengths[k:]), *reversed(lengths[: k + 1])], initial=head)][1:]
+            # From the second of these blocks to the last, bytes change by the same from one to the next.
+            counts = {count for count in (number - 1, number - 2, 0) if count >= 0}
+            for i, waits in product(range(start, end), counts if number else ()):
+                ran = [*none[:k], number - 1 - waits, *numbers[k + 1 :]]
+                waiting = [*numbers[:k], waits, *none[k + 1 :]]
+                consider(True, other, other.backward[i], waiting, ran, sum(place <= i for place in ends))
 
         def whole(name: str) -> int:
             each = getattr(self.reading, name).total()
             return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
 
         kept = self.kept + sum(number * each for number, each in [*zip(numbers, added)][on_host:])
-        ends, blocks = (self._with_rows(more, done, *found[in_blocks]) for in_blocks in (False, True))
-        return Need(kept, added[-1], ends, blocks, whole("flops"), whole("moved_bytes"))
+        before_blocks, blocks = (
+            self._with_rows(more, found[in_blocks]) if in_blocks in found else Peak(0, ())
+            for in_blocks in (False, True)
+        )
+        return Need(kept, before_blocks, blocks, whole("flops"), whole("moved_bytes"))
 
-    def _with_rows(
-        self,
-        more: Sequence,
-        done: Sequence[int],
-        size: int,
-        tape: _Moments,
-        place: int,
-        waiting: Sequence[int],
-        ran: Sequence[int],
-    ) -> Peak:
-        """The peak at a place of a tape.
-
-        With the saved rows of the blocks that wait and the gradients of those that ran.
-        """
-        sums, kept = Counter(tape._rows(place)), self._rows(self.end)
-        for number, (_, other) in zip(waiting, more):
+    def _with_rows(self, more: Sequence[tuple[int, _Moments]], moment: _Moment) -> Peak:
+        """The peak at a moment, with the kept rows of the blocks that wait."""
+        sums, kept = Counter(moment.tape._rows(moment.place)), self._rows(self.end)
+        for number, (_, other) in zip(moment.waiting, more):
             if number:
                 theirs = other._rows(other.end)
                 for term in {**kept, **theirs}:
                     sums[term] += number * (theirs.get(term, 0) - kept.get(term, 0))
-        sums[GRADIENTS] += sum(number * each for number, each in zip(ran, done))
+        sums.update(moment.others)
         found = sorted(((each, term) for term, each in sums.items() if each), reverse=True)
-        return Peak(size, tuple(Row(term, each) for each, term in found))
+        return Peak(moment.bytes, tuple(Row(term, each) for each, term in found))
 
     def num_alike(self, other: _Moments) -> int:
         """For how many operations of backward the other tape runs the same."""

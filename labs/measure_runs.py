@@ -20,7 +20,8 @@ from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.files import check_files, write_text
 from actmem_course.others.logged_pairs import BLOCK_BYTES, MOST_NUMBERS, LoggedPair, logged_pairs
 from actmem_course.others.nanotron import NanotronRun, nanotron_runs
-from actmem_course.process import lab, lab_console
+from actmem_course.process import lab
+from actmem_tools.command_line import screen
 
 #: How far a run's peak may be from the logged one.
 LIMIT_PERCENT = 0.1
@@ -30,7 +31,7 @@ LIMIT_PERCENT = 0.1
 def main() -> int:
     args = arguments()
     pairs, runs = logged_pairs(), nanotron_runs()
-    console = lab_console()
+    console = screen()
     console.print(pairs_table(pairs), "layer: 34sbh + 5as²b + 16sb\n", runs_table(runs), highlight=False)
     equal = sum(not pair.apart_bytes for pair in pairs)
     explained = sum(pair.explained for pair in pairs)

@@ -17,7 +17,6 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from actmem_course.arguments import report_error
-from actmem_course.console import lab_console as lab_console  # labs take it from here
 
 #: Set, it shows the traceback of an error beside its line.
 TRACEBACK = "ACTMEM_TRACEBACK"

@@ -51,13 +51,9 @@ def _store() -> RankStore:
 
 def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
     """--ranks N and --device; --emulate T where one rank can do the work alone."""
-    parser.add_argument(
-        "--ranks", type=int, metavar="N", help="without torchrun: start N ranks here; default: one a GPU"
-    )
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks here (default: one for each GPU)")
     if emulate:
-        parser.add_argument(
-            "--emulate", type=int, metavar="T", help="be one rank of T in a single process (on the CPU)"
-        )
+        parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process")
     where = "default: GPUs if there is one for each rank"
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     parser.set_defaults(emulate=None)

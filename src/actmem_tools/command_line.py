@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from actmem.config import ConfigError
 
@@ -67,11 +67,15 @@ def write(where: str, text: str) -> None:
         raise ConfigError(f"cannot write {where}", error.strerror or "") from error
 
 
-def screen() -> Console:
-    """Where tables are printed, which need 80 columns."""
+def screen(**options: Any) -> Console:
+    """A console for tables of 80 columns: on a narrower screen the terminal wraps lines, and no digit is lost.
+
+    Args:
+        options: of rich's Console.
+    """
     from rich.console import Console
 
-    console = Console(soft_wrap=False)
+    console = Console(**options)
     console.width = max(80, console.width)
     return console
 

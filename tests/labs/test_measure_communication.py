@@ -28,7 +28,7 @@ SHAPE = ModelShape(16, 1, 32, 4)
 TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 1]
 
 
-def test_under_torchrun(tmp_path):
+def test_on_two_ranks(tmp_path):
     path = tmp_path / "exchanges.json"
     shown = shown_in_80_columns(SCRIPT, *TINY, "--json", path, processes=2)
     assert "Every number, kind and byte agrees" in shown and "over gloo is an all-reduce that forgets the rest" in shown

@@ -54,7 +54,7 @@ def test_every_mode_and_peer(tmp_path):
         assert by_name["none", "megatron-core"]["wide_mask_bytes"] == 3 * (4 * 16 * 16 * 2 + 2 * 16 * 2 * 32) // 2
 
 
-def test_under_torchrun_elementwise_beside_selective_and_the_same_exchange(tmp_path):
+def test_on_two_ranks_elementwise_beside_selective_and_the_same_exchange(tmp_path):
     path = tmp_path / "peers.json"
     chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
     shown = " ".join(shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2).split())

@@ -24,7 +24,7 @@ def test_every_rank_exact(arguments, in_flight, pools, tmp_path):
     check_results(lab_results(pools[4], SCRIPT, *arguments, "--html", page), page, in_flight)
 
 
-def test_under_torchrun(tmp_path):
+def test_on_two_ranks(tmp_path):
     page = tmp_path / "figure.html"
     check_results(launch.results(SCRIPT, "--html", page, processes=2), page, [2, 1])
 

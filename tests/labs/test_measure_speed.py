@@ -37,5 +37,5 @@ def test_emulated_with_all_files(tmp_path):
     assert "core attention recompute" in files["trace"].read_text()
 
 
-def test_under_torchrun():
+def test_on_two_ranks():
     check_lines(launch.results(SPEED, *TINY, processes=2))

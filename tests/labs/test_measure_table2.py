@@ -1,7 +1,8 @@
-"""The main job as a user starts it: torchrun or --emulate, JSON, and bad input in one line."""
+"""The main job as a user starts it: --ranks, torchrun or --emulate, JSON, and bad input in one line."""
 
 import json
 import os
+import subprocess
 from argparse import Namespace
 
 import pytest
@@ -9,13 +10,14 @@ import pytest
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from actmem_course.lab_tools.machine import ranks_here
+from tests.labs.faults import TORCHRUN
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
 FIELDS = {"configuration", "tensor_parallel_size", "rank", "predicted_bytes", "extra_bytes", "measured_bytes"}
 
 
-def test_under_torchrun():
+def test_on_two_ranks():
     check_results(launch.results(SCRIPT, processes=2), 2)
 
 
@@ -53,7 +55,8 @@ def test_bad_input_ends_a_real_process_with_2():
 
 
 def test_bad_input_under_torchrun_is_said_once_by_rank_0():
-    done = launch.run(SCRIPT, "--json", "/proc/actmem/x.json", processes=2)  # only rank 0 can find it
+    command = [*TORCHRUN, str(launch.LABS / SCRIPT), "--json", "/proc/actmem/x.json"]  # only rank 0 can find it
+    done = subprocess.run(command, capture_output=True, text=True)
     own = [line for line in done.stderr.splitlines() if line.startswith("measure_table2.py: ")]
     assert len(own) == 1 and "--json: cannot write" in own[0]
     assert done.returncode != 0 and "exitcode  : 2" in done.stderr and "(local_rank: 0)" in done.stderr

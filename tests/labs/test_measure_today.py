@@ -20,7 +20,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def test_under_torchrun():
+def test_on_two_ranks():
     results = launch.results(SCRIPT, processes=2)
     assert {c.name for c in configurations()} == NAMES and len(results) == 2 * len(NAMES)
     for result in results:

@@ -68,13 +68,13 @@ def test_two_stages_of_two_ranks_on_two_hosts(hosts):
 
 
 def test_a_host_crashes(hosts):
+    """Slurm ends the other host's ranks, which may say before that they have lost a connection."""
     run = started(hosts)
     for number in hosts.processes("b"):
         os.kill(number, signal.SIGKILL)
     code, _, errors = run.end()
     lines = own_lines(errors)
-    assert code and lines, errors
-    assert all(re.match(r"train.py: rank [01]: .*Connection (closed|reset) by peer", line) for line in lines), lines
+    assert code and all(re.match(r"train.py: rank [01]: .*(closed|reset) by peer", line) for line in lines), errors
     assert run.nothing_is_left()
 
 

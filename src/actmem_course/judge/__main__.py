@@ -21,12 +21,12 @@ from rich.text import Text
 
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser
-from actmem_course.console import lab_console
 from actmem_course.files import check_files, replacing
 from actmem_course.judge.descendants import adopt_orphans, end_descendants
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import lab_name, load_lab
 from actmem_course.judge.verdict import PASSED
+from actmem_tools.command_line import screen
 
 _RUN = "import sys; from actmem_course.judge import main; sys.argv = sys.argv[1:]; sys.exit(main({names}))"
 
@@ -68,7 +68,7 @@ def main() -> int:
         files = [path for path in sorted(folder.rglob("*.py")) if _lab_of(path)]
         if not files:
             raise ConfigError("what", f"{folder} has no Python file that says which lab it is")
-    console = lab_console(highlight=False, emoji=False)
+    console = screen(highlight=False, emoji=False)
     found = []
     adopt_orphans()
     for file in files:
@@ -176,7 +176,7 @@ def _progress(reset: bool) -> int:
     progress = LearnerProgress()
     if reset:
         progress.reset()
-    console = lab_console(highlight=False, emoji=False)
+    console = screen(highlight=False, emoji=False)
     console.print(progress.table())
     console.print(Text(progress.summary()), soft_wrap=True)
     if found := progress.next():

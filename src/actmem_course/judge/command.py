@@ -13,7 +13,6 @@ from rich.text import Text
 
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
-from actmem_course.console import lab_console
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files
 from actmem_course.judge.learner_progress import LearnerProgress, reading
@@ -21,6 +20,7 @@ from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
 from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
+from actmem_tools.command_line import screen
 
 #: Between two looks at the learner's file.
 _LOOK_SECONDS = 0.1
@@ -115,7 +115,7 @@ class _Judging:
 
     def watch(self) -> int:
         """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
-        console = lab_console(highlight=False, emoji=False)
+        console = screen(highlight=False, emoji=False)
         console.print(Text(f"watching {typed(self.script)}: save it and it is judged; Ctrl-C ends this", style="dim"))
         before: tuple[int, int] | None = None
         while True:
@@ -358,8 +358,8 @@ def _check_alone(args, parser: LabParser) -> None:
 
 def _hint(exercise: Exercise, script: Path) -> int:
     if int(os.environ.get("RANK", "0")) == 0:
-        screen = lab_console(highlight=False, emoji=False)
-        screen.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
+        console = screen(highlight=False, emoji=False)
+        console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
         for hint in LearnerProgress(script).next_hints(exercise):
-            screen.print(Text(f"• {hint}"))
+            console.print(Text(f"• {hint}"))
     return 0

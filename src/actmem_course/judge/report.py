@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from actmem_course.console import lab_console
 from actmem_course.files import write_text
 from actmem_course.judge.learner_progress import reading
 from actmem_course.judge.outline import Lab
 from actmem_course.judge.verdict import BLOCKED, ERROR, OPEN, PASSED, SKIPPED, WRONG, Verdict
+from actmem_tools.command_line import screen
 
 _YELLOW, _RED = "bold yellow", "bold red"
 _STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELLOW, WRONG: _RED, ERROR: _RED}
@@ -32,7 +32,7 @@ class Report:
 
     def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1, json_file: Path | None = None):
         self.lab, self.script, self.json_file, self.asked, self.ranks = lab, script, json_file, asked, ranks
-        self.console = lab_console(highlight=False, emoji=False)
+        self.console = screen(highlight=False, emoji=False)
         self.verdicts: list[Verdict] = []
         self.reward: dict | None = None
         self._what = ""

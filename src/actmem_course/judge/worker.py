@@ -45,9 +45,9 @@ from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
 from actmem_course.judge.virtual import Unwanted, VirtualRanks, file_and_line
 from actmem_course.judge.workbench import Bench, RealRank
-from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.ranks import join_group
+from actmem_tools.command_line import screen
 
 _leave = os._exit  # a learner's code meets another one
 
@@ -255,7 +255,7 @@ class RealWorker(Worker):
             self.tell(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
             return
         if b.rank == 0:
-            reward.show(lab_console(file=sys.__stdout__, highlight=False, emoji=False))
+            reward.show(screen(file=sys.__stdout__, highlight=False, emoji=False))
             print(end="", file=sys.__stdout__, flush=True)
         self.tell(reward=dataclasses.asdict(reward), why="")
 

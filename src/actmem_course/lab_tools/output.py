@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
-from actmem_course.console import lab_console
 from actmem_course.files import replacing, write_text
+from actmem_tools.command_line import screen
 
 if TYPE_CHECKING:
     from actmem_course.figures.marks import Drawing
@@ -24,7 +24,7 @@ WRONG = "bold red"
 
 def screen_of(rank: int) -> Console:
     """Standard output; silent on every rank but 0."""
-    return lab_console(quiet=rank > 0, highlight=False)
+    return screen(quiet=rank > 0, highlight=False)
 
 
 def status(rank: int, text: str) -> Status:

@@ -168,7 +168,8 @@ class OwnModel:
     def _fsdp_rows(self, in_blocks: bool) -> list[Row]:
         """What FSDP2 holds beside shards, and beside what ``need`` has of other blocks.
 
-        While embedding and loss run, a block is gathered already.  In a block its gradients, and those of what ran before all blocks, wait for their division.
+        While embedding and loss run, a block is gathered already.
+        In a block its gradients, and those of what ran before all blocks, wait for their division.
         """
         (whole, block, early), each = self.num_elements(), self.blocks.element_size
         ends = whole - self.num_blocks * block

@@ -174,8 +174,8 @@ class Peak:
 class Sharded:
     """Bytes of a block whose weights the ranks share (FSDP2), field by field.
 
-    Its weights, gathered while the block before runs; all its gradients in float32, there while the next block runs; and
-    the part of them that stays then.
+    Its weights, gathered while the block before runs; all its gradients in float32, there while the next block runs;
+    and the part of them that stays then.
     """
 
     weights: int = 0

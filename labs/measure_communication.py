@@ -47,8 +47,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 #: torch's own reduce-scatter, which over gloo is an all-reduce.
 TORCHS = "torch's reduce-scatter"
 GLOO = (
-    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. Torch's "
-    "reduce-scatter over gloo is an all-reduce that forgets the rest; ours sends only what is kept "
+    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. "
+    "Torch's reduce-scatter over gloo is an all-reduce that forgets the rest; ours sends only what is kept "
     "(parallel/collectives.py)."
 )
 

@@ -1,8 +1,8 @@
 """torchrun --nproc-per-node 2 labs/measure_peers.py
 
-The same transformer layer by this course, by torch's DTensor plan, by megatron-core and under FSDP2, in one run: time of
-forward and backward in turns, bytes held by one ledger, bytes at the peak. Over gloo DTensor and megatron-core run as shipped
-and with our reduce-scatter. A peer that is not installed, or cannot run here, is named and left out.
+The same transformer layer by this course, by torch's DTensor plan, by megatron-core and under FSDP2, in one run: time
+of forward and backward in turns, bytes held by one ledger, bytes at the peak. Over gloo DTensor and megatron-core run
+as shipped and with our reduce-scatter. A peer that is not installed, or cannot run here, is named and left out.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
 What Hugging Face's blocks keep beside ours, on one process: python labs/measure_peers.py --today
 Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
@@ -51,9 +51,9 @@ SAME_EXCHANGE = ", our exchange"
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under "
     "sequence parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
-    "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the "
-    "activations' dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: recompute_modules "
-    "core_attn, layernorm and mlp, which recomputes the MLP's matmuls",
+    "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in "
+    "the activations' dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: "
+    "recompute_modules core_attn, layernorm and mlp, which recomputes the MLP's matmuls",
     "FSDP2": "shards weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes "
     "are compared per sequence",
 }
@@ -96,8 +96,8 @@ def main() -> int:
         torch.manual_seed(1234)
         modes = options.chosen(args.recompute, PEER_MODES)
         rows = measure_peers(
-            shape, here, getattr(torch, dtype), rounds=args.rounds, peers=options.chosen(args.peer, tuple(PEERS)), modes=modes,
-            sequence_parallel=sequence_parallel,
+            shape, here, getattr(torch, dtype), rounds=args.rounds, modes=modes,
+            peers=options.chosen(args.peer, tuple(PEERS)), sequence_parallel=sequence_parallel,
         )  # fmt: skip
         screen.print(f"One layer by others: {described(shape, here, dtype)}", style="bold")
         screen.print(*(peers_table(rows, mode) for mode in modes))
@@ -105,7 +105,8 @@ def main() -> int:
             screen.print(overheads_table(rows))
         screen.print(
             f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {clock_name(here.device)}; ours against itself "
-            f"came out up to {100 * (rows[0]['noise'] or 0):.1f}% apart. Below each: 95% interval; for bytes, over ours."
+            f"came out up to {100 * (rows[0]['noise'] or 0):.1f}% apart. "
+            "Below each: 95% interval; for bytes, over ours."
         )
         over = next((row["over_selective"] for row in rows if row["name"] == OURS and row["over_selective"]), None)
         if over:  # every rank counts: collectives are part of it
@@ -200,8 +201,8 @@ def measure_peers(
 ) -> list[dict[str, Any]]:
     """A row for each mode and layer, ours first.  Every rank must call it.
 
-    All modes of all layers take turns in every round, so that modes can be compared too.  Peers that reduce-scatter over
-    gloo run as shipped, and once more with our reduce-scatter.
+    All modes of all layers take turns in every round, so that modes can be compared too.  Peers that reduce-scatter
+    over gloo run as shipped, and once more with our reduce-scatter.
     """
     over_gloo = sequence_parallel and here.device == "cpu" and here.size > 1 and not here.emulated
     ours = partial(our_reduce_scatter, tensor_parallel(sequence_parallel=sequence_parallel))
@@ -263,7 +264,7 @@ def table2_units(shape: ModelShape, here: Ranks, mode: str, sequence_parallel: b
 
 
 def peers_table(rows: list[dict[str, Any]], mode: str) -> Table:
-    """The rows of one mode: medians, our time over each, bytes held (and over ours) and at the peak.  Ours is the first.
+    """The rows of one mode: medians, our time over each, bytes held (and over ours) and at the peak; ours first.
 
     What is over ours is per sequence.  masks: what a CPU's wide dropout masks take of the bytes held.
     """

@@ -188,7 +188,7 @@ def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> Non
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Table 4.  Three lines a variant: medians; quartiles, bytes held and FLOPs; peak bytes and the paper's overhead."""
+    """Table 4.  Three lines a variant: medians; quartiles, bytes held, FLOPs; peak bytes and the paper's overhead."""
     columns = map(numbers, ("forward", "backward", "both", "overhead"))
     made = table(title, "one layer, milliseconds", *columns, tight=True)
     for row in rows:

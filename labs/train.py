@@ -1,8 +1,8 @@
 """torchrun --nproc-per-node 2 labs/train.py --save run --resume
 
 Lab 6's training, of a GPT or of a Llama, as a job that may be killed: it saves itself every few steps, and the same
-command started again goes on from there.  With as many ranks the losses are, bit for bit, those of a training that nobody
-interrupted; other numbers of ranks and other modes may go on too, and differ by rounding.
+command started again goes on from there.  With as many ranks the losses are, bit for bit, those of a training that
+nobody interrupted; other numbers of ranks and other modes may go on too, and differ by rounding.
 Exit code 0 at the end of all steps, 2 on wrong use.
 """
 

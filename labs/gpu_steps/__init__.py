@@ -1,1 +1,1 @@
-"""The steps of ``labs/measure_gpu.py``, one file each: every step measures one thing and returns plain values for the JSON."""
+"""The steps of ``labs/measure_gpu.py``, one file each: a step measures one thing and returns plain values."""

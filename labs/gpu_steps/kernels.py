@@ -18,7 +18,8 @@ BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-#: Name, query heads, key heads, widths of a query's and a value's head, tokens, causal, dropout: one rank's share at t = 8.
+#: One rank's share at t = 8: name, query heads, key heads, widths of a query's and a value's head, tokens, causal,
+#: dropout.
 CALLS = (
     ("22B", 8, 8, 96, 96, 2048, True, 0.0),
     ("175B with dropout", 12, 12, 128, 128, 2048, True, 0.1),
@@ -38,7 +39,8 @@ CALLS = (
 def measure_kernels(call: tuple, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """Torch's own choice beside the table's, and per kernel what it keeps beyond Q, K, V and its output.
 
-    predicted_bytes: 4 bytes a query and head of log-sum-exp, with the table's extras.  Only for kernels that run the call.
+    predicted_bytes: 4 bytes a query and head of log-sum-exp, with the table's extras.  Only for kernels that
+    run the call.
     """
     _, heads, key_heads, width, value_width, tokens, causal, dropout = call
     name = str(dtype).removeprefix("torch.")
@@ -63,7 +65,7 @@ def measure_kernels(call: tuple, device: str, dtype: torch.dtype) -> dict[str, A
 
 
 def _run(call: tuple, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """One call: its autograd node, what it saved beyond Q, K, V and the output, and what the allocator was asked for."""
+    """One call: its autograd node, what it saved beyond Q, K, V and the output, what the allocator was asked for."""
     _, heads, key_heads, width, value_width, tokens, causal, dropout = call
 
     def made(count: int, size: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Two models that somebody else wrote, without their weights: factories for ``actmem record``, ``tape`` and ``plan``."""
+"""Two models that somebody else wrote, without weights: factories for ``actmem record``, ``tape`` and ``plan``."""
 
 from __future__ import annotations
 

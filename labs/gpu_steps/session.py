@@ -1,4 +1,4 @@
-"""A run of steps on a borrowed GPU: the result is on disk after each one, and a step that fails is skipped with its cause."""
+"""A run of steps on a borrowed GPU: results are on disk after each one; a step that fails is skipped with its cause."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One real training step of models that somebody else wrote, beside what this course's tools say before it runs.
 
-``record --step --fake --device cuda`` and ``plan`` are asked in processes of their own, started first, because they take
-the CPU's time and not the GPU's.
+``record --step --fake --device cuda`` and ``plan`` are asked in processes of their own, started first, because they
+take the CPU's time and not the GPU's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Predictions:
         """The bill of one step on one GPU, solved from tiny runs."""
         own = "" if "h=" in sizes else f",{PLAN_SIZES[name]}"
         self._start(
-            f"plan {_key(name, sizes)}", "plan", f"{MODELS}:{name}", "--at", f"{sizes}{own}", "--memory", f"{self.memory_gib:.0f}",
+            f"plan {_key(name, sizes)}", "plan", f"{MODELS}:{name}", "--at", f"{sizes}{own}",
+            "--memory", f"{self.memory_gib:.0f}",
         )  # fmt: skip
 
     def start_read(self, name: str, sizes: str) -> None:
@@ -160,7 +161,8 @@ def measure_snapshot(name: str, sizes: str, predictions: Predictions, seconds: f
     read = predictions.result(f"read {_key(name, sizes)}", seconds)
     snapshot = predictions.folder / f"{_key(name, sizes)}.pickle"
     return {
-        "sizes": sizes, "record_real": _summary(real), "snapshot_read": _summary(read), "snapshot_file_bytes": snapshot.stat().st_size,
+        "sizes": sizes, "record_real": _summary(real), "snapshot_read": _summary(read),
+        "snapshot_file_bytes": snapshot.stat().st_size,
     }  # fmt: skip
 
 
@@ -172,7 +174,8 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
     for row in result.get("peak", []):
         by_kind[row["kind"]] = by_kind.get(row["kind"], 0) + row["bytes"]
     return {
-        "kept_bytes": result["total_bytes"], "peak_bytes": result.get("peak_bytes"), "peak_by_kind": by_kind, "notes": result["notes"],
+        "kept_bytes": result["total_bytes"], "peak_bytes": result.get("peak_bytes"), "peak_by_kind": by_kind,
+        "notes": result["notes"],
     }  # fmt: skip
 
 

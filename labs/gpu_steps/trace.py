@@ -1,4 +1,4 @@
-"""One layer's kernels on a time line, under the paper's names: what a profiler shows of forward, backward and recomputation."""
+"""One layer's kernels on a time line, under the paper's names, as a profiler sees forward, backward, recomputation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actmem_course.lab_tools.trace import write_trace
 
 
 def measure_trace(shape: ModelShape, recompute: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The kernels of one step: short name, start and duration in microseconds, and the named range that launched each."""
+    """The kernels of one step, and its named ranges: short name, start and duration in microseconds."""
     runner = layer_runner(shape, tensor_parallel(sequence_parallel=True), device, dtype, recompute)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

@@ -132,7 +132,7 @@ def _unbilled(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor
 
 
 def _made_by_backward(events: list[dict[str, Any]], in_forward: int) -> list[dict[str, Any]]:
-    """What backward had allocated and not freed at the step's peak, the largest first: the bill's transient, as it was."""
+    """What backward had allocated and not freed at the step's peak, largest first: the bill's transient, as it was."""
     live: dict[int, dict[str, Any]] = {}
     size = most = 0
     at_peak: list[dict[str, Any]] = []

@@ -108,8 +108,8 @@ def table2(name: str) -> list[PaperEntry]:
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
     return [
         PaperEntry(
-            "table2", name, row.name, "bytes", closed_form(row, shape, t), found["predicted_bytes"], found["extra_bytes"],
-            found["measured_bytes"], found["disagreement"], note=f"sbh({row.formula()})",
+            "table2", name, row.name, "bytes", closed_form(row, shape, t), found["predicted_bytes"],
+            found["extra_bytes"], found["measured_bytes"], found["disagreement"], note=f"sbh({row.formula()})",
         )
         for row, found in zip(TABLE2, measure_layer(name))
     ]  # fmt: skip
@@ -119,8 +119,8 @@ def stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> Paper
     predicted, extra, measured = stage.rows(), stage.extra_rows(), paper_models.measure_paper_stage(stage)
     comparison = compare(predicted + extra, measured)
     return PaperEntry(
-        section, stage.model_name, quantity, "bytes", ours_formula=total(predicted), extra=total(extra), measured=total(measured),
-        disagreement="" if comparison.exact else comparison.describe(), **more,
+        section, stage.model_name, quantity, "bytes", ours_formula=total(predicted), extra=total(extra),
+        measured=total(measured), disagreement="" if comparison.exact else comparison.describe(), **more,
     )  # fmt: skip
 
 
@@ -140,7 +140,8 @@ def figure1(name: str) -> list[PaperEntry]:
             activations,
             PaperEntry(
                 "figure1", name, f"all, {label}", "bytes", ours_formula=together, extra=activations.extra,
-                measured=measured + total(paper_models.measure_paper_stage(stage)), disagreement=activations.disagreement,
+                measured=measured + total(paper_models.measure_paper_stage(stage)),
+                disagreement=activations.disagreement,
                 note=f"{together / 2**30:.1f} GiB, {fits}",
             ),
         ]  # fmt: skip

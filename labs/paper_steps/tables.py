@@ -36,8 +36,8 @@ SHAPE = PAPER_MODELS["22B"].shape  # all four have this s and v
 
 FIGURE1 = "Figure 1: bytes on one GPU of the first stage, against its 80 GiB"
 FIGURE1_NOTE = (
-    "Baseline: tensor parallelism only; both methods: with sequence parallelism and selective recomputation. The figure "
-    "prints no numbers and names no optimizer: taken here is Megatron's Adam, 18 bytes a parameter."
+    "Baseline: tensor parallelism only; both methods: with sequence parallelism and selective recomputation. The "
+    "figure prints no numbers and names no optimizer: taken here is Megatron's Adam, 18 bytes a parameter."
 )
 TABLE2 = "Table 2: bytes that one layer saves on one rank; below each, the paper's formula"
 TABLE2_NOTE = (
@@ -57,8 +57,8 @@ TABLE5_NOTE = (
 )
 FLOPS = "FLOPs of one iteration, counted while the whole model runs; paper: eq. 7 and 8"
 FLOPS_NOTE = (
-    "Counted are matmuls, the logits' among them. Looking up embeddings, softmax, layer norm, GeLU, dropout, biases and "
-    "the loss are none."
+    "Counted are matmuls, the logits' among them. Looking up embeddings, softmax, layer norm, GeLU, dropout, biases "
+    "and the loss are none."
 )
 FIGURE9 = "Figure 9: bytes on pipeline ranks with both methods; outputs: more if not freed"
 

@@ -23,7 +23,7 @@ from actmem_course.lab_tools.timing import Work
 
 @dataclass(frozen=True)
 class Runner:
-    """A module and the input that it runs on.  A copy of the input plays the output of the layer before, and counts while it lives."""
+    """A module and its input, of which a copy plays the output of the layer before, and counts while it lives."""
 
     module: nn.Module
     leaf: Tensor
@@ -113,7 +113,10 @@ def _allocator_peak(runner: Runner) -> int:
 
 
 def live_peak(runner: Runner) -> int:
-    """The most bytes of live storages during forward and backward.  Run the module once first, for what is made only once."""
+    """The most bytes of live storages during forward and backward.
+
+    Run the module once first, for what is made only once.
+    """
     live = LiveStorages([runner.leaf, *runner.module.parameters(), *runner.module.buffers()])
     live.peak_bytes = 0
     with live:

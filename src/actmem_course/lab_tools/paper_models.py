@@ -3,8 +3,8 @@
 Bytes of a model are counted on one pipeline rank, emulated, with everything in flight: it runs the real GPT part on
 torch's fake backend, through the schedule's own actions, up to the moment at which it holds most.
 
-FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers; ``torch.utils.flop_counter``
-counts matmuls from the shapes that reach them, so logits and attention count, and
+FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers;
+``torch.utils.flop_counter`` counts matmuls from the shapes that reach them, so logits and attention count, and
 looking up embeddings, softmax, layer norm, GeLU, dropout, biases and the loss do not.
 """
 

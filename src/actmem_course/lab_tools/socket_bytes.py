@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-#: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers after 200 bytes.
+#: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers after
+#: 200 bytes.
 _INFO = struct.Struct("200xQQ")
 #: Sockets send asynchronously: everything is out once the count has not changed for this long.
 _SETTLING_SECONDS = 0.02

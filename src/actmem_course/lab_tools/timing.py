@@ -315,7 +315,8 @@ def time_in_turns(
     return Timings(slowest, noise_of(ratios(twins, bases)), part)
 
 
-#: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.
+#: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the
+#: heap's end.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 #: The largest value that glibc accepts for the first; larger blocks are still returned.
 _LARGEST_KEPT_BLOCK = 32 << 20

@@ -82,7 +82,10 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
 
 
 def mark_for_nsys(candidates: dict[str, Work]) -> None:
-    """Run each candidate once with the same ranges as NVTX ranges, which Nsight Systems shows.  Every rank must call it."""
+    """Run each candidate once with the same ranges as NVTX ranges, which Nsight Systems shows.
+
+    Every rank must call it.
+    """
     with paper_ranges(), emit_nvtx():
         _steps(candidates)
 

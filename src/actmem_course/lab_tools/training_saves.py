@@ -1,7 +1,7 @@
 """The state of a training, saved by its ranks in files that don't depend on t, and read again by any number of them.
 
-torch.distributed.checkpoint writes each rank's shards, and reads those that another rank needs.  What belongs to the state:
-weights, the optimizer's averages and its count of steps, and the losses so far.
+torch.distributed.checkpoint writes each rank's shards, and reads those that another rank needs.  What belongs to the
+state: weights, the optimizer's averages and its count of steps, and the losses so far.
 
 A save is a folder ``step-00000012`` with torch's files and, written last, their checksums: it is whole only with those.
 ``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.

@@ -1,4 +1,4 @@
-"""What others' blocks keep (``measure_peers.py --today``), by formula and counted, at shapes in which all sizes differ."""
+"""What others' blocks keep (``measure_peers.py --today``), by formula and counted; all sizes differ in a shape."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def megatron_layer(
     device: str = "cpu",
     dtype=torch.float32,
 ) -> nn.Module:
-    """Megatron's TransformerLayer over all ranks, in the paper's arithmetic.  In and out: ``[s/t, b, h]`` or ``[s, b, h]``.
+    """Megatron's TransformerLayer over all ranks, in the paper's arithmetic.
+
+    In and out: ``[s/t, b, h]`` or ``[s, b, h]``.
 
     recompute: a mode of ours, or the names for its ``recompute_modules``.
     Softmax in the activations' dtype, as the paper counts; Megatron's default keeps a float32
@@ -155,7 +157,7 @@ class _NoTracker:
 
 
 class _NoFP8:
-    """In place of Transformer Engine's FP8 state, which ``layernorm`` in recompute_modules asks even where FP8 is off."""
+    """In place of Transformer Engine's FP8 state: ``layernorm`` in recompute_modules asks it even where FP8 is off."""
 
     @staticmethod
     def is_fp8_enabled() -> bool:

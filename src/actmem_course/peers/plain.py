@@ -1,4 +1,6 @@
-"""Layers as one would write them for a single device, parallelized by torch: the paper's, and a Llama's in torchtitan's style.
+"""Layers as one would write them for a single device, parallelized by torch.
+
+The paper's, and a Llama's in torchtitan's style.
 
 DTensor's plan of Colwise, Rowwise and SequenceParallel cuts a layer without changes to its code.  FSDP2 cuts only
 its weights.
@@ -121,7 +123,9 @@ def dtensor_layer(
 def fsdp_layer(
     shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
 ) -> nn.Module:
-    """PlainLayer with its weights sharded over the ranks by FSDP2.  In and out: ``[s, b', h]``, b' sequences of this rank alone.
+    """PlainLayer with its weights sharded over the ranks by FSDP2.
+
+    In and out: ``[s, b', h]``, b' sequences of this rank alone.
 
     Keeps what an uncut layer keeps for b' sequences.
     """
@@ -132,7 +136,7 @@ def fsdp_layer(
 
 
 def filled(layer: _Layer) -> _Layer:
-    """The layer with weights as ours begin: torch scatters its own from rank 0, which an emulated rank is never sent."""
+    """The layer with weights as ours begin: torch scatters its own from rank 0, which an emulated rank lacks."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -227,7 +231,10 @@ def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype) -> Ti
 
 
 def memory_budget(share: float) -> AbstractContextManager:
-    """In the block torch.compile keeps at most that share of what it would keep.  Raises PeerUnavailable where torch has no such setting."""
+    """In the block torch.compile keeps at most that share of what it would keep.
+
+    Raises PeerUnavailable where torch has no such setting.
+    """
     if share == 1:
         return nullcontext()
     try:

@@ -51,15 +51,15 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         )
         try:
             context.start()
-            failures = context.wait(period=0.05).failures
+            result = context.wait(period=0.05)
         except SignalException as ended:
             context.close(timeout=GRACE_SECONDS)
             if ended.sigval != signal.SIGINT:
                 print_error(program, f"ended by {ended.sigval.name}")
             return 128 + ended.sigval
-    if not failures:
+    if result is None or not result.failures:
         return 0
-    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
     if first.exitcode < 0:
         print_error(program, f"rank {first.local_rank} was ended by {first.signal_name()}")
     elif isinstance(first.message, dict):  # the rank wrote it; without, exit code 1 is a lab's result

@@ -64,7 +64,10 @@ class LabParser(argparse.ArgumentParser):
         self._spelled = spelled or {}
 
     def error(self, message: str) -> NoReturn:
-        stop(self.prog, message)
+        if int(os.environ.get("RANK", "0")):
+            sys.exit(0)  # see the note at the top of this file
+        report_error(self.prog, message)
+        sys.exit(2)
 
     @contextmanager
     def refusing(self):
@@ -75,14 +78,6 @@ class LabParser(argparse.ArgumentParser):
             option = self._spelled.get(error.argument, "--" + error.argument.replace("_", "-"))
             known = option in self._option_string_actions
             self.error(f"{option if known else error.argument}: {error.rule}")
-
-
-def stop(program: str, message: str) -> NoReturn:
-    """End this rank over bad input: see the note at the top of this file."""
-    if int(os.environ.get("RANK", "0")):
-        sys.exit(0)
-    report_error(program, message)
-    sys.exit(2)
 
 
 def report_error(program: str, message: str) -> None:
@@ -103,7 +98,9 @@ def tell_torchrun(message: str) -> None:
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The form that torch.distributed.elastic.multiprocessing.errors reads.
         error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
-        Path(file).write_text(json.dumps(error), encoding="utf-8")
+        beside = Path(f"{file}.part")
+        beside.write_text(json.dumps(error), encoding="utf-8")
+        beside.replace(file)  # at once: this rank may be ended over another's error while it writes
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") -> None:

@@ -36,8 +36,8 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         size: the number of ranks.
 
     Returns:
-        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else
-        2 or 1 as the first rank that failed.
+        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else 2 or
+        1 as the first rank that failed.
     """
     program = os.path.basename(script)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line of ours says it all
@@ -51,16 +51,15 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         )
         try:
             context.start()
-            ended_ranks = context.wait(period=0.05)
-            failures = ended_ranks.failures if ended_ranks else {}
+            result = context.wait(period=0.05)
         except SignalException as ended:
             context.close(timeout=GRACE_SECONDS)
             if ended.sigval != signal.SIGINT:
                 print_error(program, f"ended by {ended.sigval.name}")
             return 128 + ended.sigval
-    if not failures:
+    if result is None or not result.failures:
         return 0
-    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
     if first.exitcode < 0:
         print_error(program, f"rank {first.local_rank} was ended by {first.signal_name()}")
     elif isinstance(first.message, dict):  # the rank wrote it; without, exit code 1 is a lab's result

@@ -36,8 +36,8 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
         size: the number of ranks.
 
     Returns:
-        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else 2 or
-        1 as the first rank that failed.
+        The exit code: 0 if all ranks ended with 0, 130 after Ctrl-C, 128 + n after another signal of number n, else
+        2 or 1 as the first rank that failed.
     """
     program = os.path.basename(script)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line of ours says it all

@@ -142,7 +142,7 @@ def test_the_front_page_is_the_readme_with_the_chapters(reader):
     opened = reader.open("index.html")
     text = opened.page.locator("article").inner_text()
     assert "make course" in text and "The chapters" in text
-    assert text.count(" minutes") == len(NAMES) - 1, "what each chapter is about, and how long it takes"
+    assert text.count(" minutes") >= len(NAMES) - 1, "what each chapter is about, and how long it takes"
     assert "Read the core" not in text, "the manual is a page of its own"
     for name in NAMES:
         # The front door's button leads to the first one as well.

@@ -141,7 +141,7 @@ def place_of_node_running() -> int:
 
 def holders_of(tensor: Tensor) -> tuple[int, int]:
     """How often C++ holds a tensor, and its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined] # no stub has the first
 
 
 def ranks_of(arguments: dict[str, Any]) -> int:

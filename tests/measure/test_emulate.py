@@ -1,5 +1,7 @@
 """One process as one rank of many: real tensors when asked for, and no unwritten memory among them."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -86,7 +88,7 @@ def test_attention_is_fused_however_it_is_called(name):
 @needs_build
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_is_a_gpus_however_it_is_called(name):
-    there = {"device": "cuda", "dtype": torch.bfloat16}
+    there: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     with tensors_for(True, "cuda"):
         assert scores(ATTENTION[name]().to(**there), **there) == 0
 

@@ -332,11 +332,8 @@ class _Moments:
             return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
 
         kept = self.kept + sum(number * each for number, each in [*zip(numbers, added)][on_host:])
-        ends, blocks = (
-            self._with_rows(more, found[in_blocks]) if in_blocks in found else Peak(0, ())
-            for in_blocks in (False, True)
-        )
-        return Need(kept, ends, blocks, whole("flops"), whole("moved_bytes"))
+        peaks = [self._with_rows(more, found[x]) if x in found else Peak(0, ()) for x in (False, True)]
+        return Need(kept, peaks[0], peaks[1], whole("flops"), whole("moved_bytes"))
 
     def _with_rows(self, more: Sequence[tuple[int, _Moments]], moment: _Moment) -> Peak:
         """The peak at a moment, with the kept rows of the blocks that wait."""

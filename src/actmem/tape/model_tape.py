@@ -337,8 +337,8 @@ def solved_target(
         changed = _with_loss(factory, loss, tiny)
         with fused_attention_on_cpu() as dropouts:
             solved = solved_blocks(changed, letters, rules, dtype, may_be_one, parts, sizes, lora)
-        more_known = {"longest": longest, "drops_scores": bool(dropouts)}
-        return {part: replace(blocks, **more_known) for part, blocks in solved.items()}
+        dropped = bool(dropouts)
+        return {part: replace(blocks, longest=longest, drops_scores=dropped) for part, blocks in solved.items()}
 
     try:
         found = solved_with()
@@ -365,7 +365,7 @@ def _longest(factory: Factory, tiny: Mapping[str, int], asked: int, positions: i
 def _with_loss(factory: Factory, loss: str, tiny: Mapping[str, int]) -> Factory:
     """The factory of a Hugging Face model with another way to compute the loss, which is checked."""
     changed = _changed(factory, LOSS_CODE[loss])
-    if LOSS_CODE[loss] and not torch.allclose(*(_padded_loss(each, tiny) for each in (factory, changed))):
+    if LOSS_CODE[loss] and not torch.allclose(_padded_loss(factory, tiny), _padded_loss(changed, tiny)):
         raise ConfigError("loss", "this model does more to its logits than code in chunks does: give a factory")
     return changed
 

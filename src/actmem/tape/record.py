@@ -105,7 +105,7 @@ class Recorder(StepMode):
         """Note that a weight gets a gradient; it is added to the one that waits.  args: of the addition."""
         stays = stays_as_gradient(args)
         weights_storage, storage = map(storage_of, args)
-        if weights_storage in self._summed or storage is None:
+        if weights_storage is None or storage is None or weights_storage in self._summed:
             return
         self._summed.add(weights_storage)
         if not stays:

@@ -84,7 +84,8 @@ def check_options(args: Namespace) -> tuple[ModelShape, Parallel]:
 
 def predicted(shape: ModelShape, parallel: Parallel, recompute: str, device: str) -> Bill:
     """The planner's bill of one rank at its peak: states, activations, the loss, and what backward makes."""
-    return rank_bill(PlannedGPT("model", shape).on(device), parallel, recompute, 1, 0)
+    model = PlannedGPT("model", shape).on(device)
+    return rank_bill(model, parallel, recompute, num_microbatches=1, pipeline_rank=0)
 
 
 def try_on_gpu(args: Namespace, shape: ModelShape, budget: int) -> bool:

@@ -59,7 +59,7 @@ def check_choice(argument: str, value: object, choices: Iterable) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as part of one line."""
+    """A value as an error message shows it: on one line."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int can be too long for it, and a class of anybody's can do anything

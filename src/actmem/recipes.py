@@ -150,7 +150,10 @@ class LayerTerms:
             )
 
     def stored(self, recompute: Mode) -> dict[str, str]:
-        """The terms kept elsewhere or smaller, each with its action.  Raises ConfigError where that can't be done."""
+        """The terms that are saved on the host or in eight bits, each with its action.
+
+        Raises: ConfigError if an action is not possible for its term.
+        """
         stored = dict(Recompute.of(recompute).stored)
         for term, action in stored.items():
             if term not in (self.input, *self.statistics):

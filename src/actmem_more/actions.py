@@ -1,10 +1,10 @@
 """What to do with each of a layer's terms so that it keeps few bytes: every best choice.
 
-A term is kept, recomputed, offloaded to the host's memory, or compressed to eight bits (``recipes.ACTIONS``).
-What needs no matmul is taken as free (measured: 2% of a layer's time for all of it), so recomputing has a price
-only in matmuls: a choice is a set of
-matmuls that are recomputed, all terms that these can rebuild go with it, and of the terms that are left some are moved.
-Exact: all sets of matmuls are tried, and for each the best use of the host's link for every number of bytes moved.
+A term is kept, recomputed, offloaded to the host's memory, or compressed to eight bits (``recipes.ACTIONS``). What
+needs no matmul is taken as free (measured: 2% of a layer's time for all of it), so recomputing has a price only in
+matmuls: a choice is a set of matmuls that are recomputed, all terms that these can rebuild go with it, and of the terms
+that are left some are moved. Exact: all sets of matmuls are tried, and for each the best use of the host's link for
+every number of bytes moved.
 """
 
 from __future__ import annotations

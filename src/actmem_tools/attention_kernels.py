@@ -66,7 +66,7 @@ class Gpu:
 
     @property
     def ranks_cudnn_first(self) -> bool:
-        """Otherwise math comes before cuDNN in torch's order, and always runs."""
+        """Whether torch tries cuDNN's kernel first; if not, it tries math before cuDNN, and math runs any call."""
         return self.capability in ((9, 0), (10, 0), (10, 3)) and self.cudnn > 91500
 
 

@@ -1,10 +1,9 @@
 """Emulate one rank of many in one process: real code, and collectives that send nothing.
 
-torch's fake backend completes every collective at once, with a result of the right shape and
-meaningless values (at most a copy of this rank's input).  On a CPU the tensors are fake too: they
-have shapes, dtypes and storages with sizes, but no memory, so a laptop can run a layer of the 1T
-model.  On a GPU they are real: real
-kernels and real memory on a single device.  To measure times on a CPU, ask for real tensors.
+torch's fake backend completes every collective at once, with a result of the right shape and meaningless values (at
+most a copy of this rank's input).  On a CPU the tensors are fake too: they have shapes, dtypes and storages with sizes,
+but no memory, so a laptop can run a layer of the 1T model.  On a GPU they are real: real kernels and real memory on a
+single device.  To measure times on a CPU, ask for real tensors.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class RunningModules:
         self._running.append((part, found, node_running()))
 
     def leave(self, part: nn.Module) -> None:
-        """``part`` ends.  One that began before this began to look is not among the running."""
+        """``part`` ends.  A module that began before the recording is not among the running."""
         while self._running and self._running.pop()[0] is not part:
             pass
 

@@ -131,7 +131,7 @@ def others_bars(shape: LlamaShape) -> Drawing:
 
 @lru_cache(maxsize=32)
 def _choices_of(shape: ModelShape, *allowed: str) -> tuple[LayerChoice, ...]:
-    """They are the same for every rate of the link, which is what moves."""
+    """The layer's best choices of actions; the slider changes the link's rate, which none of them depends on."""
     return tuple(choices(PricedLayer.of(shape), allowed))
 
 

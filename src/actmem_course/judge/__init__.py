@@ -6,11 +6,10 @@ a sentence and nothing hangs), ``judging`` (one exercise on all ranks), ``workbe
 virtual ranks and on processes), ``compare`` (equal up to rounding, or how not), ``saved_bytes``, ``rewards`` (what a
 solved lab measures).
 
-An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab).  ``mistakes`` states
-the mistakes, each as an edit of our solution, and ``naming`` finds the one that does what the
-learner's answer does.  What none does is described:
-``collective_outcomes`` has the four operators and the possible results of a collective, ``term_tables`` has
-tables of bytes.  ``hints.md`` has the hints.
+An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab).  ``observations`` has a
+class for each kind of thing that is compared.  ``mistakes`` states the mistakes, each as an edit of our solution, and
+``naming`` finds the one that does what the learner's answer does; what none does is described by its observation.
+``collective_outcomes`` has the results a collective can have, ``term_tables`` tables of bytes, ``hints.md`` the hints.
 """
 
 from actmem_course.judge.command import main

@@ -32,13 +32,10 @@ from actmem_course.judge.workbench import Bench
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file
-    reads is in it.
-    passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours runs.
-    unwanted: whether
-    nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes with functions of ours
-    in place of
-    the learner's, for the judges of later saves.
+    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
+    is in it.  passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours
+    runs.  unwanted: whether nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes
+    with functions of ours in place of the learner's, for the judges of later saves.
     """
 
     def __init__(

@@ -31,10 +31,9 @@ class Exercise:
     """One function to write, and how it is judged.
 
     case: its name in the lab's file of cases, if that isn't the function's.  section: of the chapter to read, and
-    chapter the
-    chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group:
-    it is handed
-    a process group, and is judged on several.  all_ranks: so it is on all ranks, though on one group only.
+    chapter the chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.
+    takes_group: it is handed a process group, and is judged on several.  all_ranks: so it is on all ranks, though on
+    one group only.
     """
 
     number: str

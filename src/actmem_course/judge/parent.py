@@ -2,8 +2,7 @@
 there at once.
 
 It tells them what to judge and passes on what they say.  One that takes too long is asked where it stands.  One that
-ends
-before its verdict has no verdict but the parent's.
+ends before its verdict has no verdict but the parent's.
 """
 
 from __future__ import annotations

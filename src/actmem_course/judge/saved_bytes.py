@@ -34,9 +34,8 @@ _MOST_NAMED = 4
 class SavedStorage:
     """One storage that autograd keeps.
 
-    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.
-    copied: it has the input's
-    values, and is another.
+    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.  copied:
+    it has the input's values, and is another.
     """
 
     bytes: int

@@ -39,8 +39,7 @@ def check_terms(
     """Raise Wrong with the first two things that are wrong, the terms that they are wrong in, and how many more are.
 
     found, true: bytes by term, of each case.  fault: what is wrong with a term, to follow its name, of its found and
-    true
-    bytes in each case.
+    true bytes in each case.
     """
     pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
     faults: dict[Fault, list[str]] = {}

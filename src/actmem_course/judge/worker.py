@@ -1,9 +1,8 @@
 """The judge's process: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
 
 It loads the learner's file, once for each virtual rank, judges, and says on its line what it is doing.  It watches
-nobody: the parent sees whether it lives, how long it takes, and asks where it stands.  Started without
-ACTMEM_VIRTUAL it
-is one of several real ranks, which run what has passed once more, and measure.
+nobody: the parent sees whether it lives, how long it takes, and asks where it stands.  Started without ACTMEM_VIRTUAL
+it is one of several real ranks, which run what has passed once more, and measure.
 """
 
 from __future__ import annotations

@@ -104,8 +104,10 @@ def crossover_seq_length(r: CaseRun) -> None:
 
 
 def _compared(found: list[int]) -> str:
-    """Which bytes are the same at that length; "" if none are.  One side is right rather than none, and none is too
-    large."""
+    """Which two sums of bytes the learner's answer is likely to have compared; "" if no pair gives these lengths.
+
+    Pairs with one right side are tried first, and those with a coefficient larger than the paper's last.
+    """
 
     def unlikely(pair: tuple[int, int]) -> tuple[bool, int, int]:
         core, rest = pair

@@ -26,6 +26,7 @@ from actmem.rows import LAYER_TERMS, Row, compare, on_device, on_host, total
 from actmem_more.actions import PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import LlamaShape
+from actmem_more.store import EightBits, HostMemory
 from tests.tiers import at_night
 
 PAPER = ModelShape(seq_length=32, micro_batch_size=2, hidden_size=24, num_attention_heads=4, vocab_size=1)
@@ -146,13 +147,19 @@ def test_a_layer_keeps_what_each_choice_on_the_line_says_and_has_the_same_gradie
     line = frontier(choices(layer, BOTH), lambda choice: choice.seconds(rates))
     assert len(line) > 5 and line[0].host_bytes
     assert line[-1].bytes == min(choice.bytes for choice in choices(layer, BOTH))
-    kind = TransformerLayer if shape is PAPER else LlamaLayer
-    wanted = gradients(kind(shape, seed=3), shape)
+
+    def made(actions="none"):
+        if shape is PAPER:
+            stores = {"offload": HostMemory(), "compress": EightBits()}
+            return TransformerLayer(shape, seed=3, recompute=actions, stores=stores)
+        return LlamaLayer(shape, seed=3, recompute=actions)
+
+    wanted = gradients(made(), shape)
     for choice in line:
-        found = gradients(kind(shape, seed=3, recompute=choice.actions), shape)
+        found = gradients(made(choice.actions), shape)
         assert all(torch.equal(*two) for two in zip(found, wanted))
         size = shape.seq_length, shape.micro_batch_size, shape.hidden_size
-        measured = layer_rows_of(kind(shape, seed=3, recompute=choice.actions), torch.randn(size).requires_grad_())
+        measured = layer_rows_of(made(choice.actions), torch.randn(size).requires_grad_())
         rows = on_device(layer.rows, layer.terms, choice.actions, 4)
         assert choice.bytes == total(rows)
         predicted = [*rows, *on_host(layer.rows, layer.terms, choice.actions)]

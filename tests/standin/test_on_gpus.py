@@ -106,6 +106,7 @@ def test_more_ranks_than_gpus_on_gpus_are_refused():
 
 
 OFFLOADS = """
+import os
 import torch
 from actmem.config import ModelShape
 from actmem.formulas.activations import layer_rows
@@ -129,7 +130,8 @@ def step(recompute):
 (held, plain), (left, gradients) = step("none"), step(actions)
 assert held - left == 4 * total(on_host(layer_rows(shape, element_size=4), PAPER_LAYER, actions)), (held, left)
 assert all(torch.equal(one, other) for one, other in zip(plain, gradients, strict=True))
-print("exact")
+print("exact", flush=True)
+os._exit(0)  # at a usual end torch may abort: the stand-in's backward thread is still there
 """
 
 
@@ -143,10 +145,9 @@ NCCL = """NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with N
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
 Last error:
 Error while creating shared memory segment /dev/shm/nccl-4t5gQb (size 9637888)"""
-NCCL_SAID = (
-    "NCCL: unhandled system error: Error while creating shared memory segment /dev/shm/nccl-4t5gQb (size 9637888)"
-)
-MEMORY_SAID = r"out of memory on a GPU: [\d.]+ MiB asked for, 0.00 GiB held by this rank, 0.00 of 0.00 GiB free"
+#: NCCL's first line and its last.
+NCCL_SAID = f"{NCCL.splitlines()[0]}: {NCCL.splitlines()[-1]}"
+MEMORY_SAID = r"out of memory: .*"
 #: Variables of the stand-in, a fault planted on rank 1 only, and what is said.
 FAILURES = {
     "one rank": ({}, "raises", r"rank 1: ValueError: planted \(measure_parity.py:\d+; .*\)"),

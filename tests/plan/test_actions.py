@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from actmem.config import TINY, ConfigError, ModelShape, Parallel, model_shape
+from actmem.drop import Store
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.layers.transformer import TransformerLayer
@@ -150,7 +151,7 @@ def test_a_layer_keeps_what_each_choice_on_the_line_says_and_has_the_same_gradie
 
     def made(actions="none"):
         if shape is PAPER:
-            stores = {"offload": HostMemory(), "compress": EightBits()}
+            stores: dict[str, Store] = {"offload": HostMemory(), "compress": EightBits()}
             return TransformerLayer(shape, seed=3, recompute=actions, stores=stores)
         return LlamaLayer(shape, seed=3, recompute=actions)
 

@@ -22,8 +22,8 @@ from rich.table import Table
 from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
 from actmem.ledger.comms import Collective, count_collectives
-from actmem.ledger.parts import layer_input
-from actmem.ledger.tools import replaced
+from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.storages import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.parts import layer_input
+from actmem.ledger.layer_rows import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import add_shape_arguments

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem import drop
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.drop import RecipeSource, Store, Terms
+from actmem.drop import NamedForward, RecipeSource, Store
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.flops import hardware_flops
@@ -25,7 +25,7 @@ from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.census import census
 from actmem.ledger.comms import count_collectives
-from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.layer_rows import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import ACTIONS, BLOCK, PAPER_LAYER
 from actmem.recompute import checkpoint
@@ -167,7 +167,7 @@ def test_refuses(dropped, rule):
 
 def test_the_layer_s_recipes_are_those_of_the_table(monkeypatch):
     made = []
-    monkeypatch.setattr(Terms, "__exit__", lambda self, *error: made.append(self) or leave(self, *error))
+    monkeypatch.setattr(NamedForward, "__exit__", lambda self, *error: made.append(self) or leave(self, *error))
     layer_of(set(LAYER_TERMS[1:]))(random_input())
     (terms,) = made
     named = {PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipes)}
@@ -181,7 +181,7 @@ def test_the_layer_s_recipes_are_those_of_the_table(monkeypatch):
         assert sources(recipe.term) == set(recipe.sources), recipe.term
 
 
-leave = Terms.__exit__
+leave = NamedForward.__exit__
 
 
 @pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])
@@ -201,7 +201,7 @@ def test_a_retained_graph_gives_the_same_again(dropped):
 )
 def test_a_recipe_that_makes_another_tensor_is_named(second):
     results, weight = iter([torch.ones(3, 4), second]), torch.ones(3, 4, requires_grad=True)
-    with Terms({"x"}) as terms:
+    with NamedForward({"x"}) as terms:
         y = weight * terms("x", lambda: next(results))
     with pytest.raises(RuntimeError, match="x: the second run made .*, the first "):
         y.sum().backward()
@@ -229,7 +229,7 @@ class Keeps(torch.autograd.Function):
 )
 def test_by_products_of_another_kind_are_named(second, message):
     results, x = iter([[torch.ones(3), torch.ones(4)], second]), torch.ones(3, 4, requires_grad=True)
-    with Terms({"statistics"}) as terms:
+    with NamedForward({"statistics"}) as terms:
         y = terms("y", lambda x: Keeps.apply(x, *next(results)), terms.input("x", x), also="statistics")
     with pytest.raises(RuntimeError, match=message):
         y.sum().backward()
@@ -264,7 +264,7 @@ def test_an_input_that_only_recipes_read_waits_for_the_last_of_them():
 def test_what_a_recipe_reads_outlives_the_node_that_saved_it():
     """In backward z's node comes first, and alone has saved s, from which d is made again."""
     w, v, x = torch.full((3,), 2.0, requires_grad=True), torch.ones(3, requires_grad=True), torch.arange(3.0)
-    with Terms({"d"}) as terms:
+    with NamedForward({"d"}) as terms:
         s = terms("s", lambda x: x + 1, terms.input("x", x))
         d = terms("d", lambda s: s + 1, s)
         y, z = d * w, s * v
@@ -276,7 +276,7 @@ def test_terms_end_well_where_a_checkpoint_around_them_stops():
     """The region's last tensor is saved inside a call, before the call's results have their names."""
 
     def region(x):
-        with Terms({"y"}) as terms:
+        with NamedForward({"y"}) as terms:
             y = terms("y", torch.square, terms.input("x", x))
             return terms("z", lambda y: (y * y).exp(), y).sum()
 
@@ -521,7 +521,7 @@ def test_nothing_outlives_a_layer_inside_a_checkpoint():
             generators = [layer.streams.replicated, layer.streams.sharded]
             checkpoint(layer, x, generators=generators).square().sum().backward()
             new = gc.get_objects()
-            alive.append(sum(type(one).__name__ in ("Slot", "Kept", "Terms", "_HostCopy") for one in new))
+            alive.append(sum(type(one).__name__ in ("Slot", "Kept", "NamedForward", "_HostCopy") for one in new))
             found = [x.grad, *(parameter.grad for parameter in layer.parameters())]
             assert equal(found, gradients(mode))
     finally:

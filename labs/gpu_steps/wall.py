@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from actmem.config import ModelShape, Parallel
 from actmem.layers.gpt import GPT
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem.main_grad import MainWeights
 from actmem.parallel import weights as initial_weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel

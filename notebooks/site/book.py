@@ -16,7 +16,7 @@ import nbformat
 import yaml
 from nbformat import NotebookNode
 
-from actmem_course.cut import lab_names, lab_source
+from actmem_course.strip_solutions import lab_names, lab_source
 from actmem_course.others.logged_pairs import logged_pairs
 from notebooks.site import cache, live
 from notebooks.source.pictures import front_drawing, front_picture

@@ -139,7 +139,7 @@ Panel(
 
 # %%
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows
-from actmem.ledger.parts import measure_layer
+from actmem.ledger.layer_rows import measure_layer
 from actmem.rows import total
 
 sizes = {}

@@ -283,7 +283,7 @@ Fold(
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.parts import rows_by_term
+from actmem.ledger.layer_rows import rows_by_term
 
 extra = layer_extra_rows(shape)
 checks.add_rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))

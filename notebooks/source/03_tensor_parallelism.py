@@ -148,7 +148,7 @@ Panel(
 # of shape $[b \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
-from actmem.ledger.parts import layer_input, term_name
+from actmem.ledger.layer_rows import layer_input, term_name
 
 with am.emulated_rank(t):
     tp = am.tensor_parallel()
@@ -225,7 +225,7 @@ checks.show()
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.parts import rows_by_term
+from actmem.ledger.layer_rows import rows_by_term
 
 predicted = am.layer_rows(GPT3, am.Parallel(t)) + layer_extra_rows(GPT3, am.Parallel(t))
 checks.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))

@@ -172,8 +172,8 @@ checks.show()
 # %%
 from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows
 from actmem.ledger.comms import count_collectives
-from actmem.ledger.parts import layer_rows_of
-from actmem.ledger.parts import layer_input
+from actmem.ledger.layer_rows import layer_rows_of
+from actmem.ledger.layer_rows import layer_input
 from actmem.rows import total
 
 

@@ -389,7 +389,7 @@ LiveFigure(
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem.ledger.comms import count_collectives
-from actmem.ledger.parts import layer_input
+from actmem.ledger.layer_rows import layer_input
 
 sent, pairs = {"the first run and backward": {}, "the second run": {}}, []
 for sequence in (False, True):
@@ -506,7 +506,7 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.parts import measure_layer
+from actmem.ledger.layer_rows import measure_layer
 from actmem.parallel.groups import TensorParallel
 from actmem_course.others.logged_pairs import logged_pairs
 

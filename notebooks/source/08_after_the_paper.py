@@ -127,7 +127,7 @@ checks.show()
 import torch
 from torch import nn
 
-from actmem_more.llama_parts import rms_norm, swiglu
+from actmem_more.llama_modules import rms_norm, swiglu
 
 
 class PlainNorm(nn.Module):
@@ -282,7 +282,7 @@ Panel(
 # `src/actmem_more/store.py`). An offloaded tensor comes back while backward works on the next operation of the forward order:
 
 # %%
-from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.layer_rows import layer_rows_of
 from actmem_more.store import EightBits, HostMemory
 
 small = model_shape("tiny")

@@ -216,11 +216,11 @@ Fold(
 #   without flash, torch before 2.14 stores the scores instead: check with `record --fake --device cuda`.
 # - **MLP.** Use a function that keeps `gate` and `up`, and recomputes `silu(gate)`.
 #
-# `actmem_more.llama_parts` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
+# `actmem_more.llama_modules` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
 # normalised `x`, which each norm kept in 16 bits for its weight's gradient.
 
 # %%
-from actmem_more.llama_parts import rms_norm, swiglu
+from actmem_more.llama_modules import rms_norm, swiglu
 
 
 class LeanNorm(Norm):
@@ -340,7 +340,7 @@ LiveFigure(
 # **Guess first:** which modes lower the peak of one layer?
 
 # %% jupyter={"source_hidden": true}
-from actmem.ledger.parts import layer_input
+from actmem.ledger.layer_rows import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem_tools.measured_parts import run_between_others
@@ -488,7 +488,7 @@ worked(
 # No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
 # </details>
 #
-# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/ledger/recorder.py`, `src/actmem/ledger/origins.py`,
+# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/ledger/recorder.py`, `src/actmem/ledger/provenance.py`,
 # `src/actmem/ledger/whole_step.py`, `src/actmem_tools/diagnosis.py`.
 #
 # ## Now fit your model

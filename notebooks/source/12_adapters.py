@@ -224,7 +224,7 @@ checks.show()
 # %% jupyter={"source_hidden": true}
 from actmem_course.predicted.adapters import linear_sizes
 from actmem_more.llama import attend
-from actmem_more.llama_parts import rms_norm, swiglu
+from actmem_more.llama_modules import rms_norm, swiglu
 from actmem_more.llama_shape import LlamaShape
 
 TINY = LlamaShape(24, 1, 64, 4, 2, 160)

@@ -82,7 +82,7 @@ on_the_host[terms.input] = "offload"
 import torch
 from torch import nn
 
-from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.layer_rows import layer_rows_of
 from actmem.rows import total
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import LlamaShape
@@ -164,7 +164,7 @@ checks.show()
 
 # %%
 from actmem.parallel.groups import TensorParallel
-from actmem_more.llama_parts import GatedMLP
+from actmem_more.llama_modules import GatedMLP
 
 
 def in_tiles(mlp, x, tile):
@@ -302,7 +302,7 @@ from torch.autograd import Function
 
 from actmem_course.predicted.long_sequences import eight_bit_rows
 from actmem_more.llama import attend
-from actmem_more.llama_parts import rms_norm, swiglu
+from actmem_more.llama_modules import rms_norm, swiglu
 
 
 def narrow(x):

@@ -1,24 +1,24 @@
 """Drop any set of a layer's tensors and rebuild each in backward by its own recipe.
 
-``recompute.checkpoint`` takes any code, forgets all that it saves, and runs all of it again in order.  Here a layer names
-its tensors one by one and says how each is made, so that each is made again by itself.  (A checkpoint as one recipe
-of these would hold all that its region saves until the region ends and names its results: twice the peak of a layer's
-forward pass.)  How it works, in six rules:
+``recompute.checkpoint`` takes any code, forgets all that it saves, and runs all of it again in order.  Here a layer
+names its tensors one by one and says how each is made, so that each is made again by itself.  (A checkpoint as one
+recipe of these would hold all that its region saves until the region ends and names its results: twice the peak of a
+layer's forward pass.)  How it works, in six rules:
 
-1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function and notes the recipe:
-   the name, the function, and the names of the sources.
-2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor, a weight too, goes
-   to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
-3. When backward opens an empty slot, the recipe runs again on its sources, which are kept, or rebuilt before, or rebuilt
-   now through as many recipes as it takes.
-4. What it makes fills all slots that wait for it, as in rule 4 of ``recompute``: each holds it for as long as the graph
-   holds the slot.  So a product runs once, however many tensors it serves.
-5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then reads
-   it back.
+1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function and notes the
+   recipe: the name, the function, and the names of the sources.
+2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor, a weight too,
+   goes to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
+3. When backward opens an empty slot, the recipe runs again on its sources, which are kept, or rebuilt before, or
+   rebuilt now through as many recipes as it takes.
+4. What it makes fills all slots that wait for it, as in rule 4 of ``recompute``: each holds it for as long as the
+   graph holds the slot.  So a product runs once, however many tensors it serves.
+5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then
+   reads it back.
 6. A mask's recipe knows how to draw it again: its seed on a CPU, the generator's state on a GPU.
 
-Gradients equal those without recomputation bit for bit, unless a name is stored in 8 bits: recipes run the forward pass's
-functions on the same values.
+Gradients equal those without recomputation bit for bit, unless a name is stored in 8 bits: recipes run the forward
+pass's functions on the same values.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def store_of_each(actions: Mapping[str, str], stores: Mapping[str, Store]) -> di
 NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] = []
 
 
-class Terms:
+class NamedForward:
     """The named tensors of one forward pass of one layer.
 
     dropped: names that backward rebuilds.  stored: names whose tensors go to a store.  With neither,
-    ``terms(name, function, *sources)`` is ``function(*sources)``, and a ledger may read the names.  Otherwise use it as a
-    context around the forward pass.  Keeps what the layer's operations save, without the dropped names, and the inputs
-    that their recipes read; of stored names what their stores keep.
+    ``terms(name, function, *sources)`` is ``function(*sources)``, and a ledger may read the names.  Otherwise use it as
+    a context around the forward pass.  Keeps what the layer's operations save, without the dropped names, and the
+    inputs that their recipes read; of stored names what their stores keep.
     """
 
     def __init__(self, dropped: Iterable[str] = (), stored: Mapping[str, Store] | None = None):
@@ -84,7 +84,7 @@ class Terms:
         self._in_store: dict[str, RepeatableCall] = {}
         self._parameters: ParametersRead | None = None
 
-    def __enter__(self) -> Terms:
+    def __enter__(self) -> NamedForward:
         if self.dropped:
             self.autocast = autocast_state()
             self._hooks = saved_tensors_hooks(self._pack, self._open)
@@ -197,7 +197,8 @@ class Terms:
         self.recipes.update(self._in_store)
 
     def _keep_sources(self) -> None:
-        """Let slots hold what their recipes read: the node that saved it may be done first, and an input none may save."""
+        """Let slots hold what their recipes read: the node that saved it may be done first, and an input none may
+        save."""
         readers: dict[str, list[str]] = {}  # found before any is kept: what is kept needs no input
         for name in self.dropped & self.slots.keys():
             for needed in self._read_by(name):
@@ -230,13 +231,15 @@ class Terms:
         return next((slot for slot in self.alive(name) if slot.kept), None)
 
     def _open(self, slot: Slot) -> Tensor:
-        """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and 4)."""
+        """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and
+        4)."""
         if slot.kept and (held := slot.held()):
             return slot.view.on(*held)
         return opened(slot, lambda: self._rebuild(self.recipes[slot.name]))
 
     def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
-        """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by name."""
+        """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by
+        name."""
         if self._parameters:
             self._parameters.check_replaced()
         again = recipe.also in self.dropped  # autograd must save again what it saved then
@@ -267,14 +270,15 @@ class Terms:
         return made
 
     def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
-        """A recipe's source: in a slot, kept or made again, or made now; a leaf, which autograd follows if ``with_grad``."""
+        """A recipe's source: in a slot, kept or made again, or made now; a leaf, which autograd follows if
+        ``with_grad``."""
         held = (found for slot in self.alive(source.name) if (found := slot.held()))
         tensor, view = next(held, None) or self._rebuild(self.recipes[source.name])[source.name]
         return source.view.on(tensor, view).detach().requires_grad_(with_grad and source.requires_grad)
 
 
 #: Drops nothing.
-KEEP_ALL = Terms()
+KEEP_ALL = NamedForward()
 
 
 @dataclass(eq=False)
@@ -292,7 +296,8 @@ class Slot:
     holds: list[Slot] = field(default_factory=list)
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
-        """Keep all that has the name of ``tensor``, which is a view of it: a recipe may read more than the graph saved."""
+        """Keep all that has the name of ``tensor``, which is a view of it: a recipe may read more than the graph
+        saved."""
         self.kept = keep(whole.on(tensor, self.view), name=self.name), whole
 
     def held(self) -> tuple[Tensor, TensorView] | None:

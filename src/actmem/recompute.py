@@ -48,9 +48,9 @@ def checkpoint(
     generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes on CPU, 16 on CUDA).
     module: all of its parameters are looked at, and else those that ``function`` saves.
     Keeps the storages of ``inputs`` and these states.  ``function`` must compute the same each time: RuntimeError in
-    backward if the second run saves tensors of another number, shape or dtype, or a parameter that has been written since.
-    Other values are not noticed: list every generator that it draws from, torch's default one too.  torch.compile leaves
-    the call, and all that it does, eager.
+    backward if the second run saves tensors of another number, shape or dtype, or a parameter that has been written
+    since. Other values are not noticed: list every generator that it draws from, torch's default one too.
+    torch.compile leaves the call, and all that it does, eager.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
@@ -67,7 +67,8 @@ _observers: list[Callable[[Callable], AbstractContextManager]] = []
 
 @contextmanager
 def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
-    """In the block, enter ``observe(function)`` around each second run of a ``checkpoint``, for tools that time or count."""
+    """In the block, enter ``observe(function)`` around each second run of a ``checkpoint``, for tools that time or
+    count."""
     _observers.append(observe)
     try:
         yield
@@ -76,7 +77,8 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 
 
 class ParametersRead:
-    """The parameters of a module, which backward reads again: RuntimeError there if it would read other values (rule 6).
+    """The parameters of a module, which backward reads again: RuntimeError there if it would read other values (rule
+    6).
 
     One that was written is found when the gradient of ``result`` is there, the module's output: from then on an
     optimizer that steps in backward may write it.

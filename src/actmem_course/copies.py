@@ -18,9 +18,9 @@ import shlex
 from itertools import count
 from pathlib import Path
 
-from actmem_course.cut import lab_names, lab_source
 from actmem_course.files import read_object
 from actmem_course.launch import LABS
+from actmem_course.strip_solutions import lab_names, lab_source
 
 NOTEBOOKS = LABS.parent / "notebooks"
 #: The learner's folder: in the checkout, or where one works if the package is installed without.

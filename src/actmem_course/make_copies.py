@@ -9,7 +9,7 @@ from pathlib import Path
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser
 from actmem_course.copies import MINE, Copies, changed, lab_files, move_edits, notebook_files, typed
-from actmem_course.cut import lab_names
+from actmem_course.strip_solutions import lab_names
 
 
 def _chosen(names: list[str], given: dict[str, bytes]) -> list[str]:

@@ -1,7 +1,7 @@
 """How ranks gather values beside their process group: through the store where they met.
 
-A learner's collectives may be mismatched, and then the process group cannot be trusted.  A store is only keys and values.
-It stays usable, and what started the ranks serves it, so it outlives each of them.
+A learner's collectives may be mismatched, and then the process group cannot be trusted.  A store is only keys and
+values. It stays usable, and what started the ranks serves it, so it outlives each of them.
 
 A message is values, never code: a pickle could run anything, so ``torch.load(weights_only=True)`` reads it.
 """

@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from actmem.config import check_choice
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, NamedForward
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import as_rows
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 from actmem_more.all_to_all import all_to_all
-from actmem_more.llama_parts import GatedMLP, ReplicatedLinear
+from actmem_more.llama_modules import GatedMLP, ReplicatedLinear
 from actmem_more.llama_shape import LlamaShape
 
 #: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.
@@ -62,7 +62,7 @@ class ExpertMLP(ParallelModule):
         if width := shape.shared_ffn_size:
             self.shared = GatedMLP(h, width, tp, seed=child_seed(seed, "shared"), prefix="shared ", **factory)
 
-    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         chosen, weights = terms(("chosen experts", "routing weights"), self.route, x)
         plan = self._plan(chosen)
         self.routed_tokens = sum(plan.by_expert)

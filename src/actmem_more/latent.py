@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, NamedForward
 from actmem.keep import differentiates_once
 from actmem.parallel.conjugates import f_or_g
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
-from actmem_more.llama_parts import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem_more.llama_modules import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 
@@ -67,7 +67,7 @@ class LatentAttention(ParallelModule):
         cos, sin = rotary_tables(self.seq_length, self.rope_head_size)
         return {"cos": cos.to(device), "sin": sin.to(device)}
 
-    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         q = terms("Q latent", self.q_down, x)
         q = terms("Q up-projection input", self.q_latent_norm, q, also="Q latent norm statistics")
         q = terms("Q", self.queries, q)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import Parallel
-from actmem.drop import KEEP_ALL, Store, Terms, store_of_each
+from actmem.drop import KEEP_ALL, NamedForward, Store, store_of_each
 from actmem.keep import stays_eager
 from actmem.layers.gpt import ModelPart, OutputLayer, ends_of
 from actmem.layers.transformer import check_tokens
@@ -25,7 +25,7 @@ from actmem.recompute import checkpoint
 from actmem_more.context import ContextParallel, attend_part, to_tokens
 from actmem_more.experts import ExpertMLP, Routing
 from actmem_more.latent import LatentAttention
-from actmem_more.llama_parts import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem_more.llama_modules import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem_more.llama_shape import LlamaShape, llama_layer_terms, own_context_shape
 from actmem_more.store import EightBits, HostMemory
 
@@ -96,10 +96,10 @@ class LlamaLayer(nn.Module):
 
     @stays_eager
     def _by_terms(self, x: Tensor) -> Tensor:
-        with Terms(self.dropped, self.stores) as terms:
+        with NamedForward(self.dropped, self.stores) as terms:
             return self._forward(x, terms)
 
-    def _forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def _forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         x = terms.input("norm 1 input", x)
         y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
         x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
@@ -139,7 +139,7 @@ class GroupedQueryAttention(ParallelModule):
         own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
         return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}
 
-    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         if self.qk_norm:
             q, k, v = terms(("Q before its norm", "K before its norm", "V"), self.heads, x)
             q = terms("Q after its norm", self.q_norm, q, also="Q norm statistics")

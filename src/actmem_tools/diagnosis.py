@@ -1,7 +1,7 @@
 """What a ledger's rows tell: known wastes, why each row is kept, and what came and went between two records.
 
-A rule looks at what made a tensor and what reads it, as ``origins`` followed them, never at a shape alone: a square
-picture is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
+A rule looks at what made a tensor and what reads it, as ``ledger.provenance`` followed them, never at a shape alone: a
+square picture is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
 
 ``actmem diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
 """

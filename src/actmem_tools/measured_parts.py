@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT, ModelPart
-from actmem.ledger.parts import layer_input, rows_by_term
+from actmem.ledger.layer_rows import layer_input, rows_by_term
 from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute

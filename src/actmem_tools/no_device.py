@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
 from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_tools.torch_private import attention_on, torch_release

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from actmem.config import ConfigError, check_size
 from actmem.ledger.ledger_tables import bill_text, ledger_text, readable_size, rows_of_file, rows_text
 from actmem.ledger.recorder import Ledger, record
-from actmem.ledger.savers import is_compiled
+from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
-from actmem_tools import factories
+from actmem_tools import load_model
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.command_line import Parser, write
 from actmem_tools.diagnosis import findings
@@ -49,7 +49,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("target", help="pkg.module:factory or file.py:factory, or a memory snapshot")
     add("--fake", action="store_true", help="fake tensors: any size, no memory")
-    add("--dtype", choices=tuple(factories.DTYPES), default="", help="of weights and floating inputs")
+    add("--dtype", choices=tuple(load_model.DTYPES), default="", help="of weights and floating inputs")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     kernels = "with --fake --device cuda: whose kernels (default: 9.0, an H100's)"
     add("--capability", default="9.0", metavar="X.Y", help=kernels)
@@ -76,14 +76,14 @@ def _run(options: argparse.Namespace) -> int:
         result = read_snapshot(options.target)
         head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
         return _write(result, options, "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
-    factory = factories.load_factory(options.target)
+    factory = load_model.load_factory(options.target)
     sizes = parsed_sizes(options.at) if options.at else {}
     for letter, size in sizes.items():
         check_size(letter, size)
-    loss = factories.load_factory(options.loss) if options.loss else None
+    loss = load_model.load_factory(options.loss) if options.loss else None
     bill, failure = None, None
-    with factories.tensors_for(options.fake, options.device, _gpu(options)):
-        model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
+    with load_model.tensors_for(options.fake, options.device, _gpu(options)):
+        model, inputs = load_model.built_model(factory, sizes, options.dtype, options.device)
         if options.fake and is_compiled(model):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
         notes = [] if model.training else [_EVAL_MODE]
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
             except ConfigError as error:
                 failure = error
             except Exception as error:
-                failure = ConfigError("step", f"the training step raised {factories.one_line(error)}")
+                failure = ConfigError("step", f"the training step raised {load_model.one_line(error)}")
     if options.fake:
         notes.append(_fake_note(factory, sizes, options, ledger, weights))
     more = {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
@@ -157,7 +157,7 @@ def _second_step(
 
 def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
     with record(model) as ledger:
-        output = factories.run_forward(model, inputs)
+        output = load_model.run_forward(model, inputs)
     del output
     return ledger
 
@@ -190,10 +190,10 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
     where, told = "", ledger.total_bytes
     try:
         if options.device == "cpu" and weights + told > _CHECKED_BYTES:
-            small = {name: size for name, size in _SMALL.items() if factories.keyword_of(factory, name)}
+            small = {name: size for name, size in _SMALL.items() if load_model.keyword_of(factory, name)}
             sizes = {**sizes, **small}
             where = f" at {', '.join(f'{name}={size}' for name, size in small.items())}"
-            with factories.tensors_for(True):
+            with load_model.tensors_for(True):
                 told, weights = _kept_bytes(factory, sizes, options.dtype)
         if options.device != "cpu" or weights + told > _CHECKED_BYTES:
             return "fake tensors only: too large to check against real ones here; try small sizes once"
@@ -207,13 +207,14 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
 
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
     """What stays for backward, and the weights."""
-    model, inputs = factories.built_model(factory, sizes, dtype)
+    model, inputs = load_model.built_model(factory, sizes, dtype)
     kept = _recorded(model, inputs).total_bytes
     return kept, _weight_bytes(model)
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
-    """The result as plain values, for JSON: ``rows`` add up to ``total_bytes`` and ``host_bytes``, ``peak`` to ``peak_bytes``."""
+    """The result as plain values, for JSON: ``rows`` add up to ``total_bytes`` and ``host_bytes``, ``peak`` to
+    ``peak_bytes``."""
     result = {**more, "total_bytes": ledger.total_bytes, "host_bytes": ledger.host_bytes, "by_kind": ledger.by_kind()}
     result["rows"] = [row.as_dict() for row in ledger.tensors]
     result["findings"] = [{"waste": f.waste, "bytes": f.bytes, "text": f.text} for f in findings(ledger.tensors)]

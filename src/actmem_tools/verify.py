@@ -21,7 +21,7 @@ from actmem.formulas.schedule import Action, held, interleaved, moving_window, o
 from actmem.layers.gpt import GPT
 from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.tools import storages_of
+from actmem.ledger.storages import storages_of
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import Comparison, Match, Row, compare, total
@@ -35,7 +35,7 @@ from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Bill, Plan, bill_of, share, stage_layers
-from actmem_tools.tape.blocks import OFFLOAD
+from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 
 #: What ``--verify`` says it leaves out.
 NOT_RUN = (

@@ -26,10 +26,10 @@ from actmem_course.figures.ch12_adapters import adapter_bars
 from actmem_course.figures.controls import BEFORE, after
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
-from actmem_more.actions import PricedLayer, frontier, recompute_choices
 from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_products, llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
+from actmem_more.per_tensor_choices import PricedLayer, frontier, recompute_choices
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import bill_of, find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster

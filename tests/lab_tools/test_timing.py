@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem.recompute import checkpoint
 from actmem_course.lab_tools import timing
 

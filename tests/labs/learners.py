@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 
-from actmem_course.cut import lab_source
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
 from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.rank_store import connect
+from actmem_course.strip_solutions import lab_source
 from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.rows import total
-from actmem_course import pieces
+from actmem_course import reference_layer
 from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL, Scaling
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
@@ -91,16 +91,18 @@ MLP, ATTENTION = ("up_weight", "up_bias", "down_weight", "down_bias"), ("qkv_wei
 
 
 def whole_mlp(x, w):
-    return F.linear(pieces.gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
+    return F.linear(reference_layer.gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
 def whole_attention(x, w):
-    q, k, v = pieces.split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), HEADS)
-    return F.linear(pieces.merge_heads(pieces.core_attention(q, k, v), B), w.projection_weight, w.projection_bias)
+    q, k, v = reference_layer.split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), HEADS)
+    return F.linear(
+        reference_layer.merge_heads(reference_layer.core_attention(q, k, v), B), w.projection_weight, w.projection_bias
+    )
 
 
 def sharded_layer(x, w, group, linear):
-    return lab3.layer(x, w, cast(pieces.Dropouts, Scaling()), linear, group)
+    return lab3.layer(x, w, cast(reference_layer.Dropouts, Scaling()), linear, group)
 
 
 #: The uncut function, ours, the weights that it has, and whether tokens are cut.
@@ -116,9 +118,9 @@ CASES: dict[str, Any] = {
     ),
     **{
         f"layer with {linear.__name__}": (
-            lambda x, w: pieces.layer(x, w, cast(pieces.Dropouts, Scaling())),
+            lambda x, w: reference_layer.layer(x, w, cast(reference_layer.Dropouts, Scaling())),
             partial(sharded_layer, linear=linear),
-            tuple(pieces.random_weights(H, HEADS).named()),
+            tuple(reference_layer.random_weights(H, HEADS).named()),
             True,
         )
         for linear in (lab3.gathering_linear, lab3.shard_keeping_linear)
@@ -131,7 +133,9 @@ CASES: dict[str, Any] = {
 def test_the_ranks_together_are_the_uncut_block(case, t):
     uncut, ours, names, cut = CASES[case]
     torch.manual_seed(3)
-    w = pieces.random_weights(H, HEADS, seed=4).map(lambda name, x: (x + 0.1 * torch.randn_like(x)).requires_grad_())
+    w = reference_layer.random_weights(H, HEADS, seed=4).map(
+        lambda name, x: (x + 0.1 * torch.randn_like(x)).requires_grad_()
+    )
     x, upstream = (torch.randn(S, B, H, dtype=torch.float64) for _ in range(2))
     whole = x.clone().requires_grad_()
     y = uncut(whole, w)
@@ -150,7 +154,7 @@ def test_the_ranks_together_are_the_uncut_block(case, t):
     torch.testing.assert_close(join(results), y.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(join(gradients), whole.grad, rtol=0, atol=1e-9)
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in w.named().items()}
-    everything = pieces.LayerWeights(HEADS, **grads)
+    everything = reference_layer.LayerWeights(HEADS, **grads)
     for rank in range(t):
         for name in set(names) - (set(PARTIAL) if cut else set()):
             right = getattr(everything.part(rank, t), name)

@@ -10,8 +10,8 @@ import pytest
 
 from actmem_course import copies, make_copies
 from actmem_course.copies import Copies, file_to_judge, lab_files, move_edits, notebook_files
-from actmem_course.cut import cut, lab_names, lab_source, write_labs
 from actmem_course.launch import LABS
+from actmem_course.strip_solutions import cut, lab_names, lab_source, write_labs
 from tests.labs.learners import start
 from tests.patience import SECONDS
 

@@ -12,7 +12,7 @@ from measure_peers import PEER_MODES, measure_peers
 
 from actmem.config import ConfigError, ModelShape
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total

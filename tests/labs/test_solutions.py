@@ -8,11 +8,11 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from actmem_course.cut import SOLUTIONS, lab_source
 from actmem_course.judge import rewards
 from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.judge.outline import LAB_NAMES, load_lab, solutions_of
 from actmem_course.launch import LABS as FOLDER
+from actmem_course.strip_solutions import SOLUTIONS, lab_source
 from tests.labs.learners import learner_file, names_in, real_bench
 from tests.tiers import at_night
 
@@ -42,7 +42,9 @@ def in_repository(name):
 def test_labs_are_cut_from_solutions(name):
     # Cut anew and not yet staged, it is right too.
     there = (in_repository(name), (FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    assert lab_source(name) in there, f"labs/{name}.py is not what its solution gives (actmem_course/cut.py)"
+    assert lab_source(name) in there, (
+        f"labs/{name}.py is not what its solution gives (actmem_course/strip_solutions.py)"
+    )
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem_course.cut import SOLUTIONS
 from actmem_course.judge.__main__ import _escaped
 from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import load_lab
@@ -18,6 +17,7 @@ from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, WRONG, Verdict
 from actmem_course.judge.virtual import VirtualRanks, file_and_line
 from actmem_course.judge.worker import VirtualWorker
+from actmem_course.strip_solutions import SOLUTIONS
 
 LAB2, LAB3, LAB7 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab7_todays_layer"
 

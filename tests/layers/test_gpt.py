@@ -9,7 +9,7 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.ledger.parts import rows_by_term
+from actmem.ledger.layer_rows import rows_by_term
 from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ConfigError, Parallel
 from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.layer_rows import layer_rows_of
 from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
@@ -22,7 +22,7 @@ from actmem_more.context import ContextParallel
 from actmem_more.latent import attend_uneven
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_measured import measure_llama_layer
-from actmem_more.llama_parts import product, rms_norm, rotary_tables, swiglu
+from actmem_more.llama_modules import product, rms_norm, rotary_tables, swiglu
 from actmem_more.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from tests.gradients import gradient_pairs

@@ -7,7 +7,7 @@ import torch
 
 from actmem.config import Parallel
 from actmem.ledger.census import census
-from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.layer_rows import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import by_term, compare, total
 from actmem_more.experts import ExpertMLP

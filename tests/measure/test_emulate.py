@@ -15,7 +15,7 @@ from actmem.ledger.recorder import record
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
 from actmem_tools import no_device
-from actmem_tools.factories import tensors_for
+from actmem_tools.load_model import tensors_for
 from actmem_tools.no_device import fused_attention_on_cpu
 from tests.measure.test_no_device import needs_build
 

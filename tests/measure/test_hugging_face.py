@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.ledger.census import census
 from actmem.ledger.whole_step import loss_of, step
 from actmem.torch_private import fake_tensors
-from actmem_tools.factories import built_model, tensors_for
+from actmem_tools.load_model import built_model, tensors_for
 from actmem_tools.tape.solver import parsed_letters
 from tests.measure.corner_cases import ledger_of
 from tests.measure.live_count import existing, most_alive, one_step

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from actmem import recompute
 from actmem.config import TINY
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger import tools
+from actmem.ledger import storages
 from actmem.ledger.ledger_tables import UNSAVED, readable_size
 from actmem.ledger.recorder import record
 from tests.measure.corner_cases import STATE, B, Run, ledger_of, x
@@ -217,13 +217,13 @@ def test_memtracker_agrees():
 
 def test_a_count_that_gloos_threads_still_lower_is_taken_when_it_no_longer_changes(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(tools.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(tools.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(storages.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(storages.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     for name, value in (("is_available", True), ("is_initialized", True), ("get_backend", "gloo")):
-        monkeypatch.setattr(tools.dist, name, lambda value=value: value)
+        monkeypatch.setattr(storages.dist, name, lambda value=value: value)
     for started in (0.0, 1e6):  # what a clock shows at first means nothing
         clock[0] = started
-        found = tools.settled(lambda: 1 + (clock[0] < started + 0.09))
+        found = storages.settled(lambda: 1 + (clock[0] < started + 0.09))
         assert found == 1 and clock[0] - started == pytest.approx(0.19, abs=0.006)
 
 

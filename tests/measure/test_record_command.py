@@ -15,7 +15,7 @@ from actmem.ledger.recorder import SavedTensor
 from actmem_tools import record_command
 from actmem_tools.__main__ import main
 from actmem_tools.diagnosis import reason_of, runs_again
-from actmem_tools.factories import one_line
+from actmem_tools.load_model import one_line
 from actmem_tools.record_page import page
 from actmem_tools.torch_private import memory_snapshot
 from tests.measure import factories_for_tests

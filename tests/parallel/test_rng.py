@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from actmem.config import ConfigError, ModelShape
-from actmem.drop import Terms
+from actmem.drop import NamedForward
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.recorder import record
@@ -128,7 +128,7 @@ def test_default_layers_drop_differently_and_alike_under_one_seed():
 def test_a_dropped_mask_needs_a_generator_whose_state_can_be_read():
     like = torch.empty(8, 2, device="meta")  # goes where a GPU's tensors go
     with pytest.raises(ConfigError, match="^generator: must be given to draw 'mask' again$"):
-        DropoutMask(0.5, None)(like, Terms(frozenset({"mask"})))
+        DropoutMask(0.5, None)(like, NamedForward(frozenset({"mask"})))
 
 
 def draw(generator):

@@ -13,7 +13,7 @@ import torch
 
 from actmem.ledger.whole_step import loss_of, watch_step
 from actmem_tools.__main__ import main
-from actmem_tools.factories import built_model
+from actmem_tools.load_model import built_model
 from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.own_model import OwnModel, Way
 from actmem_tools.plan.step_time import Cluster

@@ -12,13 +12,13 @@ from actmem.config import ConfigError
 from actmem.ledger.whole_step import loss_of, watch_step
 from actmem_tools.__main__ import main
 from actmem_tools.no_device import fused_attention_on_cpu
+from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.own_model import OwnModel, Way
 from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.plan.settings import hugging_face_config
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape import model_tape
-from actmem_tools.tape.blocks import LOSS_CODE, BlockModel
 from actmem_tools.tape.evaluate import Run, moments
+from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, BlockModel
 from actmem_tools.tape.model_tape import config_factory, run_factory, solved_target
 from tests.tape import models_for_tapes
 from tests.tiers import at_night

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError
 from actmem.ledger.recorder import record
-from actmem_tools.tape.blocks import LOSS_CODE, adapter_code, recompute_code
 from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, read_events, sizes_of, value
+from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, adapter_code, recompute_code
 from actmem_tools.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
 from actmem_tools.tape.record import GENERATOR_STATE
 from actmem_tools.tape.solver import NoFormula, draw_sizes, parsed_letters, solve

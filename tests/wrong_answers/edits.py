@@ -51,7 +51,7 @@ EDITS = [
     ("4.1", r"is changed in place", APPLIED, f"inputs[0].data.add_(1)\n    {APPLIED}"),
     ("4.1", r"inputs that still have their graph, so its backward continues", DETACHED, WITH_GRAPH, "backward(y, grad)", "backward(y, grad, retain_graph=True)"),
     ("4.3", r"recompute the core attention once, and nothing else", "return layer(x, w, dropouts, core)",
-     "from actmem_course.pieces import attention, layer_norm, mlp\n    y = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    x = x + dropouts.block(checkpoint(lambda y: attention(y, w, dropouts.core), y))\n"
+     "from actmem_course.reference_layer import attention, layer_norm, mlp\n    y = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    x = x + dropouts.block(checkpoint(lambda y: attention(y, w, dropouts.core), y))\n"
      "    return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))"),
     ("4.3", TENSORS_ONLY, "checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)", "checkpoint(core_attention, q, k, v, dropout)"),
     ("4.4", r"run the whole layer under checkpoint", WHOLE, "selective_layer(x, w, dropouts)"),

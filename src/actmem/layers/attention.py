@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ModelShape, check_divides
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, NamedForward
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask, DropoutStreams
@@ -43,7 +43,7 @@ class CoreAttention(nn.Module):
         self.scale = head_size**-0.5
         self.dropout_mask = DropoutMask(p, generator)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         weights = terms("softmax output", self.softmax, q, k, mask)
         drop = self.dropout_mask(weights, terms, "softmax dropout mask")
         weights = drop.drop(weights, terms, "softmax dropout output")
@@ -89,7 +89,7 @@ class SelfAttention(nn.Module):
         self.core = CoreAttention(shape.head_size, p, streams.sharded)
         self.projection = RowParallelLinear(h, h, tp, seed=child_seed(seed, "projection"), **factory)
 
-    def forward(self, x: Tensor, mask: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         q, k, v = terms(("Q", "K", "V"), self.heads, x)
         if self.recompute.region == "core":
             generators = [self.core.dropout_mask.generator]

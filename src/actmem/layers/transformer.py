@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.drop import KEEP_ALL, Store, Terms, store_of_each
+from actmem.drop import KEEP_ALL, NamedForward, Store, store_of_each
 from actmem.keep import stays_eager
 from actmem.layers.attention import SelfAttention, causal_mask
 from actmem.parallel.groups import TensorParallel
@@ -42,7 +42,7 @@ class MLP(nn.Module):
         self.up = ColumnParallelLinear(h, 4 * h, tp, seed=child_seed(seed, "up"), **factory)
         self.down = RowParallelLinear(4 * h, h, tp, seed=child_seed(seed, "down"), **factory)
 
-    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         x = terms("GeLU input", self.up, x)
         return self.down(terms("4h→h input", lambda x: F.gelu(x, approximate="tanh"), x))
 
@@ -112,7 +112,7 @@ class TransformerLayer(nn.Module):
     def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         s = check_tokens(x, self.ranks_of_sequence, self.seq_length)
         mask = causal_mask(s, x.device) if mask is None else mask[:s, :s]
-        with Terms(self.dropped, self.stores) if torch.is_grad_enabled() else Terms() as terms:
+        with NamedForward(self.dropped, self.stores) if torch.is_grad_enabled() else NamedForward() as terms:
             x, mask = terms.input("layer-norm 1 input", x), terms.input("causal mask", mask)
             drop = self.attention_dropout(x, terms, "attention dropout mask")
             y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")

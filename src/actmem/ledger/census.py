@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from actmem.ledger.modes import QuietDispatchMode
-from actmem.ledger.tools import StorageLifetimes, noting_states, replaced, settled, storages_in, tensors_in
+from actmem.ledger.storages import StorageLifetimes, noting_states, replaced, settled, storages_in, tensors_in
 from actmem.torch_private import tree_map_only
 
 

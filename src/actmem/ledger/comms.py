@@ -54,7 +54,8 @@ def kind_of(operator: Any) -> str:
 
 
 def whole_bytes(*values: Any) -> int:
-    """The whole tensor of a collective, of its arguments and its result: the largest of them, which may be a list of parts."""
+    """The whole tensor of a collective, of its arguments and its result: the largest of them, which may be a list of
+    parts."""
     tensors = ([t for t in tree_leaves(value) if isinstance(t, Tensor)] for value in values)
     return max(sum(t.numel() * t.element_size() for t in some) for some in tensors)
 

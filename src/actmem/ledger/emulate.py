@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actmem.config import ConfigError, check_size
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem.parallel import collectives
 from actmem.torch_private import fake_store, fake_tensors
 
@@ -26,7 +26,8 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
     """Act as rank ``rank`` of ``world_size`` while the block runs.
 
     Creates the default process group.  On ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor
-    created inside is fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already exists.
+    created inside is fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already
+    exists.
     """
     check_size("world_size", world_size)
     check_size("rank", rank, world_size - 1, least=0)

@@ -28,7 +28,7 @@ class SavedTensor:
     kind: one of ``STORAGE_KINDS``.
     held_by: what keeps it, if autograd doesn't and it could be found out.
     made_by: the operation below autograd that made it; "" if it was there before.
-    term: the name that one of this library's layers gave it (``drop.Terms``); "" for others.
+    term: the name that one of this library's layers gave it (``drop.NamedForward``); "" for others.
     device: the type of the device that holds it.
     """
 

@@ -1,8 +1,8 @@
 """Dispatch modes under which a step runs as it does without one.
 
 autograd adds a tensor's further gradient into the first one if nothing else holds that, so that no memory is needed
-(``can_accumulate_inplace`` in torch's ``input_buffer.cpp``).  While any dispatch mode is on it never does, and who counts
-by one would see a tensor more.  So these know the sums of gradients, and run them in place where torch would.
+(``can_accumulate_inplace`` in torch's ``input_buffer.cpp``).  While any dispatch mode is on it never does, and who
+counts by one would see a tensor more.  So these know the sums of gradients, and run them in place where torch would.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from actmem.ledger.tools import replaced, storage_of
+from actmem.ledger.storages import replaced, storage_of
 from actmem.torch_private import (
     TorchDispatchMode,
     holders_of,
@@ -71,7 +71,8 @@ class StepMode(TorchDispatchMode):
         self._ended[get_ident()] = place_of_node_running()
 
     def real_operation(self, func: Any, args: tuple) -> Any:
-        """What runs where no mode is on: ``func``, or for a sum of gradients that goes into the first of them ``add_``."""
+        """What runs where no mode is on: ``func``, or for a sum of gradients that goes into the first of them
+        ``add_``."""
         if func is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
             return func
         is_sum = place_of_node_running() == self._ended.get(get_ident(), -1)
@@ -132,8 +133,8 @@ def _holders(tensor: Tensor) -> tuple[int, int, int]:
 
 @cache
 def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
-    """Counted where it is known, as a mode sees it: of the first of two gradients that were just made for one tensor, and of
-    one that is added to a weight's."""
+    """Counted where it is known, as a mode sees it: of the first of two gradients that were just made for one tensor,
+    and of one that is added to a weight's."""
     found: dict[Any, tuple[int, int, int]] = {}
 
     class Sees(TorchDispatchMode):

@@ -27,9 +27,9 @@ from torch.autograd.function import FunctionCtx
 
 from actmem.drop import NAME_READERS
 from actmem.ledger.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, ledger_text
-from actmem.ledger.origins import Origin, Origins, graph_nodes
-from actmem.ledger.savers import UNKNOWN, OperationTracker
-from actmem.ledger.tools import settled, shape_of, storage_of, storages_in, storages_of, stored_parts
+from actmem.ledger.provenance import Provenance, ProvenanceTracker, graph_nodes
+from actmem.ledger.save_sites import UNKNOWN, OperationTracker
+from actmem.ledger.storages import settled, shape_of, storage_of, storages_in, storages_of, stored_parts
 from actmem.rows import Row
 
 _WEIGHTS = ("weight", "gathered weight")
@@ -44,8 +44,8 @@ class Ledger:
     autograd still keeps now.  device: the type of the weights' device.
     """
 
-    def __init__(self, origins: Origins, device: str) -> None:
-        self._origins, self.device = origins, device
+    def __init__(self, provenance: ProvenanceTracker, device: str) -> None:
+        self._origins, self.device = provenance, device
         self.saved: list[SavedTensor] = []
         self.unsaved: list[SavedTensor] = []
         self.weights: list[SavedTensor] = []
@@ -92,24 +92,24 @@ class Ledger:
 
     def add_up(self, variables: Iterable[object]) -> None:
         """Fill the lists.  variables: the caller's."""
-        origins = self._origins
-        for storage, views in origins.saved.items():
+        provenance = self._origins
+        for storage, views in provenance.saved.items():
             first = next(iter(views.values()))
-            kind, made_by = origins.kind_of(storage, first.dtype, first.op), origins.made_by(storage)
+            kind, made_by = provenance.kind_of(storage, first.dtype, first.op), provenance.made_by(storage)
             (self.weights if kind in _WEIGHTS else self.saved).extend(
-                replace(row, kind=kind, made_by=made_by, term=origins.term(storage, offset), **share)
+                replace(row, kind=kind, made_by=made_by, term=provenance.term(storage, offset), **share)
                 for row, offset, share in _shares(views, storage.nbytes())
             )
-        for storage, origin, held_by in _unsaved(origins, variables):
-            kind = origins.kind_of_unsaved(storage, origin)
+        for storage, origin, held_by in _unsaved(provenance, variables):
+            kind = provenance.kind_of_unsaved(storage, origin)
             if kind not in _WEIGHTS:
                 self._add_unsaved(origin, storage.nbytes(), kind, held_by or UNKNOWN)
-        for storage, part, held_by in _held_anyway(origins):
-            op = "input" if storage in origins.tracker.inputs else "output"
-            origin = Origin(True, op, shape=shape_of(part), dtype=part.dtype, device=part.device.type)
+        for storage, part, held_by in _held_anyway(provenance):
+            op = "input" if storage in provenance.tracker.inputs else "output"
+            origin = Provenance(True, op, shape=shape_of(part), dtype=part.dtype, device=part.device.type)
             self._add_unsaved(origin, storage.nbytes(), UNSAVED, held_by)
 
-    def _add_unsaved(self, origin: Origin, size: int, kind: str, held_by: str) -> None:
+    def _add_unsaved(self, origin: Provenance, size: int, kind: str, held_by: str) -> None:
         module, op, shape, dtype = origin.module, origin.operation, origin.shape, origin.dtype
         self.unsaved.append(SavedTensor(module, op, "", shape, dtype, size, "", kind, held_by, device=origin.device))
 
@@ -131,14 +131,14 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
     ``record`` too.  Hooks that are active outside the block pack as before.  adds_up: False where only names are
     asked for, inside the block.
     """
-    origins = Origins(OperationTracker(module))
-    ledger = Ledger(origins, next((p.device.type for p in module.parameters()), "cpu"))
+    provenance = ProvenanceTracker(OperationTracker(module))
+    ledger = Ledger(provenance, next((p.device.type for p in module.parameters()), "cpu"))
     with ExitStack() as stack:
-        NAME_READERS.append(origins.note_names)
-        stack.callback(NAME_READERS.remove, origins.note_names)
-        stack.enter_context(origins.watching())
+        NAME_READERS.append(provenance.note_names)
+        stack.callback(NAME_READERS.remove, provenance.note_names)
+        stack.enter_context(provenance.watching())
         yield ledger
-    origins.tracker.weights |= storages_of(*module.parameters(), *module.buffers())  # lazy modules have made theirs
+    provenance.tracker.weights |= storages_of(*module.parameters(), *module.buffers())  # lazy modules have made theirs
     if adds_up:
         ledger.add_up(_locals_above())
 
@@ -168,25 +168,27 @@ def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedT
         yield row, offset, {"argument": argument, "shape": shape, "bytes": left}
 
 
-def _unsaved(origins: Origins, variables: Iterable[object]) -> Iterator[tuple[torch.UntypedStorage, Origin, str]]:
+def _unsaved(
+    provenance: ProvenanceTracker, variables: Iterable[object]
+) -> Iterator[tuple[torch.UntypedStorage, Provenance, str]]:
     """Storages made in the block, alive and not saved, with their origin and their holder ("" if unknown).
 
     Left out: what outermost modules were given or returned, and what was made outside of modules and is in one of
     ``variables``; both are the caller's.
     """
-    tracker = origins.tracker
+    tracker = provenance.tracker
 
-    def left() -> list[tuple[torch.UntypedStorage, Origin]]:
+    def left() -> list[tuple[torch.UntypedStorage, Provenance]]:
         return [
             (storage, origin)
-            for storage, origin in origins.found.items()
+            for storage, origin in provenance.found.items()
             if origin.made and not origin.saved and storage not in tracker.outputs and storage.nbytes()
         ]
 
     settled(lambda: len(left()))
     found = [(storage, origin) for storage, origin in left() if storage not in tracker.inputs]
     if not all(origin.inside for _, origin in found):
-        ours = (OperationTracker, Origins)
+        ours = (OperationTracker, ProvenanceTracker)
         mine = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
         found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in mine]
     texts = _holders([id(storage) for storage, _ in found], _text)
@@ -194,14 +196,14 @@ def _unsaved(origins: Origins, variables: Iterable[object]) -> Iterator[tuple[to
         yield storage, origin, texts.get(id(storage), "")
 
 
-def _held_anyway(origins: Origins) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
+def _held_anyway(provenance: ProvenanceTracker) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
     """Inputs and outputs of outermost modules that a ctx or a checkpoint holds although autograd did not save them."""
-    tracker = origins.tracker
+    tracker = provenance.tracker
     theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]
     wanted = {
         id(storage): (storage, part)
         for storage, part in stored_parts(theirs)
-        if storage not in origins.saved and storage not in tracker.weights
+        if storage not in provenance.saved and storage not in tracker.weights
     }
     if wanted:
         for node in graph_nodes(tracker):
@@ -218,7 +220,8 @@ _STEPS = 6
 
 
 def _holders(storages: Collection[int], text_of: Callable[[Any], str]) -> dict[int, str]:
-    """What keeps each storage, by its id: the nearest object that ``text_of`` has words for, found by the garbage collector.
+    """What keeps each storage, by its id: the nearest object that ``text_of`` has words for, found by the garbage
+    collector.
 
     It takes a look at every object of the process, if there are any storages.
     """

@@ -1,8 +1,8 @@
 """One training step: the curve of live bytes, and the bill at its highest point, one line for each storage alive there.
 
-A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has a
-life, from birth to death.  Memory that a kernel allocates and frees inside itself is not seen.  A storage's name is found
-out when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
+A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has
+a life, from birth to death.  Memory that a kernel allocates and frees inside itself is not seen.  A storage's name is
+found out when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from actmem.config import ConfigError, shown
 from actmem.ledger.census import arguments_of
 from actmem.ledger.comms import KIND_OF_NAME
 from actmem.ledger.ledger_tables import SavedTensor, bill_text
-from actmem.ledger.origins import Origin, Origins
+from actmem.ledger.provenance import Provenance, ProvenanceTracker
 from actmem.ledger.recorder import sums_of
-from actmem.ledger.savers import OperationTracker, is_compiled
-from actmem.ledger.tools import StorageLifetimes, replaced, shape_of, stored_parts, tensors_in
+from actmem.ledger.save_sites import OperationTracker, is_compiled
+from actmem.ledger.storages import StorageLifetimes, replaced, shape_of, stored_parts, tensors_in
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
 BILL_KINDS = (
-    "weight", "buffer", "gradient", "main gradient", "optimizer state", "input", "output", "activation", "recomputed activation",
-    "cast weight", "gathered weight", "constant", "generator state", "communication buffer", "made by forward",
+    "weight", "buffer", "gradient", "main gradient", "optimizer state", "input", "output", "activation",
+    "recomputed activation", "cast weight", "gathered weight", "constant", "generator state", "communication buffer", "made by forward",
     "made by backward", "made by the optimizer", "from before",
 )  # fmt: skip
 
 
 @dataclass
 class StepBill:
-    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
+    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to
+    it.
 
     curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it died.
+    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it
+    died.
     """
 
     peak_bytes: int = 0
@@ -114,7 +116,7 @@ def watch_step(
     """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
     bill, lives = StepBill(), Lives()
     tracker = OperationTracker(model, follows_functions=not is_compiled(model))
-    origins = Origins(tracker, lives.begin, lives.after)
+    provenance = ProvenanceTracker(tracker, lives.begin, lives.after)
     lives.note_what_exists(model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
@@ -129,12 +131,12 @@ def watch_step(
         for function in ("backward", "grad"):
             stack.enter_context(replaced(torch.autograd, function, lives.during("backward")))
         stack.enter_context(replaced(torch.UntypedStorage, "resize_", lives.resizing))
-        stack.enter_context(origins.watching())
+        stack.enter_context(provenance.watching())
         lives.enter("forward")
         lives.count()
         yield bill
     lives.note_what_exists(model, optimizer, None)
-    lives.classify(origins)
+    lives.classify(provenance)
     bill.curve = lives.curve
     bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
     bill.peak_bytes = max(lives.curve)
@@ -152,7 +154,7 @@ def watch_step(
 class Life:
     """One storage's life.  sizes: its bytes from each moment on; at last 0, if it died."""
 
-    origin: Origin
+    origin: Provenance
     phase: str
     sizes: list[tuple[int, int]]
     label: tuple[str, str, str] | None = None  # kind, name, operation
@@ -203,7 +205,7 @@ class Lives:
             self.storages.resized(storage)
         self.count()
 
-    def begin(self, storage: torch.UntypedStorage, origin: Origin) -> None:
+    def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
         """A storage is seen first."""
         if storage not in self.storages.numbers:
             self.lives.append(Life(origin, self.phase, [(len(self.curve), storage.nbytes())]))
@@ -225,7 +227,7 @@ class Lives:
     def known(self, value: object, kind: str, name: str, op: str) -> None:
         """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
         for storage, part in stored_parts(value):
-            self.begin(storage, Origin(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
+            self.begin(storage, Provenance(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
             life = self.lives[self.storages.numbers[storage]]
             life.label = life.label or (kind, name, op)
 
@@ -246,16 +248,16 @@ class Lives:
                 self.known(state, "optimizer state", name, str(key))
         self.known(batch, "input", "", "input")
 
-    def classify(self, origins: Origins) -> None:
+    def classify(self, provenance: ProvenanceTracker) -> None:
         """Kinds of what is alive, which only a look at its storage tells."""
         for storage, number in list(self.storages.numbers.items()):
             life = self.lives[number]
             origin = life.origin
-            life.is_output = storage in origins.tracker.outputs
-            if storage in origins.found and (
+            life.is_output = storage in provenance.tracker.outputs
+            if storage in provenance.found and (
                 origin.gathered or origin.made and (origin.copied_from or origin.constant)
             ):
-                life.kind = origins.kind_of(storage, origin.dtype, origin.operation)
+                life.kind = provenance.kind_of(storage, origin.dtype, origin.operation)
 
 
 def _named(life: Life) -> tuple[str, str, str, str]:

@@ -1,7 +1,7 @@
 """Which dropout draws must agree between ranks, and dropout that draws its mask early.
 
-Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.  Sharded tensors need a different
-mask on each rank, or every shard repeats one pattern.  So each rank has two streams of random numbers.
+Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.  Sharded tensors need a
+different mask on each rank, or every shard repeats one pattern.  So each rank has two streams of random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ConfigError, shown
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, NamedForward
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import child_seed, fresh_seed
@@ -26,9 +26,9 @@ class DropoutStreams:
     """Two random-number generators on one device, both seeded from ``seed``.
 
     replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
-    sharded: draws different numbers on each rank.  between_blocks: the one for what lies between a layer's blocks, where
-    after f_bar every rank has all tokens, after g_bar only its own.  data_parallel_rank: which copy of the model this
-    is; the copies read different samples, so each draws numbers of its own.
+    sharded: draws different numbers on each rank.  between_blocks: the one for what lies between a layer's blocks,
+    where after f_bar every rank has all tokens, after g_bar only its own.  data_parallel_rank: which copy of the model
+    this is; the copies read different samples, so each draws numbers of its own.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class DropoutMask(nn.Module):
     In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in ``terms``, which may
     drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.
     p is rounded to 1/65536, and the scale with it: on a CPU one 64-bit draw then makes four decisions, several times
-    faster than a draw for each.  Raises ConfigError unless 0 <= p < 1, and on a GPU for a dropped mask of torch's default
-    generator (None), which can't draw it again.  Raises RuntimeError in backward, where a checkpoint that does not put
-    the generator back runs it again.
+    faster than a draw for each.  Raises ConfigError unless 0 <= p < 1, and on a GPU for a dropped mask of torch's
+    default generator (None), which can't draw it again.  Raises RuntimeError in backward, where a checkpoint that does
+    not put the generator back runs it again.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -69,7 +69,7 @@ class DropoutMask(nn.Module):
         self._drawn_at: deque[int] = deque(maxlen=_REMEMBERED)  # of forward passes, digests of the generator's states
 
     @stays_eager
-    def forward(self, like: Tensor, terms: Terms = KEEP_ALL, term: str = "mask") -> Mask:
+    def forward(self, like: Tensor, terms: NamedForward = KEEP_ALL, term: str = "mask") -> Mask:
         if self.num_dropped == 0 or not self.training:
             return Mask(None, 1.0, None)
         self._check_second_run()
@@ -122,7 +122,7 @@ class Mask:
         self._mask, self._scale, self._kept, self._dropped = mask, scale, kept, False
 
     @stays_eager
-    def drop(self, x: Tensor, terms: Terms = KEEP_ALL, term: str = "dropped") -> Tensor:
+    def drop(self, x: Tensor, terms: NamedForward = KEEP_ALL, term: str = "dropped") -> Tensor:
         """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p); ``term`` in ``terms``.
 
         Raises RuntimeError the second time: draw another mask for another tensor.

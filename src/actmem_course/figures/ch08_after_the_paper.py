@@ -16,9 +16,9 @@ from actmem_course.figures.marks import Drawing, chart, points, scale
 from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE
 from actmem_course.figures.units import size_text
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
-from actmem_more.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
+from actmem_more.per_tensor_choices import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_tools.plan.step_time import DEVICES, PRODUCT_SHARE
 
 #: Mode → its words.

@@ -37,7 +37,7 @@ from actmem_course.judge.saved_bytes import saved_bytes
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import bubble_of, draw, timeline
-from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
+from actmem_course.reference_layer import Dropouts, LayerWeights, layer, random_weights
 from actmem_course.standard_library import standard_library
 from actmem_tools.plan.search import bill_of
 from actmem_tools.verify import COUNTED_PARTS, verify_plan

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.ledger.tools import plain_tensors, shape_of, storage_of, storages_of
+from actmem.ledger.storages import plain_tensors, shape_of, storage_of, storages_of
 from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
 from actmem_course.judge.compare import dtype_name
 from actmem_course.judge.verdict import Fault, Wrong

@@ -1,4 +1,5 @@
-"""Options that several labs have.  ``actmem_course.arguments`` has the parser, and ``actmem_course.ranks`` the ranks."""
+"""Options that several labs have.  ``actmem_course.arguments`` has the parser, and ``actmem_course.ranks`` the
+ranks."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def check_single_process(script: str) -> None:
 
 
 def layer_shape(args: argparse.Namespace, check: Callable[[ModelShape], object]) -> ModelShape:
-    """The layer to measure: the one that the command line names; by default the 22B model's on GPUs, a tiny one on CPUs.
+    """The layer to measure: the one that the command line names; by default the 22B model's on GPUs, a tiny one on
+    CPUs.
 
     Where a GPU has no room for the 22B layer, the default has half the tokens, or fewer.
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from actmem.layers.attention import CoreAttention, SelfAttention
 from actmem.layers.transformer import MLP
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem.parallel import conjugates, linear, rng
 from actmem.recompute import around_second_runs
 from actmem_course.lab_tools.timing import Work

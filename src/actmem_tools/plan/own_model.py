@@ -1,8 +1,8 @@
 """A model that a factory or a Hugging Face ``config.json`` makes: whether it fits, and what makes it fit.
 
-On one GPU or several.  Its blocks are solved from tiny runs (``actmem_tools.tape.blocks``).  What is planned: how many
-of the first blocks recompute, the microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is
-of the code that is printed with it.
+On one GPU or several.  Its blocks are solved from tiny runs (``actmem_tools.tape.extrapolate_blocks``).  What is
+planned: how many of the first blocks recompute, the microbatch, and the weights on every rank or sharded as FSDP2 does
+it.  The bill is of the code that is printed with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.planned_models import RankWork
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
-from actmem_tools.tape.blocks import (
+from actmem_tools.tape.evaluate import GRADIENTS
+from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
     LOSS_CODE,
     OFFLOAD,
@@ -28,7 +29,6 @@ from actmem_tools.tape.blocks import (
     adapter_code,
     recompute_code,
 )
-from actmem_tools.tape.evaluate import GRADIENTS
 
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console

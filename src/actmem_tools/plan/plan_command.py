@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
 from actmem.formulas.states import OTHER_MOMENTS, states_with
 from actmem_tools.command_line import Parser, screen, write
+from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
 from actmem_tools.plan.plan_report import as_object, nearest_that_fits, print_plans, what_ifs
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
-from actmem_tools.plan.settings import hugging_face_config
 from actmem_tools.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
-from actmem_tools.tape.blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel
 from actmem_tools.tape.evaluate import parsed_sizes
+from actmem_tools.tape.extrapolate_blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel
 
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from actmem.config import ConfigError, Parallel
 from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
+from actmem_tools.plan.framework_flags import FRAMEWORK_SETTINGS, hugging_face_config
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
-from actmem_tools.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
 from actmem_tools.plan.step_time import (
     CONTEXT_BYTES,
     GIBIBYTE,

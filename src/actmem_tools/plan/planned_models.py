@@ -32,7 +32,7 @@ from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row, on_host
 from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, input_on_host, llama_layer_terms, own_context_shape
 from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
-from actmem_tools.tape.blocks import OFFLOAD
+from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
 
 #: The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.

@@ -21,7 +21,7 @@ from actmem.formulas.first_stage import embeddings_in_flight, in_flight
 from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import State
 from actmem.rows import Row, total
-from actmem_more.actions import copy_seconds
+from actmem_more.per_tensor_choices import copy_seconds
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.step_time import (
     MODEL_ERROR,

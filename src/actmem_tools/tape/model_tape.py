@@ -1,4 +1,5 @@
-"""The tape of a model that a factory makes, or tapes for any number of its blocks, solved from tiny runs of real tensors."""
+"""The tape of a model that a factory makes, or tapes for any number of its blocks, solved from tiny runs of real
+tensors."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_size
 from actmem.ledger.recorder import record
 from actmem.ledger.whole_step import loss_of
 from actmem.rows import Row
-from actmem_tools import factories
+from actmem_tools import load_model
 from actmem_tools.no_device import fused_attention_on_cpu
-from actmem_tools.tape.blocks import (
+from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Tape, added, moments, read_events
+from actmem_tools.tape.extrapolate_blocks import (
     BASES,
     LOSS_CHUNKS,
     LOSS_CODE,
@@ -31,7 +33,6 @@ from actmem_tools.tape.blocks import (
     place_of,
     recompute_code,
 )
-from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Tape, added, moments, read_events
 from actmem_tools.tape.record import Recorder, record_step
 from actmem_tools.tape.solver import (
     NO_RULES,
@@ -57,8 +58,8 @@ def model_tape(
 ) -> Tape:
     """The tape of ``file.py:factory``.  Raises ConfigError if it can't run or has no formulas over the letters."""
     if dtype:
-        check_choice("dtype", dtype, tuple(factories.DTYPES))
-    return tape_of(factories.load_factory(target), letters, rules, fixed, dtype)
+        check_choice("dtype", dtype, tuple(load_model.DTYPES))
+    return tape_of(load_model.load_factory(target), letters, rules, fixed, dtype)
 
 
 def tape_of(
@@ -102,7 +103,7 @@ def tape_of(
 
 def _built(factory: Factory, sizes: Mapping[str, int], dtype: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    return factories.built_model(factory, sizes, dtype)
+    return load_model.built_model(factory, sizes, dtype)
 
 
 def run_factory(
@@ -113,16 +114,16 @@ def run_factory(
     prepare: Prepare = lambda model: None,
     is_first: bool = False,
 ) -> list[Event]:
-    """One microbatch's events, the step's first or another.  names: gets the ledger's names of what autograd keeps, by the
-    numbers of storages."""
+    """One microbatch's events, the step's first or another.  names: gets the ledger's names of what autograd keeps, by
+    the numbers of storages."""
     model, inputs = _built(factory, sizes, dtype)
     prepare(model)
 
     def forward(recorder: Recorder):
         if names is None:
-            return loss_of(factories.run_forward(model, inputs))
+            return loss_of(load_model.run_forward(model, inputs))
         with record(model, adds_up=False) as ledger:
-            loss = loss_of(factories.run_forward(model, inputs))
+            loss = loss_of(load_model.run_forward(model, inputs))
             for storage, number in recorder.numbers():
                 if saved := ledger.names_of(storage):
                     names[number] = ", ".join(dict.fromkeys(saved))
@@ -134,7 +135,7 @@ def run_factory(
         try:
             loss.backward()
         except Exception as error:
-            raise factories.Raised("target", f"backward raised {factories.one_line(error)}") from error
+            raise load_model.Raised("target", f"backward raised {load_model.one_line(error)}") from error
 
     return record_step(model, forward, backward, inputs, is_first)
 
@@ -152,7 +153,8 @@ _CONFIG_SIZES = {
 
 
 def _without_code(fields: dict) -> dict:
-    """A JSON object, unless transformers would fetch the kernel that it names, as ``attn_implementation: "owner/name"``, and run it."""
+    """A JSON object, unless transformers would fetch the kernel that it names, as ``attn_implementation:
+    "owner/name"``, and run it."""
     for name, value in fields.items():
         if name.endswith("_implementation") and "/" in str(value):
             raise ValueError(f"{name} is somebody's kernel, whose code isn't run")
@@ -160,13 +162,13 @@ def _without_code(fields: dict) -> dict:
 
 
 def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, int], str, tuple[int, int]]:
-    """A factory of the causal language model that a Hugging Face ``config.json``, or its content, describes, its sizes by letter, rules, and
-    the tokens of its sliding window and its positions, LARGEST_SIZE if it names none.
+    """A factory of the causal language model that a Hugging Face ``config.json``, or its content, describes, its sizes
+    by letter, rules, and the tokens of its sliding window and its positions, LARGEST_SIZE if it names none.
 
     Rules as ``--letters`` takes them.  Where positions turn only a part of each head, heads are multiples of 8.
 
-    Weights are random; nothing is downloaded and no code of the model's author runs.  Raises ConfigError if transformers
-    doesn't have the model, or if its layers aren't alike.
+    Weights are random; nothing is downloaded and no code of the model's author runs.  Raises ConfigError if
+    transformers doesn't have the model, or if its layers aren't alike.
     """
     try:
         import transformers
@@ -182,7 +184,7 @@ def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, in
         config = transformers.AutoConfig.for_model(kind, **given)
     except Exception as error:
         raise ConfigError(
-            "target", f"{target} is no configuration that transformers knows: {factories.one_line(error)}"
+            "target", f"{target} is no configuration that transformers knows: {load_model.one_line(error)}"
         ) from error
     sizes = {x: getattr(config, name, None) for x, name in _CONFIG_SIZES.items()}
     found = {x: size for x, size in sizes.items() if isinstance(size, int)}
@@ -229,10 +231,11 @@ def solved_blocks(
     at: Mapping[str, int] = {},
     lora: int = 0,
 ) -> dict[str, BlockModel]:
-    """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for all of it.
+    """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for
+    all of it.
 
-    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.  lora: the
-    rank of ``blocks.adapter_code``, which runs first.  Raises
+    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.
+    lora: the rank of ``extrapolate_blocks.adapter_code``, which runs first.  Raises
     ConfigError if there are no blocks, or if one more run shows that they aren't alike.
     """
     rng = random.Random(0)
@@ -307,12 +310,13 @@ def solved_target(
     loss: str = "whole",
     lora: int = 0,
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
-    """Tapes of ``file.py:factory`` or of a ``config.json``, all its sizes without the number of blocks, and that number.
+    """Tapes of ``file.py:factory`` or of a ``config.json``, all its sizes without the number of blocks, and that
+    number.
 
     asked: sizes by letter; those of a config.json are its own unless they are here.  rules_text: as ``h:8a``.
-    parts, lora: see ``solved_blocks``.  loss: a key of ``blocks.LOSS_CODE``, for a config.json only.
+    parts, lora: see ``solved_blocks``.  loss: a key of ``extrapolate_blocks.LOSS_CODE``, for a config.json only.
     """
-    check_choice("dtype", dtype, tuple(factories.DTYPES))
+    check_choice("dtype", dtype, tuple(load_model.DTYPES))
     check_choice("loss", loss, LOSS_CODE)
     sizes, window, positions = dict(asked), LARGEST_SIZE, LARGEST_SIZE
     built_in: list[str] = []
@@ -328,7 +332,7 @@ def solved_target(
     elif LOSS_CODE[loss]:
         raise ConfigError("loss", "is what the factory's model returns: change it there")
     else:
-        factory = factories.load_factory(target)
+        factory = load_model.load_factory(target)
     if _BLOCKS not in sizes:
         raise ConfigError("at", f"{_BLOCKS}, the number of layers, is missing")
     number = check_size(_BLOCKS, sizes.pop(_BLOCKS), 10_000)
@@ -351,10 +355,10 @@ def solved_target(
 
     try:
         found = solved_with()
-    except factories.Raised as error:
+    except load_model.Raised as error:
         try:
             found = solved_with(_KERNELS_NEED)
-        except factories.Raised:
+        except load_model.Raised:
             raise error from None
     return found, sizes, number
 
@@ -390,14 +394,14 @@ def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
     model, inputs = _built(factory, sizes, "")
     mask, labels = torch.ones_like(inputs["input_ids"]), inputs["labels"].clone()
     mask[:, -2:], labels[:, -2:], labels[:, 1] = 0, -100, -100
-    return loss_of(factories.run_forward(model, {**inputs, "labels": labels, "attention_mask": mask}))
+    return loss_of(load_model.run_forward(model, {**inputs, "labels": labels, "attention_mask": mask}))
 
 
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str]
 ) -> tuple[str, str, int, frozenset[str], bool]:
-    """Where the list of blocks is, the first one's name, the bytes of a weight's element, the weights outside with the first
-    gradients, and whether any weight is frozen."""
+    """Where the list of blocks is, the first one's name, the bytes of a weight's element, the weights outside with the
+    first gradients, and whether any weight is frozen."""
     number = 5
     model, inputs = _built(factory, {**sizes, _BLOCKS: number}, dtype)
     found = [
@@ -423,7 +427,7 @@ def _blocks_of(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-    loss_of(factories.run_forward(model, inputs)).backward()
+    loss_of(load_model.run_forward(model, inputs)).backward()
     prefix = f"{path}." if path else ""
     first = next((i for i, name in enumerate(order) if name.startswith(prefix)), len(order))
     is_frozen = not all(p.requires_grad for p in model.parameters())

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from actmem.ledger.comms import kind_of, whole_bytes
 from actmem.ledger.modes import StepMode, stays_as_gradient
-from actmem.ledger.savers import RunningModules
-from actmem.ledger.tools import (
+from actmem.ledger.save_sites import RunningModules
+from actmem.ledger.storages import (
     StorageLifetimes,
     noting_states,
     plain_tensors,
@@ -75,7 +75,8 @@ class Recorder(StepMode):
             self._begin(storage, GENERATOR_STATE)
 
     def named(self, call: Callable) -> Callable:
-        """``nn.Module.__call__`` that notes which module runs, also one that an exception leaves, as a checkpoint's second run does.
+        """``nn.Module.__call__`` that notes which module runs, also one that an exception leaves, as a checkpoint's
+        second run does.
 
         No hook: for one that is always called torch makes a cycle that holds the arguments.
         """

@@ -71,7 +71,8 @@ def parsed_letters(
 ) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
     """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``.
 
-    more: further rules, as ``d:8,s:8``, for those of the letters that are there.  Of a letter all rules hold, and the usual one.
+    more: further rules, as ``d:8,s:8``, for those of the letters that are there.  Of a letter all rules hold, and the
+    usual one.
     """
     letters, given, fixed = [], [], {}
     for part in text.split(","):
@@ -120,8 +121,8 @@ def draw_sizes(
 ) -> dict[str, int]:
     """Sizes that keep the rules, with as few common factors as they allow.
 
-    fixed: of some letters.  decks: what earlier draws have left of each letter's primes, so that each comes up.  about: where
-    it is given, this large instead, but for what is a number of things, and a 16th of it for b.
+    fixed: of some letters.  decks: what earlier draws have left of each letter's primes, so that each comes up.  about:
+    where it is given, this large instead, but for what is a number of things, and a 16th of it for b.
     """
     decks = {} if decks is None else decks
     sizes: dict[str, int] = dict(fixed)
@@ -151,9 +152,10 @@ def solve(
 ) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
-    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer those
-    that layers have (``_POWERS``).  known: formulas of tapes of the same code, to which this one's are added: where each size
-    has exactly one of them, a few runs are enough.  Raises NoFormula, which names the event and shows two sizes.
+    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer
+    those that layers have (``_POWERS``).  known: formulas of tapes of the same code, to which this one's are added:
+    where each size has exactly one of them, a few runs are enough.  Raises NoFormula, which names the event and shows
+    two sizes.
     """
     rng = random.Random(0)
     tape = Tape(tuple(letters), [] if known is None else known, {})
@@ -176,7 +178,8 @@ def solve(
 def solve_rows(
     count: Callable[[dict[str, int]], list[Row]], letters: Sequence[str], rules: Rules = NO_RULES
 ) -> Formula:
-    """The formula of the bytes of all rows together.  count: the rows at given sizes, always as many, of the same names.
+    """The formula of the bytes of all rows together.  count: the rows at given sizes, always as many, of the same
+    names.
 
     Raises NoFormula, which names the row and shows two sizes.
     """
@@ -189,7 +192,8 @@ def solve_rows(
 
 
 def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
-    """One run at larger sizes: raises NoFormula where it isn't what the tape says, as where a size is rounded up to a multiple."""
+    """One run at larger sizes: raises NoFormula where it isn't what the tape says, as where a size is rounded up to a
+    multiple."""
     for about in _LARGER:
         sizes = draw_sizes(tape.letters, rules, random.Random(0), about=about)
         if tape.at(sizes).peak_bytes > _MOST_BYTES:
@@ -264,7 +268,8 @@ def _solved(
 
 
 def _all_known(tape: Tape, runs: list[tuple[dict[str, int], list[Event]]], free: Sequence[str]) -> bool:
-    """Whether each size of these runs has a formula on the tape, and two only where they differ in letters that are fixed.
+    """Whether each size of these runs has a formula on the tape, and two only where they differ in letters that are
+    fixed.
 
     Not where two letters have one ratio in all runs, which a formula that isn't there could have.
     """

@@ -11,7 +11,7 @@ from actmem_course.judge.collective_outcomes import F_BAR_OPERATOR, F_OPERATOR, 
 from actmem_course.judge.compare import close
 from actmem_course.judge.observations import Cost, SummedTensor, ValueSeen
 from actmem_course.judge.verdict import Fault, Wrong
-from actmem_course.pieces import core_attention, merge_heads, split_heads
+from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
 
 def f(r: CaseRun) -> None:

@@ -14,7 +14,7 @@ from actmem_course.judge.collective_outcomes import G_BAR_OPERATOR, G_OPERATOR, 
 from actmem_course.judge.observations import Cost, Pattern
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
 from actmem_course.judge.verdict import Fault, Wrong
-from actmem_course.pieces import LayerWeights, random_weights
+from actmem_course.reference_layer import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")

@@ -17,7 +17,7 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.observations import Cost, SavedForBackward
 from actmem_course.judge.saved_bytes import SavedBytes, saved_bytes
 from actmem_course.judge.verdict import Fault, Wrong
-from actmem_course.pieces import Dropouts, LayerWeights, core_attention, random_weights
+from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, random_weights
 
 _P = 0.17  # no rate that one would write oneself
 _SHAPE = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=24, num_attention_heads=4)

@@ -84,7 +84,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake("up_weight and down_weight are swapped", "they fit only because they are transposed",
             {"up_weight,": "down_weight.t(),", "down_weight,": "up_weight.t(),"}),
         Mistake('F.gelu is called without approximate="tanh"',
-            "use gelu of actmem_course.pieces, which has the tanh formula", {"gelu(column": "F.gelu(column"}),
+            "use gelu of actmem_course.reference_layer, which has the tanh formula", {"gelu(column": "F.gelu(column"}),
         Mistake("the forward is right, the gradients are not",
             "down_bias / t is added before f_bar. Add down_bias after the sum over the ranks, once",
             {"row_parallel_linear(y, down_weight, down_bias":
@@ -103,7 +103,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
                 "return gelu(row_parallel_linear(y, down_weight, down_bias, group))"},
             {"gelu(column_parallel_linear(x, up_weight, up_bias, group))":
                 "gelu(column_parallel_linear(x, up_weight, 0 * up_bias, group)) + up_bias"}),
-        Mistake("another activation than gelu is used", "use gelu of actmem_course.pieces",
+        Mistake("another activation than gelu is used", "use gelu of actmem_course.reference_layer",
             {"y = gelu(": "y = F.silu("}, {"y = gelu(": "y = F.relu("}),
         Mistake("a bias is missing", "up_bias belongs before the gelu, down_bias after the sum over the ranks",
             {"x, up_weight, up_bias,": "x, up_weight, 0 * up_bias,"},

@@ -50,10 +50,10 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake("the gelu is missing", "it belongs between the two linears",
             {"gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)":
                 "linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group"}),
-        Mistake("another activation than gelu is used", "use gelu of actmem_course.pieces",
+        Mistake("another activation than gelu is used", "use gelu of actmem_course.reference_layer",
             {"y = gelu(": "y = F.relu("}, {"y = gelu(": "y = F.silu("}),
         Mistake('F.gelu is called without approximate="tanh"',
-            "use gelu of actmem_course.pieces, which has the tanh formula", {"y = gelu(": "y = F.gelu("}),
+            "use gelu of actmem_course.reference_layer, which has the tanh formula", {"y = gelu(": "y = F.gelu("}),
         Mistake("the gelu comes twice", "it belongs between the two linears",
             {"gelu(linear": "gelu(gelu)(linear",
              ")(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group":

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
+from actmem_course.reference_layer import core_attention, gelu, merge_heads, split_heads
 
 
 # 2.1

@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem_course.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
+from actmem_course.reference_layer import (
+    Dropouts,
+    LayerWeights,
+    core_attention,
+    gelu,
+    layer_norm,
+    merge_heads,
+    split_heads,
+)
 
 
 # 3.1

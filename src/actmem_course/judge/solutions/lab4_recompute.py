@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import keep
-from actmem_course.pieces import Dropouts, LayerWeights, core_attention, layer
+from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, layer
 
 
 # 4.1 and 4.2

@@ -13,15 +13,16 @@ from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.census import census
 from actmem.ledger.recorder import SavedTensor, record
-from actmem.ledger.savers import kept_as
+from actmem.ledger.save_sites import kept_as
 from actmem.parallel import linear, vocab
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
-#: Layers name their tensors as they make them (``drop.Terms``).  What follows names the rest: what a ledger sees of the ends,
-#: of a checkpoint, and of a linear whose input autocast converts, or the plain form gathers, before it is kept.  By the
-#: running module, the operation and the argument; never by size, because two different tensors can have the same size.
+#: Layers name their tensors as they make them (``drop.NamedForward``).  What follows names the rest: what a ledger sees
+#: of the ends, of a checkpoint, and of a linear whose input autocast converts, or the plain form gathers, before it is
+#: kept.  By the running module, the operation and the argument; never by size, because two different tensors can have
+#: the same size.
 _LINEARS = ("linear", linear.FUNCTIONS["column_parallel"].__name__)
 _LOOKUP, _CROSS_ENTROPY = (vocab.FUNCTIONS[name].__name__ for name in ("lookup", "cross_entropy"))
 _LINEAR_TERMS = {
@@ -53,7 +54,8 @@ def layer_input(shape: Sizes, tp: TensorParallel, device: str, dtype: torch.dtyp
 
 
 def term_name(saved: SavedTensor) -> str:
-    """The term that formulas use for this tensor; one without a rule keeps the ledger's own name, so it shows as not predicted."""
+    """The term that formulas use for this tensor; one without a rule keeps the ledger's own name, so it shows as not
+    predicted."""
     op, last = saved.op, saved.module.rsplit(".", 1)[-1]
     term = saved.term or kept_as(op, saved.argument)
     if term == "log-sum-exp" and not saved.dtype.is_floating_point:
@@ -98,7 +100,8 @@ def measure_layer(
 
 
 def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
-    """``layer_rows_of``, confirmed by the census.  Runs the layer twice.  Raises LedgerMismatch if the two counts disagree."""
+    """``layer_rows_of``, confirmed by the census.  Runs the layer twice.  Raises LedgerMismatch if the two counts
+    disagree."""
     rows = layer_rows_of(layer, make_input())
     if (counted := census(layer, make_input)) != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")

@@ -60,7 +60,8 @@ def _inside(value: object, depth: int, seen: dict[int, object]) -> Iterator[Tens
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that hold the data: ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor wraps.
+    """The tensors that hold the data: ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor
+    wraps.
 
     None if it can't be looked into.
     """
@@ -114,7 +115,8 @@ class StorageLifetimes:
 
     def __init__(self, changed: Callable[[int, int | None], object] = lambda number, size: None):
         self._changed, self._sizes, self.bytes = changed, list[int](), 0
-        # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage itself.
+        # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage
+        # itself.
         self.numbers: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
 
     def begin(self, storage: torch.UntypedStorage) -> int:

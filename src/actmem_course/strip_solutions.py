@@ -2,8 +2,8 @@
 
 A public function keeps its signature and docstring and loses its body; a private function or
 class goes; everything else stays.  The lines that call the judge come from here: the judge
-imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m actmem_course.cut``
-after it: it writes labs/ anew, and leaves a file alone that has answers.
+imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m
+actmem_course.strip_solutions`` after it: it writes labs/ anew, and leaves a file alone that has answers.
 """
 
 from __future__ import annotations

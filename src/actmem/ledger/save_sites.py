@@ -24,7 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from actmem.keep import FUNCTIONS
-from actmem.ledger.tools import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
+from actmem.ledger.storages import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
 from actmem.torch_private import node_running
 
 #: Frames in these folders are no line of the user's.
@@ -91,12 +91,12 @@ def is_compiled(model: nn.Module) -> bool:
 class OperationTracker(TorchFunctionMode):
     """Follows the torch functions and the modules that run.
 
-    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what outermost
-    modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.  ``checkpoint_ran`` is True
-    once one of torch's checkpoints ran, which can hold tensors out of sight of hooks.
+    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what
+    outermost modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.
+    ``checkpoint_ran`` is True once one of torch's checkpoints ran, which can hold tensors out of sight of hooks.
 
-    follows_functions: False for modules alone, without a mode: under one torch compiles a checkpoint's second run otherwise
-    than its first.
+    follows_functions: False for modules alone, without a mode: under one torch compiles a checkpoint's second run
+    otherwise than its first.
     """
 
     def __init__(self, module: nn.Module, follows_functions: bool = True):
@@ -206,7 +206,8 @@ class OperationTracker(TorchFunctionMode):
 
 
 def kept_as(op: str, argument: str) -> str:
-    """The name under which ``keep`` saved a tensor, from ``saver_of``; "" if it had none, or if another operation did."""
+    """The name under which ``keep`` saved a tensor, from ``saver_of``; "" if it had none, or if another operation
+    did."""
     return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
 
 

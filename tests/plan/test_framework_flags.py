@@ -6,9 +6,9 @@ import dataclasses
 import pytest
 
 from actmem.config import Parallel
+from actmem_tools.plan.framework_flags import hugging_face_settings, megatron_settings, torchtitan_settings
 from actmem_tools.plan.planned_models import PLANNED_MODELS, planned_model_of
 from actmem_tools.plan.search import Plan, rank_parameters
-from actmem_tools.plan.settings import hugging_face_settings, megatron_settings, torchtitan_settings
 from actmem_tools.plan.step_time import StepSeconds
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from actmem.config import ConfigError
 from actmem.ledger.census import arguments_of
-from actmem.ledger.tools import replaced
+from actmem.ledger.storages import replaced
 from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.no_device import cuda_without_device
@@ -93,8 +93,8 @@ def built_model(
 ) -> tuple[nn.Module, Any]:
     """The factory's model, with its gradients on, and inputs, in the sizes, the dtype and on the device asked for.
 
-    Each size goes to the factory.  Raises ConfigError if it doesn't take one, on anything that it must not return, and if
-    it fails.
+    Each size goes to the factory.  Raises ConfigError if it doesn't take one, on anything that it must not return, and
+    if it fails.
     """
     taken = {}
     for size, value in sizes.items():
@@ -136,8 +136,8 @@ def built_model(
 def _take_rows_as_whole_sequences() -> None:
     """Let Hugging Face's models take fake position ids as those of one sequence a row.
 
-    They read the ids' values to see whether a row packs several sequences.  Fake ids have none, so they would make a mask
-    for the worst case, and repeat keys and values for it: 3% more at the peak of Llama 3.2 1B, seen on an H200.
+    They read the ids' values to see whether a row packs several sequences.  Fake ids have none, so they would make a
+    mask for the worst case, and repeat keys and values for it: 3% more at the peak of Llama 3.2 1B, seen on an H200.
     """
     masks = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "find_packed_sequence_indices", None)
@@ -178,7 +178,8 @@ def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iter
 
 
 def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """``Module._apply``, so ``.to``, ``.bfloat16``, ``.cuda``, for fake parameters, which can't be swapped.  Ties stay."""
+    """``Module._apply``, so ``.to``, ``.bfloat16``, ``.cuda``, for fake parameters, which can't be swapped.  Ties
+    stay."""
     for child in module.children() if recurse else ():
         child._apply(function)
     for name, parameter in module._parameters.items():

@@ -1,4 +1,5 @@
-"""Where each storage comes from (which operation made it, in which module, out of what), who saved it, and so of what kind it is.
+"""Where each storage comes from (which operation made it, in which module, out of what), who saved it, and so of what
+kind it is.
 
 A TorchDispatchMode sees every operation's results, below autograd.  That finds what saved-tensor
 hooks can't: a tensor that an attribute, a closure or a cache keeps alive.  And it tells a copy of a
@@ -25,8 +26,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.ledger.comms import KIND_OF_NAME, kind_of
 from actmem.ledger.ledger_tables import UNSAVED, SavedTensor
 from actmem.ledger.modes import QuietDispatchMode, nodes_from
-from actmem.ledger.savers import OperationTracker, kept_as, view_of
-from actmem.ledger.tools import (
+from actmem.ledger.save_sites import OperationTracker, kept_as, view_of
+from actmem.ledger.storages import (
     noting_states,
     replaced,
     shape_of,
@@ -39,11 +40,11 @@ from actmem.torch_private import never_compiled, top_saved_tensors_hooks
 
 #: Operations whose result holds the same numbers as their first tensor, perhaps in another dtype or layout.
 _COPIES = {
-    "_to_copy", "clone", "copy_", "contiguous", "chunk_cat", "_chunk_cat", "split_with_sizes_copy", "all_gather_copy_in",
-    "cat", "_foreach_copy_", "wait_tensor", "detach_copy",
+    "_to_copy", "clone", "copy_", "contiguous", "chunk_cat", "_chunk_cat", "split_with_sizes_copy",
+    "all_gather_copy_in", "cat", "_foreach_copy_", "wait_tensor", "detach_copy",
 }  # fmt: skip
 #: Operations that multiply matrices, and attention's fused ones.
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
+_MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
 #: What is in a GELU.
 _BENT = ("tanh", "erf")
 _PICKS = ("index", "index_select", "gather")
@@ -66,14 +67,15 @@ class Scores:
 
 
 @dataclass
-class Origin:
+class Provenance:
     """How a storage came to be.
 
     made: False for one that was there before the first operation that is known to read it.
     operation, module, shape, dtype, device: of the result that first had this storage.
     inside: a module or an autograd Function was running.
     constant: made without any tensor, or of constants alone, and without chance.
-    of_weights: a weight, or made of weights and constants alone, by no product: learned queries are no weights when they are projected.
+    of_weights: a weight, or made of weights and constants alone, by no product: learned queries are no weights when
+    they are projected.
     copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
     gathered: one of those copies was a collective.
     repeats: how many times this copy of an expanded tensor holds each element.
@@ -104,7 +106,7 @@ class Origin:
     saved: dict[tuple, SavedTensor] = field(default_factory=dict)
 
 
-class Origins(QuietDispatchMode):
+class ProvenanceTracker(QuietDispatchMode):
     """Notes the origin of every storage that an operation reads or returns while it is active, and what autograd saves.
 
     on_found: gets each new storage with its origin.  after: gets all storages of an operation that has ended.
@@ -114,13 +116,14 @@ class Origins(QuietDispatchMode):
     def __init__(
         self,
         tracker: OperationTracker,
-        on_found: Callable[[torch.UntypedStorage, Origin], object] = lambda storage, origin: None,
+        on_found: Callable[[torch.UntypedStorage, Provenance], object] = lambda storage, origin: None,
         after: Callable[[list[torch.UntypedStorage]], object] | None = None,
     ):
         super().__init__()
         self.tracker, self._on_found, self._after = tracker, on_found, after
-        # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage itself.
-        self.found: WeakKeyDictionary[torch.UntypedStorage, Origin] = WeakKeyDictionary()
+        # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage
+        # itself.
+        self.found: WeakKeyDictionary[torch.UntypedStorage, Provenance] = WeakKeyDictionary()
         #: The storages that autograd took, in order, and the views of each that were saved.
         self.saved: WeakKeyDictionary[torch.UntypedStorage, dict[tuple, SavedTensor]] = WeakKeyDictionary()
         #: Weights that were seen as such when they were saved: they may be in no module at the end.
@@ -151,7 +154,7 @@ class Origins(QuietDispatchMode):
         for storage, part in stored_parts((args, kwargs)):
             sources.append(storage)
             if storage not in self.found:
-                self._add(storage, part, Origin(made=False))
+                self._add(storage, part, Provenance(made=False))
         for storage, part in made:
             self._note(storage, part, func, args, kwargs, sources)
         if self._after is not None:
@@ -162,9 +165,9 @@ class Origins(QuietDispatchMode):
         """Note the state of a generator, which no operation returns."""
         if (storage := storage_of(state)) is not None:
             self.tracker.checkpoint_ran = True
-            self._add(storage, state, Origin(True, "generator state", self.tracker.inside))
+            self._add(storage, state, Provenance(True, "generator state", self.tracker.inside))
 
-    def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Origin) -> Origin:
+    def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Provenance) -> Provenance:
         origin.module, origin.shape = self.tracker.module, shape_of(tensor)
         origin.dtype, origin.device = tensor.dtype, tensor.device.type
         origin.of_weights |= storage in self.tracker.weights
@@ -178,10 +181,10 @@ class Origins(QuietDispatchMode):
             return
         others = [source for source in sources if source is not storage]
         known = [self.found[source] for source in others]
-        of_weights = any(one.of_weights for one in known) and _name_of(func) not in _PRODUCTS
+        of_weights = any(one.of_weights for one in known) and _name_of(func) not in _MATMULS
         of_weights = of_weights and all(one.of_weights or one.constant for one in known)
         if origin is None:
-            origin = Origin(True, _name_of(func), self.tracker.inside, of_weights=of_weights)
+            origin = Provenance(True, _name_of(func), self.tracker.inside, of_weights=of_weights)
             origin.constant = not _by_chance(func) and all(one.constant for one in known)
             self._trace_copy(origin, func, others)
             if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
@@ -205,34 +208,34 @@ class Origins(QuietDispatchMode):
 
     def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
         """What ``operation``'s result of ``size`` elements belongs to; notes what it reads as masks and operands."""
-        origins = [self.found[source] for source in sources]
-        scored = [one.scores for one in origins if one.scores is not None]
-        if operation in _PRODUCTS:
+        provenance = [self.found[source] for source in sources]
+        scored = [one.scores for one in provenance if one.scores is not None]
+        if operation in _MATMULS:
             scores = next((scores for scores in scored if scores.normalized), None) or Scores()
             scores.attended = scores.normalized
-            for one in origins:
+            for one in provenance:
                 one.multiplied = scores
             width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
-            if scores.attended or width > WIDEST_HEAD or any(one.of_weights for one in origins):
+            if scores.attended or width > WIDEST_HEAD or any(one.of_weights for one in provenance):
                 return None
             return scores
         if operation.startswith(_FUSED_ATTENTION):
             multiplied = storages_in(args[:3])
-            for source, one in zip(sources, origins):
+            for source, one in zip(sources, provenance):
                 name = "multiplied" if any(source is q for q in multiplied) else "masks"
                 setattr(one, name, Scores(attended=True))
             return None
         if scored and operation.startswith(("masked_fill", "where")):
-            for one in origins:
+            for one in provenance:
                 if one.scores is None:
                     one.masks = scored[0]
-        alike = (one.scores for one in origins if one.scores is not None and prod(one.shape) == size)
+        alike = (one.scores for one in provenance if one.scores is not None and prod(one.shape) == size)
         found = next(alike, None)
         if found is not None and "softmax" in operation:
             found.normalized = True
         return found
 
-    def _trace_copy(self, origin: Origin, func: Any, sources: list[torch.UntypedStorage]) -> None:
+    def _trace_copy(self, origin: Provenance, func: Any, sources: list[torch.UntypedStorage]) -> None:
         gathers = kind_of(func) in ("all-gather", "broadcast")
         if not gathers and _name_of(func) not in _COPIES:
             return
@@ -309,14 +312,15 @@ class Origins(QuietDispatchMode):
                         self._note_saved(tensor, (node.name().rstrip("0").removesuffix("Backward"), name[7:], ""))
 
     def _note_saved(self, tensor: Tensor, saver: tuple[str, str, str] | None = None, held_by: str = "") -> None:
-        """Note that autograd saves a tensor.  saver: operation, argument and line, if it isn't the operation that runs."""
+        """Note that autograd saves a tensor.  saver: operation, argument and line, if it isn't the operation that
+        runs."""
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
         for storage, part in stored_parts(tensor):
             if storage in self.tracker.weights:
                 continue
             if is_weight:
                 self._seen_weights.add(storage)
-            origin = self.found.get(storage) or self._add(storage, part, Origin(made=False))
+            origin = self.found.get(storage) or self._add(storage, part, Provenance(made=False))
             views, view = self.saved.setdefault(storage, origin.saved), view_of(part)
             if view not in views:
                 op, argument, line = saver or self.tracker.saver_of(part)
@@ -324,7 +328,8 @@ class Origins(QuietDispatchMode):
                     self._without_name.add(storage)
                 shape, size = shape_of(part), prod(shape_of(part)) * part.dtype.itemsize
                 views[view] = SavedTensor(
-                    self.tracker.module, op, argument, shape, part.dtype, size, line, held_by=held_by, device=part.device.type
+                    self.tracker.module, op, argument, shape, part.dtype, size, line,
+                    held_by=held_by, device=part.device.type,
                 )  # fmt: skip
 
     def note_names(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
@@ -369,7 +374,7 @@ class Origins(QuietDispatchMode):
             return "input"
         return "constant" if origin.constant else "activation"
 
-    def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Origin) -> str:
+    def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
         """The same for a storage made in the block that autograd did not save."""
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
@@ -419,18 +424,18 @@ def _eager(function: Callable) -> Callable:
     return never_compiled(function) if "torch._dynamo" in sys.modules else function
 
 
-def _pack(origins: Origins, outer: Callable | None, tensor: Tensor) -> object:
-    origins._note_saved(tensor)
+def _pack(provenance: ProvenanceTracker, outer: Callable | None, tensor: Tensor) -> object:
+    provenance._note_saved(tensor)
     if outer is not None:
         return outer(tensor)
     # An output that is saved itself would hold the graph that holds it: a leak.
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _pack_as_others(origins: Origins, pack: Callable, whose: str, tensor: Tensor) -> object:
+def _pack_as_others(provenance: ProvenanceTracker, pack: Callable, whose: str, tensor: Tensor) -> object:
     held = pack(tensor)
     for one in tensors_in(held):
-        origins._note_saved(one, origins.tracker.saver_of(tensor), f"the hooks of {whose}")
+        provenance._note_saved(one, provenance.tracker.saver_of(tensor), f"the hooks of {whose}")
     return held
 
 

@@ -20,13 +20,13 @@ from actmem.drop import Store
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.parts import layer_rows_of
+from actmem.ledger.layer_rows import layer_rows_of
 from actmem.ledger.recorder import record
 from actmem.recipes import PAPER_LAYER, LayerTerms, Recipe
 from actmem.rows import LAYER_TERMS, Row, compare, on_device, on_host, total
-from actmem_more.actions import PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import LlamaShape
+from actmem_more.per_tensor_choices import PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_more.store import EightBits, HostMemory
 from tests.tiers import at_night
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.drop import KEEP_ALL, Terms
+from actmem.drop import KEEP_ALL, NamedForward
 from actmem.keep import differentiates_once
 from actmem.parallel.conjugates import f_bar_or_g_bar
 from actmem.parallel.groups import TensorParallel
@@ -115,7 +115,7 @@ class GatedMLP(ParallelModule):
         self.gate, self.up = (own_weight(tp, child_seed(seed, n), own, h, dim=0, **factory) for n in ("gate", "up"))
         self.down = own_weight(tp, child_seed(seed, "down"), h, own, dim=1, **factory)
 
-    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+    def forward(self, x: Tensor, terms: NamedForward = KEEP_ALL) -> Tensor:
         gate, up = terms(
             (self.prefix + "gate", self.prefix + "up"), lambda x: column_parallel(x, self.tp, self.gate, self.up), x
         )

@@ -6,7 +6,7 @@ from actmem.config import ConfigError
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Plan, stage_layers
-from actmem_tools.tape.blocks import OFFLOAD
+from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 
 #: The base of rotary positions, by how names begin: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
 _ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}

@@ -23,7 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
+from actmem_course.reference_layer import (
+    Dropouts,
+    LayerWeights,
+    core_attention,
+    gelu,
+    layer_norm,
+    merge_heads,
+    split_heads,
+)
 
 
 # 3.1: read “The ranks, before and after”

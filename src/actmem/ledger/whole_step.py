@@ -28,7 +28,8 @@ from actmem.ledger.storages import StorageLifetimes, replaced, shape_of, stored_
 #: What a storage can be at the peak, in the order in which a bill lists it.
 BILL_KINDS = (
     "weight", "buffer", "gradient", "main gradient", "optimizer state", "input", "output", "activation",
-    "recomputed activation", "cast weight", "gathered weight", "constant", "generator state", "communication buffer", "made by forward",
+    "recomputed activation", "cast weight", "gathered weight", "constant", "generator state", "communication buffer",
+    "made by forward",
     "made by backward", "made by the optimizer", "from before",
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ setup: $(COURSE) ## create .venv and install the course (the other commands do t
 course: $(COURSE) ## open your copies of the notebooks (my/notebooks) in JupyterLab, on this machine only
 	@$(RUN) -m actmem_course.make_copies $(addprefix --fresh=,$(FRESH))
 	JUPYTER_CONFIG_PATH="$(LAB_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
-	  --LabApp.default_url=/lab/tree/my/notebooks/00_start_here.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
+	  --LabApp.default_url=/lab/tree/my/notebooks/01_memory_wall.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a new one, yours is kept)
 	@$(RUN) -m actmem_course.make_copies labs $(addprefix --fresh=,$(FRESH))

@@ -2,7 +2,7 @@
 
 Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
 
-Read notebooks/12_adapters.ipynb first; each exercise names its section.
+Read notebooks/11_adapters.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 10.1.
@@ -80,7 +80,7 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
     raise NotImplementedError
 
 
-# 10.3: read “Step 4: the MLP in tiles” in notebooks/13_long_sequences.ipynb
+# 10.3: read “Step 4: the MLP in tiles” in notebooks/12_long_sequences.ipynb
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
 
@@ -102,7 +102,7 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     raise NotImplementedError
 
 
-# 10.4: read “Step 3: the layers' inputs on the host” in notebooks/13_long_sequences.ipynb
+# 10.4: read “Step 3: the layers' inputs on the host” in notebooks/12_long_sequences.ipynb
 def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     """function(x), recomputed in backward from an x that was on the host in between.
 

@@ -2,7 +2,7 @@
 
 Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and what it keeps if nothing is kept twice.
 
-Read notebooks/08_after_the_paper.ipynb first; each exercise names its section.
+Read notebooks/08_todays_layer.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 7.1.

@@ -2,7 +2,7 @@
 
 Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where tensors are v wide.
 
-Read notebooks/11_the_ends.ipynb first; each exercise names its section.
+Read notebooks/10_the_loss.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.

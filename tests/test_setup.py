@@ -107,7 +107,7 @@ def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        ("course", ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/00_start_here.ipynb"]),
+        ("course", ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/01_memory_wall.ipynb"]),
         ("labs", ["-m actmem_course.make_copies labs"]),
         ("lint", ["-m mypy"]),
         ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),

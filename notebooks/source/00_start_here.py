@@ -45,7 +45,7 @@ Reveal(
 # **measure** the bytes that it keeps. The two agree to the byte.
 #
 # *Measured* means: what autograd holds. A GPU reports more: the allocator's blocks, workspaces, CUDA's context, NCCL's buffers
-# ([chapter 13](13_long_sequences.ipynb)). [Chapter 1](01_memory_wall.ipynb) ends with what a GPU of ours measured. Where no
+# ([chapter 12](12_long_sequences.ipynb)). [Chapter 1](01_memory_wall.ipynb) ends with what a GPU of ours measured. Where no
 # chapter says so, GPU numbers are others', and ° marks what nothing here checks.
 #
 # **What you will be able to do:**
@@ -80,13 +80,13 @@ Reveal(
 # | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs, Table 2 measured | 60 | [4](../labs/lab4_recompute.py) |
 # | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 50 | [5](../labs/lab5_pipeline.py) |
 # | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
-# | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 30 | [7](../labs/lab7_todays_layer.py) |
+# | [08 After the paper](08_todays_layer.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 30 | [7](../labs/lab7_todays_layer.py) |
 # | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, what it wastes, an itemised peak | 30 | |
-# | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
-# | [11 The ends](11_the_ends.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
-# | [12 Adapters](12_adapters.ipynb) | what frozen weights keep, LoRA and QLoRA, where gradients begin, adapters under sequence parallelism | 25 | [10](../labs/lab10_keep_less.py) |
-# | [13 Long sequences](13_long_sequences.ipynb) | five steps to a million tokens, one bottleneck after the other; eight bits; reserved and allocated | 30 | [10](../labs/lab10_keep_less.py) |
-# | [14 Experts, latents, states, long contexts](14_experts.ipynb) | what routers, latent attention, recurrent states and a sequence shared by ranks keep | 30 | |
+# | [10 Plan a model](09_your_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
+# | [11 The ends](10_the_loss.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
+# | [12 Adapters](11_adapters.ipynb) | what frozen weights keep, LoRA and QLoRA, where gradients begin, adapters under sequence parallelism | 25 | [10](../labs/lab10_keep_less.py) |
+# | [13 Long sequences](12_long_sequences.ipynb) | five steps to a million tokens, one bottleneck after the other; eight bits; reserved and allocated | 30 | [10](../labs/lab10_keep_less.py) |
+# | [14 Experts, latents, states, long contexts](13_experts.ipynb) | what routers, latent attention, recurrent states and a sequence shared by ranks keep | 30 | |
 #
 # The chapters take 8.5 hours, the labs 10 more. Chapters 0 to 5 are the core; then read what you need.
 #
@@ -191,7 +191,7 @@ checks.show()
 #
 # ## Now fit your model
 #
-# After [chapter 10](10_plan_a_model.ipynb) you can say, for a model and a number of GPUs, what fits and why. If you can't wait:
+# After [chapter 9](09_your_model.ipynb) you can say, for a model and a number of GPUs, what fits and why. If you can't wait:
 #
 # ```
 # actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512

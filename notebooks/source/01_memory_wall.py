@@ -53,7 +53,7 @@ Reveal(
 # inputs of their formulas, and run real layers to check them. About 25 minutes. You need to know nothing about parallel
 # training: chapters 3, 4 and 6 introduce it.
 #
-# [Chapter 0](00_start_here.ipynb) lists the letters. Tensor parallelism lets $t$ ranks share each layer; pipeline stages are
+# [Chapter 1](01_memory_wall.ipynb) lists the letters. Tensor parallelism lets $t$ ranks share each layer; pipeline stages are
 # groups of ranks that hold different layers.
 #
 # An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a

@@ -56,7 +56,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *45 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
+# *45 minutes.* **You need:** [00 Start here](01_memory_wall.ipynb), a little calculus. **You will** derive the 15 tensors
 # that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
 #
 # Elements have 16 bits, so a tensor of shape $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of

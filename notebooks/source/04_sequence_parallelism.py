@@ -52,7 +52,7 @@ Reveal(
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
 #
 # In other papers "sequence parallelism" means that attention itself is cut along $s$ (ring attention, context parallelism,
-# Ulysses; [chapter 14](14_experts.ipynb) measures two of them). Here attention is cut by heads as before, and only what lies
+# Ulysses; [chapter 13](13_experts.ipynb) measures two of them). Here attention is cut by heads as before, and only what lies
 # *between* the blocks is cut along $s$.
 
 # %% [markdown]

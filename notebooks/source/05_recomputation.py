@@ -581,7 +581,7 @@ Panel(
 #
 # Kernels like FlashAttention never write the $s \times s$ scores to memory. They keep Q, K, V, the output and one number per
 # row, and recompute the scores tile by tile in backward. So there is no $5as^2b$ to save, and a checkpoint around such a
-# kernel frees next to nothing. The kernel does by itself what the paper selects by hand. [Chapter 8](08_after_the_paper.ipynb)
+# kernel frees next to nothing. The kernel does by itself what the paper selects by hand. [Chapter 8](08_todays_layer.ipynb)
 # asks what is left to recompute then. See it with torch's own fused attention:
 
 # %%

@@ -434,4 +434,4 @@ worked(
 # actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100 --recompute selective
 # ```
 #
-# Next, [chapter 8](08_after_the_paper.ipynb): the layers that everyone trains today, and why they ask other questions.
+# Next, [chapter 8](08_todays_layer.ipynb): the layers that everyone trains today, and why they ask other questions.

@@ -11,7 +11,7 @@ from actmem.rows import total
 from actmem_course.figures import (
     Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, slider, worked,
 )
-from actmem_course.figures import ch08_after_the_paper as show
+from actmem_course.figures import ch08_todays_layer as show
 from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_rows
 
@@ -494,4 +494,4 @@ worked(
 # ## Now fit your model
 #
 # You know what one layer of your model keeps. How many GPUs does the whole model need, and how do you split it? Next, [chapter
-# 10](10_plan_a_model.ipynb) finds the layouts that fit, and checks the fullest GPU's bill.
+# 10](09_your_model.ipynb) finds the layouts that fit, and checks the fullest GPU's bill.

@@ -10,7 +10,7 @@ from actmem_course.figures import (
     Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text,
     text_table, worked,
 )
-from actmem_course.figures import ch10_plan_a_model as show
+from actmem_course.figures import ch09_your_model as show
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
@@ -134,7 +134,7 @@ LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_byte
 
 # %% [markdown]
 # The last line is an allowance, not a prediction: at least 4 GiB for CUDA's context, NCCL's buffers and what the allocator
-# reserves beyond what it hands out. (Chapter 13 is about the allocator.)
+# reserves beyond what it hands out. (Chapter 12 is about the allocator.)
 #
 # **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
 # leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
@@ -249,4 +249,4 @@ worked(
 # ```
 #
 # The bill in this chapter is the first stage's. The last stage holds logits and the loss as well, and recomputing layers doesn't
-# shrink these. [Chapter 11](11_the_ends.ipynb) takes them apart.
+# shrink these. [Chapter 10](10_the_loss.ipynb) takes them apart.

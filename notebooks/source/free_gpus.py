@@ -59,4 +59,4 @@ Varies(speed_facts(times))
 # If you rent an H100 or more, `python labs/measure_gpu.py` measures everything in under nine minutes and writes it to
 # `labs/results`: please send that file.
 #
-# The exercises run here too: `!cd actmem && python labs/lab2_tensor_parallel.py`. Then begin with `00_start_here.ipynb`.
+# The exercises run here too: `!cd actmem && python labs/lab2_tensor_parallel.py`. Then begin with `01_memory_wall.ipynb`.

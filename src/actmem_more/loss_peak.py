@@ -1,6 +1,6 @@
 """What lives at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
 
-With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 11.
+With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chapter 12: its figure shows the formulas' numbers, its cell for several ranks is right on real ones, and peft keeps what it says."""
+"""Chapter 11: its figure shows the formulas' numbers, its cell for several ranks is right on real ones, and peft keeps what it says."""
 
 import ast
 
@@ -39,7 +39,7 @@ def test_adapters_on_all_linears_keep_what_full_training_keeps_and_seven_narrow_
 
 def _cell(name):
     """What a cell of the chapter defines."""
-    source = (LABS.parent / "notebooks" / "source" / "12_adapters.py").read_text(encoding="utf-8")
+    source = (LABS.parent / "notebooks" / "source" / "11_adapters.py").read_text(encoding="utf-8")
     (function,) = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name)
     from actmem.parallel.conjugates import g
     from actmem.parallel.linear import column_parallel

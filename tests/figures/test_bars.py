@@ -6,9 +6,9 @@ from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
 from actmem.rows import total
-from actmem_course.figures import ch08_after_the_paper as today
-from actmem_course.figures import ch10_plan_a_model as planned
-from actmem_course.figures import ch14_experts as experts
+from actmem_course.figures import ch08_todays_layer as today
+from actmem_course.figures import ch09_your_model as planned
+from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
 from actmem_course.figures.ch02_counting_bytes import layer_bars
@@ -21,8 +21,8 @@ from actmem_course.figures.ch07_time import (
     training_days,
     utilisation_bars,
 )
-from actmem_course.figures.ch11_the_ends import loss_bars, stage_work
-from actmem_course.figures.ch12_adapters import adapter_bars
+from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
+from actmem_course.figures.ch11_adapters import adapter_bars
 from actmem_course.figures.controls import BEFORE, after
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
@@ -156,7 +156,7 @@ def test_stages_work_as_much_with_a_shared_vocabulary(p):
 
 @pytest.mark.parametrize(("name", "memory", "gpus"), sampled(planned.PLANNED, 1))
 def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
-    """After a change of the planner: python -m actmem_course.figures.ch10_plan_a_model"""
+    """After a change of the planner: python -m actmem_course.figures.ch09_your_model"""
     line = planned.stored_plans()[planned.PLANNED.index((name, memory, gpus))]
     assert planned.plan_line(name, memory, gpus) == line
 
@@ -174,7 +174,7 @@ def test_titles_say_the_finding(drawing, said):
 
 
 def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
-    """The order that chapter 10's list gives in words: what saves time first, what costs most of it last."""
+    """The order that chapter 9's list gives in words: what saves time first, what costs most of it last."""
     drawing = planned.first_aid("llama3-70b", 80)
     start, *steps = [name.replace("<br>", " ").rsplit(": ", 1) for name in sums(drawing)]
     assert start == ["TP 8, PP 2, DP 4 ZeRO-1, b 2"]
@@ -189,7 +189,7 @@ def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
 
 
 def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replicas_are_left():
-    """What chapter 10's list says of its plan, after one sequence a microbatch and after half the replicas are stages."""
+    """What chapter 9's list says of its plan, after one sequence a microbatch and after half the replicas are stages."""
     model, roomy = planned_model_of("llama3-70b"), Cluster(64, 8000 * GIBIBYTE)
     for stages, replicas in ((2, 4), (4, 2)):
         layout = {

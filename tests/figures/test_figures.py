@@ -16,12 +16,12 @@ from actmem_course.figures import ch04_sequence_parallelism as sequence_parallel
 from actmem_course.figures import ch05_recomputation as recomputation
 from actmem_course.figures import ch06_pipeline as schedules
 from actmem_course.figures import ch07_time as times
-from actmem_course.figures import ch08_after_the_paper as today
-from actmem_course.figures import ch10_plan_a_model as planned
-from actmem_course.figures import ch11_the_ends as ends
-from actmem_course.figures import ch12_adapters as adapters
-from actmem_course.figures import ch13_long_sequences as long_sequences
-from actmem_course.figures import ch14_experts as experts
+from actmem_course.figures import ch08_todays_layer as today
+from actmem_course.figures import ch09_your_model as planned
+from actmem_course.figures import ch10_the_loss as ends
+from actmem_course.figures import ch11_adapters as adapters
+from actmem_course.figures import ch12_long_sequences as long_sequences
+from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.others.nanotron import nanotron_runs
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA

@@ -1,9 +1,9 @@
-"""Chapter 13: its figures show the formulas' numbers; its allocator's segments add up; what linears in 8 bits keep."""
+"""Chapter 12: its figures show the formulas' numbers; its allocator's segments add up; what linears in 8 bits keep."""
 
 import pytest
 
 from actmem.rows import total
-from actmem_course.figures.ch13_long_sequences import (
+from actmem_course.figures.ch12_long_sequences import (
     BATCH_ORDERS,
     EVENTS_PLAYED,
     SEGMENTS,
@@ -99,7 +99,7 @@ def test_a_map_shows_every_block_of_every_segment(segments):
 
 
 def test_free_pieces_beside_states_are_what_torch_cannot_give_back():
-    """Chapter 13's words: 34 MiB are free at the fullest moment, a segment of 12 and 22 in pieces."""
+    """Chapter 12's words: 34 MiB are free at the fullest moment, a segment of 12 and 22 in pieces."""
     memory, _ = memory_after(18, SEGMENTS[0])
     segments = [list(blocks_of(first)) for first in memory.segments]
     free = [sum(block.size for block in blocks if not block.in_use) // MEBIBYTE for blocks in segments]

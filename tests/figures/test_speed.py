@@ -6,7 +6,7 @@ from measure_peers import elementwise_text, missing_lines, overheads_table, peer
 from measure_speed import VARIANTS, noise_line, speed_table
 from rich.console import Console
 
-from actmem_course.figures.ch10_plan_a_model import runs_figure
+from actmem_course.figures.ch09_your_model import runs_figure
 from actmem_course.figures.text import overhead_text, speed_facts
 from actmem_course.lab_figures import overhead_finding, speed_figure
 from actmem_course.others.nanotron import nanotron_runs

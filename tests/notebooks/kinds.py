@@ -15,7 +15,7 @@ from notebooks.source.build import NOTEBOOKS
 
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 #: The chapters that are used in JupyterLab.
-IN_JUPYTERLAB = ["00_start_here.ipynb", "05_recomputation.ipynb", "07_time.ipynb"]
+IN_JUPYTERLAB = ["01_memory_wall.ipynb", "05_recomputation.ipynb", "07_time.ipynb"]
 
 
 def stored(name):

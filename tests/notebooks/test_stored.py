@@ -15,7 +15,7 @@ FREE_GPUS = NOTEBOOKS / "free_gpus.ipynb"  # the notebook that is no chapter
 of_chapters = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 #: Enough for a page that opens at once on a code-hosting site; nearly all of it is pictures.
 LARGEST_BYTES = 600_000
-MAP = "00_start_here.ipynb"
+MAP = "01_memory_wall.ipynb"
 #: What the line of a comparison begins with (figures/checks.py).
 MARKS = ("✓", "✗", "– not counted")
 

@@ -141,7 +141,7 @@ ALL_LABS = (
         Exercise("6.4", "training_step", "Gradients of a whole step", takes_group=True),
         Exercise("6.5", "train", "Gradients of a whole step", all_ranks=True),
     )),
-    Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
+    Lab("lab7_todays_layer", "Lab 7: today's layer", "08_todays_layer", (
         Exercise("7.1", "llama_layer_bytes", "The layer changed"),
         Exercise("7.2", "rms_norm", "What plain operators keep instead"),
         Exercise("7.3", "swiglu", "What plain operators keep instead"),
@@ -150,24 +150,24 @@ ALL_LABS = (
         Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
         # On two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t.
     ), fewest_virtual=8),
-    Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
+    Lab("lab8_plan", "Lab 8: plan a model", "09_your_model", (
         Exercise("8.1", "rank_state_bytes", "What fits, and which is fastest"),
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
         Exercise("8.3", "plan_of", "What if", seconds=45),
     ), one_process=True),
-    Lab("lab9_the_ends", "Lab 9: the ends of the model", "11_the_ends", (
+    Lab("lab9_the_ends", "Lab 9: the ends of the model", "10_the_loss", (
         Exercise("9.1", "cross_entropy", "What the loss keeps"),
         Exercise("9.2", "linear_cross_entropy", "A chunk at a time"),
         Exercise("9.3", "parallel_linear_cross_entropy", "The last stage", takes_group=True),
         Exercise("9.4", "log_probs_and_entropy", "Reinforcement learning"),
         Exercise("9.5", "embedding", "The other end"),
     )),
-    Lab("lab10_keep_less", "Lab 10: keep less", "12_adapters", (
+    Lab("lab10_keep_less", "Lab 10: keep less", "11_adapters", (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
-        Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="13_long_sequences"),
+        Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="12_long_sequences"),
         Exercise(
-            "10.4", "offloading_checkpoint", "Step 3: the layers' inputs on the host", chapter="13_long_sequences",
+            "10.4", "offloading_checkpoint", "Step 3: the layers' inputs on the host", chapter="12_long_sequences",
         ),
     ), one_process=True),
 )  # fmt: skip

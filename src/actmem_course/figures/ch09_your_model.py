@@ -1,4 +1,4 @@
-"""Chapter 10: the fullest GPU of the fastest plans, and what to change where none fits."""
+"""Chapter 9: the fullest GPU of the fastest plans, and what to change where none fits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN_FILLS = {part: FILLS[part] for part in (*_STATES, *_REST)}
 #: Of a step, in the figure of plans.
 _SEQUENCES = 512
 #: The requests of ``plan_wall``: model, GiB of a GPU, GPUs.  A search takes seconds and a key should take none, so
-#: what each finds is stored: by ``python -m actmem_course.figures.ch10_plan_a_model``.
+#: what each finds is stored: by ``python -m actmem_course.figures.ch09_your_model``.
 PLANNED = list(product(("llama3-8b", "llama3-70b", "qwen3-32b", "175b"), (40, 80, 141), (16, 64, 256)))
 PLANS = "plans.tsv"
 

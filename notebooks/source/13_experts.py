@@ -10,7 +10,7 @@ import actmem as am
 from actmem_course.figures import (
     Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
 )
-from actmem_course.figures import ch14_experts as show
+from actmem_course.figures import ch13_experts as show
 from actmem_more.llama_shape import llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
@@ -55,7 +55,7 @@ Reveal(
 
 # %% [markdown]
 # *30 minutes.* **You need:** [04 Sequence parallelism](04_sequence_parallelism.ipynb) and [08 After the
-# paper](08_after_the_paper.ipynb). **You will** ask chapter 2's question of four more parts of a layer. They don't build
+# paper](08_todays_layer.ipynb). **You will** ask chapter 2's question of four more parts of a layer. They don't build
 # on each other; read what you need.
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $k$ key and value heads,
@@ -81,7 +81,7 @@ Reveal(
 # Qwen3 also normalises the query and key of each head before it rotates them. So the layer keeps Q and K once more.
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.figures.ch08_after_the_paper import llama_bars
+from actmem_course.figures.ch08_todays_layer import llama_bars
 
 LiveFigure(llama_bars(EXPERTS))
 
@@ -158,7 +158,7 @@ LiveFigure(
 #
 # To generate text you need only the last $S$. But to train? $dq_i$ reads $S_i$, so autograd through a loop over tokens keeps one
 # state *per token*: $4sbhd$ bytes in float32 ($h = ad$), where flash attention keeps about $8sbh$. With $d$ = 128 that is 64 times
-# as much. So keep one state for each chunk of $u$ tokens, as chapter 13 does with an MLP. Inside a chunk, with $S$ the state before
+# as much. So keep one state for each chunk of $u$ tokens, as chapter 12 does with an MLP. Inside a chunk, with $S$ the state before
 # it and $D$ the gradient of the state after it,
 #
 # $$O = \mathrm{tril}(QK^\top)\,V + QS, \qquad dQ = \mathrm{tril}(dO\,V^\top)\,K + dO\,S^\top$$

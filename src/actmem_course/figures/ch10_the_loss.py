@@ -1,4 +1,4 @@
-"""Chapter 11: the peak of the loss beside what the layers keep, and what the last pipeline stage does more than
+"""Chapter 10: the peak of the loss beside what the layers keep, and what the last pipeline stage does more than
 others.
 """
 

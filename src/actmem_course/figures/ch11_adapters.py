@@ -1,4 +1,4 @@
-"""Chapter 12: what a Llama layer keeps if its weights are frozen and low-rank adapters train, beside what it keeps
+"""Chapter 11: what a Llama layer keeps if its weights are frozen and low-rank adapters train, beside what it keeps
 if all train.
 """
 

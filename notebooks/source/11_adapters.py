@@ -10,7 +10,7 @@ from actmem.rows import total
 from actmem_course.figures import (
     Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
 )
-from actmem_course.figures import ch12_adapters as show
+from actmem_course.figures import ch11_adapters as show
 from actmem_course.predicted.adapters import ADAPTERS, IN_16_BITS, PLACES, lora_rows
 from actmem_more.llama_shape import llama_shape
 from actmem_more.llama_terms import llama_rows
@@ -448,7 +448,7 @@ LiveFigure(
 # ## Work it out
 #
 # You train the same model by QLoRA on one GPU of 80 GiB, with one sequence of 32,768 tokens, four times those of the figure. The
-# loss of 16-bit logits takes $6v + 4h + 8$ bytes per token (chapter 11; $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
+# loss of 16-bit logits takes $6v + 4h + 8$ bytes per token (chapter 10; $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
 # adapters help?
 
 # %% jupyter={"source_hidden": true}
@@ -495,4 +495,4 @@ checks
 # plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
 # of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
-# Next, [chapter 13](13_long_sequences.ipynb): a million tokens.
+# Next, [chapter 12](12_long_sequences.ipynb): a million tokens.

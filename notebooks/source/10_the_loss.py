@@ -11,7 +11,7 @@ from actmem.rows import total
 from actmem_course.figures import (
     Checks, GuessLine, Panel, Prediction, Reveal, choice, kept_text, size_text, steps, worked,
 )
-from actmem_course.figures import ch11_the_ends as show
+from actmem_course.figures import ch10_the_loss as show
 from actmem_more.llama_shape import llama_shape
 from actmem_more.loss_peak import loss_peak_rows
 
@@ -352,4 +352,4 @@ checks
 # `actmem.step` what is alive at the peak. **Lab 9** has the functions of this chapter:
 # `python my/labs/lab9_the_ends.py`.
 #
-# Next, [chapter 12](12_adapters.ipynb): you freeze the weights. What is kept then?
+# Next, [chapter 11](11_adapters.ipynb): you freeze the weights. What is kept then?

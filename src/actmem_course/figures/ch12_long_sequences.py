@@ -1,4 +1,4 @@
-"""Chapter 13: one GPU from 8k to 1M tokens, linears in 8 bits, and what an allocator reserves beside what it holds."""
+"""Chapter 12: one GPU from 8k to 1M tokens, linears in 8 bits, and what an allocator reserves beside what it holds."""
 
 from __future__ import annotations
 

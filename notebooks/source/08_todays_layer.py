@@ -10,7 +10,7 @@ from actmem.rows import total
 from actmem_course.figures import (
     Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
 )
-from actmem_course.figures import ch08_after_the_paper as show
+from actmem_course.figures import ch08_todays_layer as show
 from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import llama_rows
 
@@ -399,4 +399,4 @@ worked(
 # actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
 # ```
 #
-# Experts, latent attention and context parallelism come in [chapter 14](14_experts.ipynb). Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.
+# Experts, latent attention and context parallelism come in [chapter 13](13_experts.ipynb). Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.

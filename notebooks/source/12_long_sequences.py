@@ -9,7 +9,7 @@ import actmem as am
 from actmem_course.figures import (
     Checks, GuessLine, Panel, Prediction, Reveal, choice, play, size_text, steps, worked,
 )
-from actmem_course.figures import ch13_long_sequences as show
+from actmem_course.figures import ch12_long_sequences as show
 from actmem_course.predicted.long_sequences import long_steps
 from actmem_more.llama_shape import llama_shape
 
@@ -39,8 +39,8 @@ Reveal(
 )
 
 # %% [markdown]
-# *30 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
-# ends](11_the_ends.ipynb). **You will** take the figure's five steps: put checkpoints on the host, run an MLP in tiles,
+# *30 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_todays_layer.ipynb) and [11 The
+# ends](10_the_loss.ipynb). **You will** take the figure's five steps: put checkpoints on the host, run an MLP in tiles,
 # share a sequence among ranks. Then answer two questions that come up on the way: do eight bits save memory, and why does a
 # GPU run out although everything fits?
 #
@@ -52,7 +52,7 @@ Reveal(
 #
 # 1. **Recompute all layers** (chapter 5). Each keeps its input alone. The peak is either the loss, or one layer's backward; first it
 #    is the loss.
-# 2. **The loss in chunks** (chapter 11). The layers' inputs and one layer at work are left.
+# 2. **The loss in chunks** (chapter 10). The layers' inputs and one layer at work are left.
 # 3. **The layers' inputs on the host.** They are the largest part of what is left.
 # 4. **The MLP in tiles.** It is the largest part of the layer at work. At 65,536 tokens the peak is then the chunked loss again: $4sbh$
 #    and the weight's gradient.
@@ -248,7 +248,7 @@ checks.show()
 # ## Step 5: more GPUs for one sequence
 #
 # At a million tokens the largest part of what is left is one layer's attention. Its queries could run in tiles; its keys and values
-# can't, because every later query reads them. Context parallelism (chapter 14) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs
+# can't, because every later query reads them. Context parallelism (chapter 13) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs
 # too. There are three ways. With **gather** the ranks exchange K and V. **Ulysses** exchanges tokens for heads. **Ring** attention
 # sends K and V around instead of gathering them: it keeps and sends the same bytes, but no rank ever has K and V whole.
 
@@ -515,4 +515,4 @@ checks
 # Run `actmem record` on your own model at a long sequence. It names what is largest; take the step that removes it, and
 # record again. Exercises 10.3 and 10.4 of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
 #
-# Next, [chapter 14](14_experts.ipynb): experts, latents, recurrent states, and a context that several ranks share.
+# Next, [chapter 13](13_experts.ipynb): experts, latents, recurrent states, and a context that several ranks share.

@@ -1,4 +1,4 @@
-"""Chapter 14: what a layer with experts keeps, by how its router spreads the tokens."""
+"""Chapter 13: what a layer with experts keeps, by how its router spreads the tokens."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ setup: $(COURSE) ## create .venv and install the course (the other commands do t
 	@echo "$(VENV) is ready"
 
 course: $(COURSE) ## open your copies of the notebooks (my/notebooks) in JupyterLab, on this machine only
-	@$(RUN) -m actmem_course.make_copies $(addprefix --fresh=,$(FRESH))
+	@$(RUN) -m actmem_course.copies course $(addprefix --fresh=,$(FRESH))
 	JUPYTER_CONFIG_PATH="$(LAB_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/my/notebooks/01_memory_wall.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a new one, yours is kept)
-	@$(RUN) -m actmem_course.make_copies labs $(addprefix --fresh=,$(FRESH))
+	@$(RUN) -m actmem_course.copies labs $(addprefix --fresh=,$(FRESH))
 
 progress: $(COURSE) ## show which exercises of all labs you have passed, and what is next (RESET=1: forget it)
 	@$(RUN) -m actmem_course.judge progress $(if $(RESET),--reset)

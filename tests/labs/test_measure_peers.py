@@ -91,7 +91,9 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
     monkeypatch.setitem(PEERS, "another", failing(ValueError("first line\nsecond line")))
     with emulated_rank(4, real_tensors=True):
         ranks = Ranks(0, 4, "cpu", True)
-        lines = measure_peers(ModelShape(16, 1, 32, 4), ranks, torch.float32, rounds=3, peers=tuple(PEERS), modes=["none"])
+        lines = measure_peers(
+            ModelShape(16, 1, 32, 4), ranks, torch.float32, rounds=3, peers=tuple(PEERS), modes=["none"]
+        )
     ours, dtensor, fsdp, another = lines
     assert ours["name"] == OURS and not ours["unavailable"]
     assert (dtensor["unavailable"], another["unavailable"]) == ("not here", "ValueError: first line")

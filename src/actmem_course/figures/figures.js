@@ -174,6 +174,7 @@ const write = (plot, notes) => {
 // The legend is text of the page as well: it wraps, and costs Plotly a third of its time.  A swatch is 30 by 14.
 const HATCHES = {
   "/": "M8 10L17 1M13 13L22 4", "x": "M8 10L17 1M13 13L22 4M8 4L17 13M13 1L22 10", "-": "M8 5H22M8 9H22", "+": "M8 5H22M8 9H22M12 1V13M18 1V13",
+  "|": "M12 1V13M18 1V13", "\\": "M8 4L17 13M13 1L22 10",
   ".": "M11 4h2M16 4h2M13 7h2M18 7h2M11 10h2M16 10h2",
 };
 const SYMBOLS = {

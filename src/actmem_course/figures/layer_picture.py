@@ -102,19 +102,20 @@ def layer_picture(
               for block in blocks]  # fmt: skip
     if collectives == "backward" and not keeps_gathered:
         blocks = _with_gathered_again(blocks, moves)
+    saved = blocks
     if stored is not None:
         if not 1 <= stored <= len(blocks):
             raise ConfigError("stored", f"must be from 1 to {len(blocks)}, got {stored}")
-        in_memory = [block.row.term for block in blocks[:stored] if block.action != "recompute"]
+        in_memory = [block.row.term for block in blocks[:stored] if block.is_present]
     if in_memory is not None:
         blocks = [replace(block, is_present=block.row.term in in_memory) for block in blocks]
     ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
     captions = OPERATIONS if operations else _regions(blocks) if ranks > 1 else {}
-    framed = "" if stored is None else blocks[stored - 1].row.term
-    finding = title or _finding(blocks, ranks, stored, layer_blocks(shape, parallel, recompute))
+    now = None if stored is None else blocks[stored - 1]
+    finding = title or (_finding(blocks, ranks) if in_memory is None else _now_finding(blocks, saved, now))
     letters = f"s={shape.seq_length}, b={shape.micro_batch_size}, h={shape.hidden_size}, a={shape.num_attention_heads}"
     sketch = Sketch(blocks, ranks, collectives == "backward")
-    sketch.draw(moves, captions, framed, marks_again=in_memory is not None)
+    sketch.draw(moves, captions, now.row.term if now else "", marks_again=in_memory is not None)
     return sketch.drawing(finding, f"One layer at {letters}, {ranks} ranks: {sketch.told(moves)}.")
 
 
@@ -123,7 +124,7 @@ def block_picture(
     title: str,
     ranks: int = 1,
     moves: Sequence[Transfer] = (),
-    captions: Mapping[str, str] = {},
+    captions: Mapping[str, str] | None = None,
 ) -> Drawing:
     """The picture of any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
 
@@ -132,10 +133,10 @@ def block_picture(
         title: The finding.
         ranks: Columns.
         moves: Collectives, from ``transfers`` or made by the caller.
-        captions: Words above the row of a term.
+        captions: Words above the row of a term; None: how the ranks share it.
     """
     sketch = Sketch(blocks, ranks)
-    sketch.draw(moves, captions)
+    sketch.draw(moves, _regions(blocks) if captions is None else captions)
     return sketch.drawing(title, f"One layer, {ranks} ranks: {sketch.told(moves)}.")
 
 
@@ -177,10 +178,20 @@ def layer_blocks(
                 formula.removesuffix("/t"),
                 all_of_it,
             )
-        action = actions.get(row.term, "keep")
+        action = actions.get(row.term, "keep" if row.term in left else "recompute")
         split = "" if max(t, c) == 1 else _split(row, all_of_it, shape, context_kind if c > 1 else "")
         blocks.append(
-            Block(row, all_of_it, left.get(row.term, 0), action, action in ("keep", "compress"), 0, (), formula, split)
+            Block(
+                row,
+                all_of_it,
+                left.get(row.term, row.bytes),
+                action,
+                action in ("keep", "compress"),
+                0,
+                (),
+                formula,
+                split,
+            )
         )
     return [_by_rank(block, shape, parallel, routed_tokens) for block in blocks] if routed_tokens else blocks
 
@@ -332,21 +343,15 @@ def _among_context_ranks(
     return found + ([Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter")] if sums else [])
 
 
-def _finding(blocks: Sequence[Block], ranks: int, stored: int | None, saved: Sequence[Block]) -> str:
-    """What the picture shows, in two lines at most.  saved: the blocks after the forward pass."""
+def _finding(blocks: Sequence[Block], ranks: int) -> str:
+    """What the picture shows, in two lines at most."""
     held = sum(max(block.by_rank) if block.by_rank else block.on_device for block in blocks)
-    if stored is not None:
-        now, of_all = blocks[stored - 1], sum(block.on_device for block in saved)
-        return (
-            f"{stored} of {len(blocks)}, {now.row.term}: {size_text(now.on_device)};<br>"
-            f"stored so far {size_text(held)} of {size_text(of_all)}"
-        )
     who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
     actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
     gone = [
         f"{size_text(size)} {name}"
         for action, name in actions
-        if (size := sum(block.row.bytes for block in blocks if block.action == action and not block.is_present))
+        if (size := sum(block.row.bytes for block in blocks if block.action == action))
     ]
     if gone:
         return f"{who} saves {size_text(held)} on the GPU;<br>{', '.join(gone)}"
@@ -358,4 +363,13 @@ def _finding(blocks: Sequence[Block], ranks: int, stored: int | None, saved: Seq
         more = f"{size_text(copied)} of it is a copy of what the others save" if copied else "no byte is there twice"
         return f"{says};<br>{more}"
     most = max(blocks, key=lambda block: block.on_device)
-    return f"{says},<br>{most.on_device / held:.0%} of it one tensor: {most.row.term}" if held else says
+    return f"{says},<br>{most.on_device / held:.0%} of it one tensor: {most.row.term}"
+
+
+def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:
+    """What is in memory at a moment.  saved: the same blocks after the forward pass.  now: stored last."""
+    held, of_all = (size_text(sum(block.on_device for block in each)) for each in (blocks, saved))
+    if now is None:
+        return f"In memory now: {held};<br>after the forward pass: {of_all}"
+    size = size_text(now.on_device) if now.on_device else "not saved, recomputed in backward"
+    return f"{now.row.term}: {size};<br>stored so far {held} of {of_all}"

@@ -22,7 +22,7 @@ MOST_RANKS = 8
 #: Pixels: a row of a tensor, its box, a row of a collective, a caption, the ranks' names.
 _ROW, _BOX, _TRANSFER, _CAPTION, _HEAD = 25, 19, 30, 18, 24
 #: Pixels of a letter of the words beside the boxes, and the room between two ranks, as a share of all columns.
-_LETTER, _WORDS, _GAP = 6.7, 13, 0.035
+_LETTER, _WORDS, _GAP = 7.5, 13, 0.035
 #: Pixels of all columns on a narrow page, in pixels of a wide page's words.
 _NARROWEST = 200
 #: Between a box and its words: one that no page takes away.
@@ -42,7 +42,7 @@ class Block:
     Attributes:
         row: As one rank saves it if nothing is recomputed.
         whole: Bytes of the tensor without any parallelism.
-        held: Bytes that stay on the device if it is saved: less than the row's if it is compressed.
+        held: Bytes on the device while it is there: less than the row's if it is compressed.
         action: What becomes of it: one of ``recipes.ACTIONS``, or "not saved" if no gradient reads it.
         is_present: Whether it is in the device's memory at this moment.
         gathered: Bytes that backward gathers from the other ranks for a moment.
@@ -261,20 +261,6 @@ class Sketch:
     def _stroke(self, width: float, x: Sequence[float], y: Sequence[float], has_head: bool = False) -> None:
         self.strokes.setdefault((width, has_head), []).append((x, y))
 
-    def _lines(self) -> list[dict]:
-        """One trace for each width, because plotly takes a millisecond for a trace; arrows have a head at their end."""
-        traces = []
-        for (width, has_head), strokes in self.strokes.items():
-            x = [place for xs, _ in strokes for place in (*xs, None)]
-            y = [place for _, ys in strokes for place in (*ys, None)]
-            head: dict[str, Any] = {}
-            if has_head:
-                sizes = [size for xs, _ in strokes for size in (*[0] * (len(xs) - 1), 7 + 1.5 * width, 0)]
-                marker = {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": INK, "opacity": 1}
-                head = {"mode": "lines+markers", "marker": marker}
-            traces.append(line("", x, y, INK, width=width, showlegend=False, **head))
-        return traces
-
     def drawing(self, title: str, alt: str) -> Drawing:
         """The picture with its title; words stand beside the boxes, in margins of their own."""
         names = {**labels(self.names, _WORDS, "middle left"), "meta": "names"}
@@ -284,8 +270,9 @@ class Sketch:
         before = max(_letters(text) for *_, text in self.names) * _LETTER
         # A size may begin before the columns end, by a few pixels at least on the narrowest page.
         beyond = max(_letters(text) * _LETTER - (1 - x / self.width) * _NARROWEST for x, _, text in self.sizes)
+        lines = [trace for look, strokes in self.strokes.items() for trace in arrows(*look, strokes)]
         return diagram(
-            title, [*boxes(self.drawn, _WORDS), *self._lines(), *words], alt,
+            title, [*boxes(self.drawn, _WORDS), *lines, *words], alt,
             1.001 * self.width, self.y, round(self.y) + 88, margins=(round(before) + 10, max(16, round(beyond) + 10)),
         )  # fmt: skip
 
@@ -302,7 +289,7 @@ class Sketch:
                 what = {"recompute": "recomputed", "not saved": "not saved"}.get(block.action, "not in memory")
             said.append(f"{block.row.term} {what}")
         sent = [f"{move.name} after {move.after}, {move.sent_bytes:,} bytes sent by each" for move in moves]
-        return "; ".join([f"each rank saves {self.total():,} bytes", *said, *sent])
+        return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
 
     def total(self) -> int:
         """Bytes in the memory of a rank; the fullest if they differ."""
@@ -310,6 +297,20 @@ class Sketch:
             sum(block.size_on(rank) if block.by_rank and block.is_present else block.on_device for block in self.blocks)
             for rank in range(self.ranks)
         )
+
+
+def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict]:
+    """Lines of one width in one trace, since plotly takes a millisecond for each; ``has_head``: at the end of each."""
+    if not strokes:
+        return []
+    x = [place for xs, _ in strokes for place in (*xs, None)]
+    y = [place for _, ys in strokes for place in (*ys, None)]
+    head: dict[str, Any] = {}
+    if has_head:
+        sizes = [size for xs, _ in strokes for size in (*[0] * (len(xs) - 1), 7 + 1.5 * width, 0)]
+        marker = {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": INK, "opacity": 1}
+        head = {"mode": "lines+markers", "marker": marker}
+    return [line("", x, y, INK, width=width, showlegend=False, **head)]
 
 
 def _letters(text: str) -> int:

@@ -26,7 +26,7 @@ const smaller = (size) => Math.max(10, SMALL * size);
 const worded = (data, isDiagram) => data.map((trace) => {
   if (isDiagram) {
     if (!trace.textfont) return trace;
-    const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX)) : trace.text;
+    const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
   if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;

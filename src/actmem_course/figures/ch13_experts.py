@@ -13,7 +13,7 @@ from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
-_ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
+ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
 
 
 def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "one-sided")) -> Drawing:
@@ -26,7 +26,7 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
         tokens = forced_routed_tokens(shape, parallel, routing, 0)
         rows, shown = llama_rows(shape, parallel, routed_tokens=tokens), routing in routings
         name = f"{routing} router: {tokens:,} pairs" if shown else f"{routing} router"
-        experts = total(row for row in rows if row.term in _ROUTED)
+        experts = total(row for row in rows if row.term in ROUTED)
         parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
     each = f"Even routing: each of {t} ranks keeps" if t > 1 else "One rank keeps"
     title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 11 · Adapters
 #
-# **Guess first: run the next cell (Shift+Enter) and type a number.** You fine-tune Llama 3 8B with LoRA: all weights are frozen, and adapters
-# of rank 16 train on all seven linears of each layer. What percentage of full training's activation bytes do the layers still save?
+# **Guess first: run the next cell (Shift+Enter) and type a number.** You fine-tune Llama 3 8B with LoRA: all weights
+# are frozen, and adapters of rank 16 train on all seven linears of each layer. What percentage of full training's
+# activation bytes do the layers still save?
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -46,8 +47,8 @@ Reveal(
 # %% [markdown]
 # *25 minutes. An elective: chapters 1 to 5 are enough.*
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ rank of an adapter, $a$ query heads, $k$ key and
-# value heads of $d$ elements, $f$ width of the MLP.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ rank of an adapter, $a$ query
+# heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
 #
 # ## A frozen weight
 #
@@ -90,15 +91,16 @@ checks.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs)
 checks.show()
 
 # %% [markdown]
-# QLoRA stores frozen weights in 4 bits, and widens them for each matmul. Plain operators then save *the widened weight*:
-# `F.linear(x, codes * scale)` holds $2oh$ bytes until backward, for all linears a 16-bit copy of the model. So drop it after forward, and
-# widen it again in backward.
+# QLoRA stores frozen weights in 4 bits and widens them for each matmul. Plain operators then save *the widened
+# weight*: `F.linear(x, codes * scale)` holds $2oh$ bytes until backward, in all a 16-bit copy of the model. So drop
+# it after the forward pass, and widen it again in the backward pass.
 #
-# **Write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`: `python my/labs/lab10_keep_less.py --only 10.1`.
+# **Write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`:
+# `python my/labs/lab10_keep_less.py --only 10.1`.
 #
 # For a year, bitsandbytes held $X$ in `ctx`, though nothing read it
-# ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270)). This class does the same. A
-# saved-tensor hook can't see `ctx.x`, but `record` can:
+# ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270)). This class does the same.
+# A saved-tensor hook can't see `ctx.x`, but `record` can:
 
 # %%
 import torch.nn.functional as F
@@ -141,11 +143,13 @@ checks.show()
 #
 # $$Y = XW + \tfrac{\alpha}{r} (XA)B, \qquad dB = \tfrac{\alpha}{r}\, (XA)^\top dY, \qquad dA = \tfrac{\alpha}{r}\, X^\top dY\, B^\top$$
 #
-# $dB$ reads $XA$. And $dA$ reads $X$, so $X$ is saved again. So a linear with an adapter saves **$2sbh + 2sbr$** bytes.
+# $dB$ reads $XA$. And $dA$ reads $X$, so $X$ is saved again. So a linear with an adapter saves **$2sbh + 2sbr$**
+# bytes.
 #
-# **Write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
+# **Write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`:
+# `python my/labs/lab10_keep_less.py --only 10.2`.
 #
-# peft 0.21 computes it like this. By default $A$ and $B$ are float32 there, so `x.to(...)` is a copy:
+# peft 0.21 computes it like this, by default with $A$ and $B$ in float32, so `x.to(...)` is a copy:
 
 
 # %%
@@ -192,19 +196,20 @@ checks.show()
 # %% [markdown]
 # Three things make an adapter save more:
 #
-# - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the matmul casts it back and saves that copy: $2sbh$.
+# - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the matmul casts it back and saves that
+#   copy: $2sbh$.
 # - **Dropout.** Its gradient reads a mask: $sbh$ on a GPU. (A CPU's mask is as wide as $X$.)
 # - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own copy and draws its own mask.
 #
-# Set *adapters compute in* to float32 in the first figure: LoRA saves far more than full training. When AgileRL removed the copies
-# (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
+# Set *adapters compute in* to float32 in the first figure: LoRA saves far more than full training. When AgileRL
+# removed the copies (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
 #
-# Freeze a whole Llama layer: RMSNorms, attention in a flash kernel, which saves one number per query and head instead of the scores, and
-# a gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$. A gradient must still pass through to adapters below. Which
-# tensors does $dX$ read?
+# Freeze a whole Llama layer: RMSNorms, attention in a flash kernel, which saves one number per query and head instead
+# of the scores, and a gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$. A gradient must
+# still pass through to adapters below. Which tensors does $dX$ read?
 #
 # - two **RMSNorms**: their input and a number per token, $4sbh + 8sb$
 # - **attention**: Q, K, V, its output and the log-sum-exp, $4sbh + 4sbkd + 4asb$
@@ -264,11 +269,11 @@ checks.show()
 # %% [markdown]
 # ## Where gradients begin
 #
-# Backward stops at the first tensor that trains. Layers below the first adapter save **nothing**. Behind a frozen embedding, the first
+# The backward pass stops at the first adapter. Layers below it save **nothing**. Behind a frozen embedding, the first
 # norm saves nothing either: $2sbh + 4sb$ less.
 #
-# Here's a trap. The output of a reentrant checkpoint needs a gradient only if one of its *inputs* does. Weights don't count. Behind
-# that embedding no input does, so **no adapter trains**, and torch only warns
+# Here's a trap. The output of a reentrant checkpoint needs a gradient only if one of its *inputs* does. Weights don't
+# count. Behind that embedding no input does, so **no adapter trains**, and torch only warns
 # ([open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). Try two cures:
 
 # %%
@@ -323,13 +328,15 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# Prefer `use_reentrant=False`. The other cure, `model.enable_input_require_grads()`, computes a gradient that nothing uses.
+# Prefer `use_reentrant=False`. The other cure, `model.enable_input_require_grads()`, computes a gradient that nothing
+# uses.
 #
 # ## Under sequence parallelism
 #
-# A column-parallel linear all-gathers $X$ (chapter 4). $A$ reads the gathered $X$, so autograd saves it: $2sbh$ on every rank. You know
-# one cure: save the shard, and gather again in backward. Here is a cheaper one: multiply by $A$ *before* the gather. Then
-# $A$'s gradient reads the shard alone, and the second gather is of the narrow $XA$:
+# A column-parallel linear all-gathers $X$ (chapter 4). $A$ reads the gathered $X$, so autograd saves it: $2sbh$ on
+# every rank. You know one cure: save the shard, and gather again in the backward pass. Here is a cheaper one:
+# multiply by $A$ *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of the
+# narrow $XA$:
 
 # %%
 from actmem.parallel.conjugates import g
@@ -386,12 +393,12 @@ print(text_table(("QKV of Llama 3 70B, one adapter, one of 8 ranks", "saved", "i
 checks.show()
 
 # %% [markdown]
-# In all three forms a rank has only a part of $A$'s gradient. Sum them after backward, as for the norms.
+# In all three forms a rank has a part of $A$'s gradient. Sum them, as for the norms.
 #
 # ## What LoRA does save
 #
-# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. With QLoRA's scales it is 0.516
-# (2305.14314). Activations are left, so recomputation matters more now, not less:
+# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. With QLoRA's scales
+# it is 0.516 (2305.14314). Activations are left, so recomputation matters more now, not less:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -426,8 +433,9 @@ LiveFigure(
 # %% [markdown]
 # ## Work it out
 #
-# You train the same model by QLoRA on one GPU of 80 GiB, with 32,768 tokens, four times those of the figure. At its peak the loss takes
-# $6v + 4h + 8$ bytes per token (vocabulary $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower adapters help?
+# You train the same model by QLoRA on one GPU of 80 GiB, with 32,768 tokens, four times those of the figure. At its
+# peak the loss takes $6v + 4h + 8$ bytes per token (vocabulary $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
+# adapters help?
 
 # %% jupyter={"source_hidden": true}
 loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)
@@ -436,7 +444,7 @@ worked(
     f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of "
     "the figure: too much. The rank is in "
     f"{size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} of it only.",
-    f"Recomputed layers keep their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
+    f"Recomputed layers save their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
     f"The loss takes {size_text(loss)}, once the layers have run: "
     f"{size_text(held + 4 * inputs + loss)} at its peak. It fits.",
 )
@@ -445,17 +453,20 @@ worked(
 checks
 
 # %% [markdown]
-# > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees hardly any activations, and with float32
-# > adapters or dropout, more bytes are saved for backward than in full training.
+# > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees hardly any activations, and with
+# > float32 adapters or dropout, more bytes are saved for backward than in full training.
 #
 # > **Take away**
 # > 1. A frozen linear saves nothing. An adapter brings its whole input back, at any rank and any weight precision.
 # > 2. float32 copies and dropout masks come on top. Avoid both.
-# > 3. Nothing is saved below the first adapter. Above it, norms, attention and the gated MLP save what they always do.
+# > 3. Nothing is saved below the first adapter. Above it, norms, attention and the gated MLP save what they always
+# >    do.
 # >
-# > **At work tomorrow:** run `actmem record` on your model with its adapters. It names each copy and mask, and the operation that
-# > saved it.
+# > **At work tomorrow:** run `actmem record` on your model with its adapters. It names each copy and mask, and the
+# > operation that saved it.
 #
-# **Sources.** *LoRA*, 2106.09685 · *QLoRA*, 2305.14314 · peft 0.21.2 and bitsandbytes 0.50.2, counted on a CPU by `record`.
+# **Sources.** *LoRA*, 2106.09685 · *QLoRA*, 2305.14314 · peft 0.21.2 and bitsandbytes 0.50.2, counted on a CPU by
+# `record`.
 #
-# **Lab 10** has this chapter's exercises 10.1 and 10.2. Next: [chapter 12](12_long_sequences.ipynb), a million tokens.
+# **Lab 10** has this chapter's exercises 10.1 and 10.2. Next: [chapter 12](12_long_sequences.ipynb), a million
+# tokens.

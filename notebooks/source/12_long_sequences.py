@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 12 · Long sequences
 #
-# **Guess first: run the next cell (Shift+Enter) and type a number.** A sequence of 1,048,576 tokens goes through Llama 3 8B on one
-# GPU. You recompute every layer, compute the loss a chunk of tokens at a time, keep the layers' inputs in the host's memory, and run
-# each MLP a tile of tokens at a time. How many GiB does the GPU hold at its peak, besides the weights?
+# **Guess first: run the next cell (Shift+Enter) and type a number.** A sequence of 1,048,576 tokens goes through
+# Llama 3 8B on one GPU. You recompute every layer, compute the loss a chunk of tokens at a time, keep the layers'
+# inputs in the host's memory, and run each MLP a tile of tokens at a time. How many GiB does the GPU hold at its
+# peak, besides the weights?
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -40,32 +41,34 @@ Reveal(
 )
 
 # %% [markdown]
-# *30 minutes. An elective: chapters 1 to 5 are enough.* All activations grow with the tokens. So find the largest tensor, get rid
-# of it, look at what is largest now, and repeat. You do that five times, and write two of the steps yourself.
+# *30 minutes. An elective: chapters 1 to 5 are enough.* All activations grow with the tokens. So find the largest
+# tensor, get rid of it, look at what is largest now, and repeat. You do that five times, and write two of the steps.
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ query heads, $k$ key and value heads,
-# $c$ ranks that share a sequence.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ query heads, $k$ key
+# and value heads, $c$ ranks that share a sequence.
 #
-# **A Llama layer** differs from the paper's: RMSNorm instead of layer norm, $k < a$ heads for keys and values, a gated MLP,
-# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. A flash kernel computes attention. It saves one number per query
-# and head, the log-sum-exp of its scores, instead of the scores.
+# **A Llama layer** differs from the paper's: RMSNorm instead of layer norm, $k < a$ heads for keys and values, a
+# gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. A flash kernel computes
+# attention. It saves one number per query and head, the log-sum-exp of its scores, instead of the scores.
 #
 # ## Five steps, one bottleneck after the other
 #
-# 1. **Recompute all layers** (chapter 5). Each saves only its input. The loss is largest now, because the logits have 128,256
-#    columns.
-# 2. **The loss in chunks.** Compute 1,024 tokens' logits, loss and gradients, drop the logits, go on. The layers' inputs are largest.
+# 1. **Recompute all layers** (chapter 5). Each saves only its input. The loss is largest now, because the logits have
+#    128,256 columns.
+# 2. **The loss in chunks.** Compute 1,024 tokens' logits, loss and gradients, drop the logits, go on. The layers'
+#    inputs are largest.
 # 3. **The layers' inputs on the host.** One layer at work is largest, and most of it is the MLP.
 # 4. **The MLP in tiles.** One layer's attention is left, or the chunked loss if the sequence is shorter.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #
-# Move $s$ in the figure, and read each step's price at the end of its bar. A step helps only if it lowers the *peak*: tiles free
-# nothing while the loss is larger than a layer.
+# Move $s$ in the figure, and read each step's price at the end of its bar. A step helps only if it lowers the *peak*:
+# tiles free nothing while the loss is larger than a layer.
 #
 # ## Step 3: the layers' inputs on the host
 #
-# A recomputed layer's input is saved in forward, and nobody reads it until backward reaches this layer. So copy it to the host
-# when the layer has run. Start to copy it back while backward works on the layer after it. Try it with six layers:
+# The forward pass saves a recomputed layer's input, and nobody reads it until the backward pass reaches this layer.
+# So copy it to the host when the layer has run. Start to copy it back while the layer after it runs backward. Try it
+# with six layers:
 
 # %%
 import torch
@@ -129,20 +132,21 @@ print(
 checks.show()
 
 # %% [markdown]
-# So the GPU holds three tensors of $2sbh$, whatever $L$ is: the input in use, the one on its way, and the last layer's output, later
-# its gradient. In transformers this freed exactly $2sbhL$ on an H100
+# So the GPU holds three tensors of $2sbh$, whatever $L$ is: the input in use, the one on its way, and the last
+# layer's output, later its gradient. In transformers this freed exactly $2sbhL$ on an H100
 # ([#48444](https://github.com/huggingface/transformers/pull/48444)).
 #
-# > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length. **Why not?** With a
-# > slower link, only a long sequence hides them (attention's FLOPs grow with $s^2$). And the GPUs of a machine share the host's
-# > memory.
+# > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.
+# > **Why not?** With a slower link, only a long sequence hides them (attention's FLOPs grow with $s^2$). And a
+# > machine's GPUs share the host's memory.
 #
-# **Write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`: `python my/labs/lab10_keep_less.py --only 10.4`.
+# **Write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`:
+# `python my/labs/lab10_keep_less.py --only 10.4`.
 #
 # ## Step 4: the MLP in tiles
 #
-# You recompute the layer. Why is its MLP still a problem? Because backward needs all of a layer's tensors while it works on that
-# layer. But an MLP treats each token alone. So run it on a few tokens at a time, inside chapter 5's checkpoint function:
+# You recompute the layer. Why is its MLP still a problem? While it runs backward, all its tensors are there. But an
+# MLP treats each token alone. So run it on a few tokens at a time, inside chapter 5's checkpoint function:
 
 # %%
 from actmem.parallel.groups import TensorParallel
@@ -201,28 +205,32 @@ print(f"at the peak, tiles leave {mlp_peak_bytes(65536, H, F, TILE) / mlp_peak_b
 checks.show()
 
 # %% [markdown]
-# Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s gradient, then gate, up,
-# their gradients and that of down's input. In tiles, $10f$ is there for one tile only, and $10h$ for the sequence: $x$'s
-# gradient exists twice while its tiles are concatenated.
+# Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
+# gradient, then gate, up, their gradients and that of down's input. In tiles, $10f$ is there for one tile only, and
+# $10h$ for the sequence: $x$'s gradient exists twice while tiles are concatenated.
 #
-# > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls for each tile. And autograd sums the
-# > tiles' weight gradients in 16 bits, so each sum rounds. Your own function can sum them in float32.
+# > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls for each
+# > tile. And autograd sums the tiles' weight gradients in 16 bits, so each sum rounds. Your own function can sum them
+# > in float32.
 #
-# **Write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
+# **Write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`:
+# `python my/labs/lab10_keep_less.py --only 10.3`.
 #
 # ## Step 5: more GPUs for one sequence
 #
-# You can run attention's queries in tiles, but not its keys and values: every later query reads them all. **Context parallelism** gives
-# each of $c$ ranks $s/c$ tokens from end to end, so it divides everything, the loss and K and V too. Tensor parallelism doesn't:
-# beyond $k$ ranks, several hold the same key head. Only attention needs the other ranks' tokens. There are three ways
-# to get them:
+# Attention's queries can run in tiles, but every query reads all keys and values before it. **Context parallelism**
+# gives each of $c$ ranks $s/c$ tokens from end to end, so it divides everything, the loss and K and V too. Tensor
+# parallelism doesn't: beyond $k$ ranks, several hold the same key head. Only attention needs the other ranks' tokens.
+# There are three ways to get them:
 #
-# - **Gather.** All-gather K and V, save your own shard, and gather again in backward, like chapter 4's $g$. (Llama 3 does this.)
-# - **Ring.** Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K and V whole.
-# - **Ulysses.** An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A second one trades
-#   back. $c$ must divide $k$.
+# - **Gather.** All-gather K and V, save your own shard, and gather again in the backward pass.
+# - **Ring.** Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K
+#   and V whole.
+# - **Ulysses.** An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A
+#   second one trades back. $c$ must divide $k$.
 #
-# How can a ring compute a softmax if no rank sees a whole row? Add up numerators and denominators as the keys come in:
+# How can a ring compute a softmax if no rank sees a whole row? Add up numerators and denominators as the keys come
+# in:
 
 # %%
 c, s, d = 4, 32, 16  # four ranks, one head of d elements
@@ -246,9 +254,9 @@ checks.add("a rank sends as much as in two all-gathers", [(2 * (c - 1) * (s // c
 checks.show()
 
 # %% [markdown]
-# With a causal mask, late tokens read many keys and early ones few. So cut the sequence into $2c$ chunks and give rank $i$ chunks $i$ and
-# $2c - 1 - i$: then all ranks have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses sends Q and the output too, and
-# saves the output twice, by heads for the kernel and by tokens for the projection:
+# With a causal mask, late tokens read many keys and early ones few. So split the sequence into $2c$ chunks and give
+# rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses
+# sends Q and the output too, and saves the output twice, by heads for the kernel and by tokens for the projection:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import counts, wire_bytes
@@ -283,16 +291,16 @@ print(text_table(("Llama 3 70B, one layer", "ranks", "saved by a rank", "sent by
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** Everything that grows with $s$ is divided by $c$, for any number of heads, and one rank sends less than with as much
-# > tensor parallelism. **Why not?** Weights aren't divided, and their gradients must be summed over the $c$ ranks, like those
-# > of data-parallel ones.
+# > **Why do this?** Everything that grows with $s$ is divided by $c$, for any number of heads, and one rank sends
+# > less than with as much tensor parallelism. **Why not?** Weights aren't divided, and their gradients must be summed
+# > over the $c$ ranks, like those of data-parallel ones.
 #
 # ## Work it out
 #
-# You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a sequence of
-# 262,144 tokens need? Does a link of 50 GB/s hide the copies, at $4 \cdot 10^{14}$ FLOPs a second? How many GPUs do a million
-# tokens take? (Read sizes off the first figure. A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token, with
-# $h$ = 4,096.)
+# You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a
+# sequence of 262,144 tokens need? Does a link of 50 GB/s hide the copies, at $4 \cdot 10^{14}$ FLOPs a second? How
+# many GPUs do a million tokens take? (Read sizes off the first figure. A layer's forward pass takes
+# $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token, with $h$ = 4,096.)
 
 # %% jupyter={"source_hidden": true}
 quarter = LLAMA.with_sizes(seq_length=2**18)
@@ -318,15 +326,17 @@ checks
 # %% [markdown]
 # > **Take away**
 # > 1. Find what is largest at the peak; only a step that removes *that* helps.
-# > 2. Saved inputs can wait on the host, and what treats tokens alone can run in tiles. So one GPU's peak doesn't grow with $L$.
+# > 2. Saved inputs can wait on the host, and what treats tokens alone can run in tiles. So one GPU's peak doesn't
+# >    grow with $L$.
 # > 3. Keys and values need ranks that share the sequence: gather, ring or Ulysses.
 # >
-# > **At work tomorrow:** run `actmem record` on your model at your longest sequence. Remove the largest tensor, and record again.
+# > **At work tomorrow:** run `actmem record` on your model at your longest sequence. Remove the largest tensor, and
+# > record again.
 #
-# **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Mini-sequence Transformer*, 2407.15892 · *Ulysses*, 2309.14509 · *Ring
-# Attention*, 2310.01889 · Llama 3, 2407.21783, section 3.3.2 ·
-# [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
+# **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Ulysses*, 2309.14509 · *Ring Attention*, 2310.01889 ·
+# gather: 2407.21783, section 3.3.2 · [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
 # [pytorch#158657](https://github.com/pytorch/pytorch/issues/158657),
 # [TRL#6846](https://github.com/huggingface/trl/pull/6846).
 #
-# **Lab 10** has this chapter's exercises 10.3 and 10.4. Next: [chapter 13](13_experts.ipynb), experts and latent attention.
+# **Lab 10** has this chapter's exercises 10.3 and 10.4. Next: [chapter 13](13_experts.ipynb), experts and latent
+# attention.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 13 · Experts and latent attention
 #
-# **Guess first: run the next cell (Shift+Enter) and type a number.** A layer of Qwen3 30B-A3B has 128 MLPs, its experts, and a router that sends
-# each token to 8 of them. Eight ranks share the layer, 16 experts on each. If the router sends every token to the *same* 8 experts, all
-# on one rank: how many MiB does this rank save for backward?
+# **Guess first: run the next cell (Shift+Enter) and type a number.** A layer of Qwen3 30B-A3B has 128 MLPs, its
+# experts, and a router that sends each token to 8 of them. Eight ranks share the layer, 16 experts on each. If the
+# router sends every token to the *same* 8 experts, all on one rank: how many MiB does this rank save for backward?
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -50,35 +50,37 @@ Reveal(
 )
 
 # %% [markdown]
-# *25 minutes. An elective: chapters 1 to 5 are enough.* You ask chapter 2's question, "which gradient reads this tensor?", of two
-# parts of today's largest models. Experts hold more parameters than a token uses. Latent attention makes the cache of inference
-# small. Which of them makes training cheaper?
+# *25 minutes. An elective: chapters 1 to 5 are enough.* You ask chapter 2's question, "which gradient reads this
+# tensor?", of two parts of today's largest models. Experts hold more parameters than a token uses. Latent attention
+# makes the cache of inference small. Which of them makes training cheaper?
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $f$ width of one expert, $E$ experts,
-# $\kappa$ experts that a token takes.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $f$ width of one
+# expert, $E$ experts, $\kappa$ experts that a token takes.
 #
-# **The rest of these layers** is today's: RMSNorm instead of layer norm, no dropout, and a flash kernel for attention. This
-# kernel saves Q, K, V, its output and one number per query and head, not the scores. All MLPs are gated:
-# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, where gate and up are matmuls of the same input.
+# **The rest of these layers** is today's: RMSNorm instead of layer norm, no dropout, and a flash kernel for
+# attention. This kernel saves Q, K, V, its output and one number per query and head, not the scores. All MLPs are
+# gated: $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, where gate and up are matmuls of the same
+# input.
 #
 # ## Experts
 #
-# A layer with **experts** has $E$ MLPs instead of one. The router scores them for each token and picks $\kappa$. Tokens are sorted by expert
-# and dispatched; what the experts return is weighted and summed. Take one pair of a token and an expert. Which tensors does backward
-# read?
+# A layer with **experts** has $E$ MLPs instead of one. The router scores them for each token and picks $\kappa$.
+# Tokens are sorted by expert and dispatched; what the experts return is weighted and summed. Take one pair of a token
+# and an expert. Which tensors does backward read?
 #
 # - **Gate, up, and down's input**: yes, as in any MLP. That's $6f$ bytes per pair, $6sb\kappa f$ in all.
-# - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code saves it. The course's layer doesn't: backward
-#   dispatches it again, with one more all-to-all, as sequence parallelism gathers its shards again.
-# - **The expert's output**: only if you weight it after the down matmul. Weight down's *input* instead. The result is the same because
-#   the matmul is linear, and you've saved that input anyway.
+# - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code saves it. The course's layer
+#   doesn't: backward dispatches it again, with one more all-to-all, as sequence parallelism gathers its shards.
+# - **The expert's output**: only if you weight it after the down matmul. Weight down's *input* instead. The result is
+#   the same because the matmul is linear, and you've saved that input anyway.
 # - **The routing indices**: yes, a few bytes per pair.
 #
 # So $E$ appears nowhere. A layer saves as much as a dense MLP of width $\kappa f$, whatever the number of experts.
 #
-# Now share the layer. Here each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An all-to-all brings each pair to its
-# expert's rank, another one brings the result back. With an even router, a rank gets $sb\kappa/t$ pairs. In the worst case one rank gets
-# all $sb\kappa$. Each rank needs room for that, or must drop tokens. Predict both, and measure:
+# Now share the layer. Here each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An all-to-all
+# brings each pair to its expert's rank, another one brings the result back. With an even router, a rank gets
+# $sb\kappa/t$ pairs. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or must drop
+# tokens. Predict both, and measure:
 
 # %%
 from actmem_more.llama_measured import measure_llama_layer
@@ -96,17 +98,19 @@ checks.show()
 # %% [markdown]
 # (If the experts are spread over data-parallel ranks too, the worst case grows with their number.)
 #
-# > **Why do this?** $E$ experts' parameters for $\kappa$ experts' FLOPs and activations. **Why not?** Compare with a dense model of the same
-# > FLOPs, not of the same size: it saves just as much, needs no all-to-all, and has no worst case. And all $E$ experts' weights and optimizer
-# > states must be somewhere.
+# > **Why do this?** $E$ experts' parameters for $\kappa$ experts' FLOPs and activations. **Why not?** Compare with a
+# > dense model of the same FLOPs, not of the same size: it saves just as much, needs no all-to-all, and has no worst
+# > case. And all $E$ experts' weights and optimizer states must be somewhere.
 #
 # ## Latent attention
 #
-# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent per token, and the queries from another. At inference, you
-# cache only the latent, with one small key for positions that all heads share. Does training save as little?
+# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent per token, and the queries from
+# another. At inference, you cache only the latent, with one small key for positions that all heads share. Does
+# training save as little?
 #
-# No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a choice that
-# other attention doesn't give you: save the latent, and recompute keys and values from it, at the price of one narrow matmul.
+# No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
+# choice that other attention doesn't give you: save the latent, and recompute keys and values from it, at the price
+# of one narrow matmul.
 
 # %%
 from actmem.recipes import Recompute
@@ -138,13 +142,14 @@ for recompute in ("none", Recompute.of({"K", "V"})):
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** At inference the cache shrinks; in training, recomputing K and V frees much for few FLOPs. **Why not?** If you
-# > recompute nothing, the layer saves *more* than with plain heads of 128.
+# > **Why do this?** At inference the cache shrinks; in training, recomputing K and V frees much for few FLOPs.
+# > **Why not?** If you recompute nothing, the layer saves *more* than with plain heads of 128.
 #
 # ## Work it out
 #
-# Mixtral 8x7B has 8 experts of width 14,336, and a token takes 2. You train it with 8,192 tokens on 8 ranks, one expert on each. How much do
-# a layer's experts save on one rank if routing is balanced, and how much at worst? Use $6f$ bytes per pair.
+# Mixtral 8x7B has 8 experts of width 14,336, and a token takes 2. You train it with 8,192 tokens on 8 ranks, one
+# expert on each. How much do a layer's experts save on one rank if routing is balanced, and how much at worst? Use
+# $6f$ bytes per pair.
 
 # %% jupyter={"source_hidden": true}
 from actmem_more.llama_terms import expert_mlp_rows
@@ -170,10 +175,11 @@ checks
 # > 2. Plan for the fullest rank in the worst microbatch, not for the average.
 # > 3. A small cache at inference is no small saved tensor in training, unless you recompute K and V.
 # >
-# > **At work tomorrow:** plan your model with experts for the worst case: `actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512
-# > --tensor 8 --routing one-sided`.
+# > **At work tomorrow:** plan your model with experts for the worst case:
+# > `actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided`.
 #
-# **Sources.** Mixtral 2401.04088 · DeepSeek 2405.04434, 2412.19437 · SonicMoE 2512.14080, for experts that save even less · `src/actmem_more/experts.py`, `latent.py`.
+# **Sources.** Mixtral 2401.04088 · DeepSeek 2405.04434, 2412.19437 · SonicMoE 2512.14080, for experts that save even
+# less · `src/actmem_more/experts.py`, `latent.py`.
 #
 # **Measure more:** `python labs/measure_today.py --emulate 8 --model qwen3-30b-a3b` compares every mode. Next:
 # [chapter 14](14_allocator_and_eight_bits.ipynb), what the allocator and eight bits add.

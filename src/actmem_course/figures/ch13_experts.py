@@ -1,4 +1,4 @@
-"""Chapter 13: what a layer with experts keeps, by how its router spreads the tokens."""
+"""Chapter 13: bytes that a layer with experts saves for backward, by how its router spreads the tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as mu
 
 
 def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "one-sided")) -> Drawing:
-    """What a layer with experts keeps on the fullest of t ranks, by how its router spreads the tokens; others'
-    places stay empty.
+    """Bytes that a layer with experts saves on the fullest of t ranks.
+
+    Args:
+        routings: how the router spreads the tokens; the places of those that are left out stay empty.
     """
     parallel = Parallel(t, t > 1)
     parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
@@ -28,11 +30,11 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
         name = f"{routing} router: {tokens:,} pairs" if shown else f"{routing} router"
         experts = total(row for row in rows if row.term in ROUTED)
         parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
-    each = f"Even routing: each of {t} ranks keeps" if t > 1 else "One rank keeps"
+    each = f"Even routing: each of {t} ranks saves" if t > 1 else "One rank saves"
     title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"
     if "one-sided" in routings:
         title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
             "One rank takes all tokens, whatever the router does"
         )  # fmt: skip
     fills = [FILLS["GeLU input"], FILLS["activations"]]
-    return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks", fills=fills)
+    return bar_chart(title, parts, f"saved for backward by one layer on the fullest of {t} ranks", fills=fills)

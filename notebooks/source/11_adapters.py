@@ -416,7 +416,7 @@ bars = {
     "QLoRA": (four_bits, states * adapters, layers * lora),
     "QLoRA, layers recomputed": (four_bits, states * adapters, inputs + lora),
 }
-parts = zip(("weights", "gradients and states", "activations"), zip(*bars.values()))
+parts = zip(("weights", "gradients and optimizer states", "activations"), zip(*bars.values()))
 title = (
     f"QLoRA: {size_text(sum(bars['QLoRA']))}, of which {100 * layers * lora / sum(bars['QLoRA']):.0f}% "
     "are activations"

@@ -50,7 +50,7 @@ def adapter_bars(
     trained = adapter_parameters(shape, PLACES[where], rank) / (shape.attention_weights + shape.mlp_weights)
     return bar_chart(
         f"Adapters on {where} train {three_digits(100 * trained)}% of the layers' weights,<br>"
-        f"but their layers save {three_digits(100 * total(each['LoRA']) / total(whole))}% of full training's bytes",
+        f"but the layers save {three_digits(100 * total(each['LoRA']) / total(whole))}% of full training's bytes",
         parts,
         f"saved for backward by {shape.num_layers} layers",
         fills=tuple(_FILLS.values()),

@@ -21,7 +21,7 @@ _FILLS = {
     INPUTS: FILLS["layer-norm input"],
     ATTENTION: FILLS["Q, K, V"],
     MLP: FILLS["GeLU input"],
-    LOSS: FILLS["softmax"],
+    LOSS: FILLS["logits and loss"],
 }
 
 

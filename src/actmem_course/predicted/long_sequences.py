@@ -101,5 +101,10 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
             copied_bytes=copied,
         ),
         LongStep("MLP in tiles", "Megatron-LM#3644", _peak(shape, "in chunks", TILE, on_host=True), of_mlp / step),
-        LongStep(f"{c} GPUs for one sequence", "TRL#6846", _peak(shared, "in chunks", TILE, on_host=True), sent_bytes=sent),
+        LongStep(
+            f"{c} GPUs for one sequence",
+            "TRL#6846",
+            _peak(shared, "in chunks", TILE, on_host=True),
+            sent_bytes=sent,
+        ),
     ]

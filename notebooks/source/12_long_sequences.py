@@ -84,8 +84,8 @@ on_host = input_on_host(llama_layer_terms(TINY))  # offload the input, recompute
 
 
 def layers(recompute, host=None):
-    made = [LlamaLayer(TINY, recompute=recompute, host=host, seed=i, dtype=torch.bfloat16) for i in range(6)]
-    return nn.Sequential(*made)
+    options = dict(recompute=recompute, host=host, dtype=torch.bfloat16)
+    return nn.Sequential(*(LlamaLayer(TINY, seed=i, **options) for i in range(6)))
 
 
 def tiny_input():
@@ -94,9 +94,11 @@ def tiny_input():
 
 
 one_input = 2 * 24 * 64  # 2sbh
-rows = layer_rows_of(layers(on_host, HostMemory(ahead=1)), tiny_input())  # at most one input is on its way
+host = HostMemory(ahead=1)  # at most one input is on its way
+rows = layer_rows_of(layers(on_host, host), tiny_input())
 saved_on_host = total(row for row in rows if row.term.endswith(", on the host"))
-checks.add("6 layers recomputed", [(6 * one_input, total(layer_rows_of(layers("full"), tiny_input())))])
+full = total(layer_rows_of(layers("full"), tiny_input()))
+checks.add("6 layers recomputed", [(6 * one_input, full)])
 checks.add("inputs on the host: saved on the device", [(0, total(rows) - saved_on_host)])
 checks.add("inputs on the host: saved there", [(6 * one_input, saved_on_host)])
 checks.show()
@@ -117,7 +119,9 @@ for layer in model:
     layer.register_full_backward_pre_hook(lambda *_: coming.append(len(memory.arriving)))
 found = gradients(model)
 checks.add(
-    "inputs on their way back when a layer's backward pass begins", [(1, count) for count in coming[1:]], "inputs"
+    "inputs on their way back when a layer's backward pass begins",
+    [(1, count) for count in coming[1:]],
+    "inputs",
 )
 checks.add(
     "gradients with inputs on the host, bit-identical",
@@ -126,8 +130,9 @@ checks.add(
 copied = 2 * LLAMA.hidden_size  # bytes a token
 per_token = sum(llama_products(LLAMA.with_sizes(seq_length=1)).values())  # FLOPs, the shortest sequence
 print(
-    f"one token of Llama 3 8B: {1e6 * copied / 50e9:.2f} µs to copy at 50 GB/s, and a layer's forward pass takes at "
-    f"least {1e6 * per_token / 4e14:.2f} µs at 4·10¹⁴ FLOPs a second: hidden from {copied / per_token * 4e5:.1f} GB/s on"
+    f"one token of Llama 3 8B: at 50 GB/s it takes {1e6 * copied / 50e9:.2f} µs to copy its input\n"
+    f"at 4·10¹⁴ FLOPs a second, a layer's forward pass takes at least {1e6 * per_token / 4e14:.2f} µs for it\n"
+    f"so a link of {copied / per_token * 4e5:.1f} GB/s hides the copy at any length"
 )
 checks.show()
 
@@ -187,8 +192,7 @@ def peak(tokens, tile=None):
 
 for size, gradients_there in ((None, 1), (TILE, 3)):
     checks.add(
-        f"the peak of an MLP of Llama 3 8B, {'in tiles' if size else 'whole'}, and {gradients_there} of 3 weights' "
-        "gradients",
+        f"the peak of Llama 3 8B's MLP, {'in tiles' if size else 'whole'}, with {gradients_there} of 3 weights' gradients",
         [
             (mlp_peak_bytes(n, H, F, size) + 2 * gradients_there * H * F, peak(n, size))
             for n in (65536, 131072)
@@ -196,12 +200,12 @@ for size, gradients_there in ((None, 1), (TILE, 3)):
     )
 exact = GatedMLP(h, f, TensorParallel(), seed=1, dtype=torch.float64)
 x = torch.randn(s, b, h, dtype=torch.float64, requires_grad=True)
-found, wanted = (
-    torch.autograd.grad(y.square().sum(), [x, *exact.parameters()]) for y in (in_tiles(exact, x, 8), exact(x))
-)
+leaves = [x, *exact.parameters()]
+found, wanted = (torch.autograd.grad(y.square().sum(), leaves) for y in (in_tiles(exact, x, 8), exact(x)))
 apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, other in zip(found, wanted)]
 checks.add("gradients in tiles", [(0, count) for count in apart], "numbers that differ by more than rounding")
-print(f"at the peak, tiles leave {mlp_peak_bytes(65536, H, F, TILE) / mlp_peak_bytes(65536, H, F):.0%} of the whole")
+left = mlp_peak_bytes(65536, H, F, TILE) / mlp_peak_bytes(65536, H, F)
+print(f"at the peak of Llama 3 8B's MLP, tiles leave {left:.0%} of the whole")
 checks.show()
 
 # %% [markdown]
@@ -282,11 +286,12 @@ for kind in ("gather", "ulysses"):
     )
 
 large, lines = llama_shape("llama3-70b"), []
-for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "ulysses"), (16, 1, "gather"), (8, 2, "gather")):
+for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
     parallel = am.Parallel(t, True, context_parallel_size=c)
+    layout, kind = f"t = {t}, c = {c}  {kind}", kind or "gather"
     saved = total(llama_rows(large, parallel, context_kind=kind))
     sent = wire_bytes([*llama_exchanges(large, parallel), *context_exchanges(large, parallel, kind)])
-    lines.append((f"t = {t}, c = {c}{f', {kind}' if c > 1 else ''}", t * c, size_text(saved), size_text(sent)))
+    lines.append((layout, t * c, size_text(saved), size_text(sent)))
 print(text_table(("Llama 3 70B, one layer", "ranks", "saved by a rank", "sent by a rank"), lines, " rrr"))
 checks.show()
 

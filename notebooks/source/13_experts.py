@@ -10,7 +10,8 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table, worked,
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table,
+    worked,
 )
 from actmem_course.figures import ch13_experts as show
 from actmem_more.llama_shape import llama_shape
@@ -22,7 +23,8 @@ EXPERTS, EIGHT = llama_shape("qwen3-30b-a3b"), am.Parallel(8, True)
 
 def predicted(parallel, routing):
     """What rank 0 saves of a layer."""
-    return llama_rows(EXPERTS, parallel, routed_tokens=forced_routed_tokens(EXPERTS, parallel, routing, 0))
+    pairs = forced_routed_tokens(EXPERTS, parallel, routing, 0)
+    return llama_rows(EXPERTS, parallel, routed_tokens=pairs)
 
 
 even = predicted(EIGHT, "even")
@@ -118,8 +120,9 @@ from actmem_more.llama_terms import llama_products, llama_recomputed_flops
 
 LATENT = llama_shape("deepseek-v3")
 rows, flops = llama_rows(LATENT), 3 * sum(llama_products(LATENT).values())  # forward and backward
+plain = llama_rows(LATENT.with_sizes(latent=None, head_size=128))
 lines = [
-    ("nothing, without latents", size_text(total(llama_rows(LATENT.with_sizes(latent=None, head_size=128)))), ""),
+    ("nothing, without latents", size_text(total(plain)), ""),
     ("nothing", size_text(total(rows)), ""),
 ]
 for terms in ({"K", "V"}, {"Q", "K", "V"}):
@@ -129,8 +132,9 @@ for terms in ({"K", "V"}, {"Q", "K", "V"}):
     lines.append((", ".join(sorted(terms)), saved, f"{more:.1%}"))
 print(text_table(("recompute", "one layer saves", "more FLOPs"), lines, " rr"))
 
-per_token = {row.term: row.bytes // (LATENT.seq_length * LATENT.micro_batch_size) for row in rows}
-print(f"per token: {per_token['KV latent']:,} bytes cached, {per_token['K'] + per_token['V']:,} of K and V saved to train")
+of_token = {row.term: row.bytes // (LATENT.seq_length * LATENT.micro_batch_size) for row in rows}
+to_train = of_token["K"] + of_token["V"]
+print(f"per token: {of_token['KV latent']:,} bytes cached, {to_train:,} of K and V saved to train")
 
 for recompute in ("none", Recompute.of({"K", "V"})):
     with am.emulated_rank(8):
@@ -156,7 +160,9 @@ from actmem_more.llama_terms import expert_mlp_rows
 
 MIXTRAL = llama_shape("mixtral-8x7b")
 tokens, f, taken = MIXTRAL.seq_length, MIXTRAL.ffn_hidden_size, MIXTRAL.experts_per_token
-balanced, worst = (total(expert_mlp_rows(MIXTRAL, EIGHT, routed_tokens=n)) for n in (tokens * taken // 8, tokens))
+balanced, worst = (
+    total(expert_mlp_rows(MIXTRAL, EIGHT, routed_tokens=n)) for n in (tokens * taken // 8, tokens)
+)
 worked(
     f"There are {tokens:,} · {taken} pairs. Balanced: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes "
     f"each: {size_text(6 * f * tokens * taken // 8)}. With the router and the routing indices it is "

@@ -131,7 +131,7 @@ copied = 2 * LLAMA.hidden_size  # bytes a token
 per_token = sum(llama_products(LLAMA.with_sizes(seq_length=1)).values())  # FLOPs, the shortest sequence
 print(
     f"one token of Llama 3 8B: at 50 GB/s it takes {1e6 * copied / 50e9:.2f} µs to copy its input\n"
-    f"at 4·10¹⁴ FLOPs a second, a layer's forward pass takes at least {1e6 * per_token / 4e14:.2f} µs for it\n"
+    f"at 4·10¹⁴ FLOPs/s, a layer's forward pass takes at least {1e6 * per_token / 4e14:.2f} µs for it\n"
     f"so a link of {copied / per_token * 4e5:.1f} GB/s hides the copy at any length"
 )
 checks.show()
@@ -192,7 +192,7 @@ def peak(tokens, tile=None):
 
 for size, gradients_there in ((None, 1), (TILE, 3)):
     checks.add(
-        f"the peak of Llama 3 8B's MLP, {'in tiles' if size else 'whole'}, with {gradients_there} of 3 weights' gradients",
+        f"Llama 3 8B's MLP {'in tiles' if size else 'whole'}, {gradients_there} of 3 weights' gradients: the peak",
         [
             (mlp_peak_bytes(n, H, F, size) + 2 * gradients_there * H * F, peak(n, size))
             for n in (65536, 131072)

@@ -201,22 +201,31 @@ checks.show()
 # - **Dropout.** Its gradient reads a mask: $sbh$ on a GPU. (A CPU's mask is as wide as $X$.)
 # - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own copy and draws its own mask.
 #
-# Set *adapters compute in* to float32 in the first figure: LoRA saves far more than full training. When AgileRL
-# removed the copies (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
+# Set *adapters compute in* to float32 in the first figure: LoRA saves more than full training. When AgileRL removed
+# the copies (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
 #
 # Freeze a whole Llama layer: RMSNorms, attention in a flash kernel, which saves one number per query and head instead
 # of the scores, and a gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$. A gradient must
-# still pass through to adapters below. Which tensors does $dX$ read?
+# still pass through to adapters below. So which tensors does $dX$ read?
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda weights: show.frozen_layer(LLAMA, weights),
+    weights=choice("weights", list(show.UNREAD), "all train"),
+)
+
+# %% [markdown]
+# Still saved:
 #
-# - two **RMSNorms**: their input and a number per token, $4sbh + 8sb$
-# - **attention**: Q, K, V, its output and the log-sum-exp, $4sbh + 4sbkd + 4asb$
-# - **gate and up**: $4sbf$
-# - seven **linears**: only their weights
+# - of two **RMSNorms** their input and a number per token, $4sbh + 8sb$
+# - of **attention** Q, K, V, its output and the log-sum-exp, $4sbh + 4sbkd + 4asb$
+# - **gate and up**, $4sbf$
+# - of seven **linears** nothing
 #
-# That's two thirds of what the layer saves in full training. Adapters on all linears bring the last third back.
+# That's two thirds of full training. Adapters on all linears bring the last third back.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.predicted.adapters import linear_sizes

@@ -10,7 +10,8 @@
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, size_text, steps, text_table, worked,
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table,
+    worked,
 )
 from actmem_course.figures import ch12_long_sequences as show
 from actmem_course.predicted.long_sequences import TILE, long_steps, mlp_peak_bytes
@@ -67,8 +68,13 @@ Reveal(
 # ## Step 3: the layers' inputs on the host
 #
 # The forward pass saves a recomputed layer's input, and nobody reads it until the backward pass reaches this layer.
-# So copy it to the host when the layer has run. Start to copy it back while the layer after it runs backward. Try it
-# with six layers:
+# So copy it to the host when the layer has run. Start to copy it back while the layer after it runs backward.
+
+# %% jupyter={"source_hidden": true}
+LiveFigure(show.input_on_the_host(LLAMA.with_sizes(seq_length=65536)))
+
+# %% [markdown]
+# Try it with six layers:
 
 # %%
 import torch
@@ -151,7 +157,16 @@ checks.show()
 # ## Step 4: the MLP in tiles
 #
 # You recompute the layer. Why is its MLP still a problem? While it runs backward, all its tensors are there. But an
-# MLP treats each token alone. So run it on a few tokens at a time, inside chapter 5's checkpoint function:
+# MLP treats each token alone. So run it on a few tokens at a time:
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda mlp: show.layer_at_work(LLAMA.with_sizes(seq_length=65536), TILE if mlp == "in tiles" else 0),
+    mlp=choice("the MLP", ["whole", "in tiles"], "whole"),
+)
+
+# %% [markdown]
+# Chapter 5's checkpoint function does the rest:
 
 # %%
 from actmem.parallel.groups import TensorParallel
@@ -232,7 +247,14 @@ checks.show()
 #   and V whole.
 # - **Ulysses.** An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A
 #   second one trades back. $c$ must divide $k$.
-#
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda way: show.shared_sequence(LLAMA.with_sizes(seq_length=65536), way),
+    way=choice("how", ["gather", "ring", "ulysses"], "ring"),
+)
+
+# %% [markdown]
 # How can a ring compute a softmax if no rank sees a whole row? Add up numerators and denominators as the keys come
 # in:
 

@@ -82,7 +82,13 @@ Reveal(
 # Now share the layer. Here each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An all-to-all
 # brings each pair to its expert's rank, another one brings the result back. With an even router, a rank gets
 # $sb\kappa/t$ pairs. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or must drop
-# tokens. Predict both, and measure:
+# tokens.
+
+# %% jupyter={"source_hidden": true}
+Panel(lambda router: show.experts(EXPERTS, router), router=choice("router", ["even", "one-sided"], "even"))
+
+# %% [markdown]
+# Predict both, and measure:
 
 # %%
 from actmem_more.llama_measured import measure_llama_layer
@@ -113,6 +119,15 @@ checks.show()
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
 # choice that other attention doesn't give you: save the latent, and recompute keys and values from it, at the price
 # of one narrow matmul.
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda recomputed: show.latent_layer(recomputed),
+    recomputed=choice("recomputed", list(show.RECOMPUTED), "nothing"),
+)
+
+# %% [markdown]
+# Predict what each choice saves and costs, and measure two of them:
 
 # %%
 from actmem.recipes import Recompute

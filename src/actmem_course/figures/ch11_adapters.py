@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS, SKY, Fill
 from actmem_course.figures.units import three_digits
@@ -27,6 +28,19 @@ _FILLS = {
     LOW: Fill(SKY, ""),
     COPIES: FILLS["dropout mask"],
 }
+
+
+#: Which weights train, and the terms of the layer that no gradient reads then.
+UNREAD = {
+    "all train": (),
+    "adapters on q and v": ("gate and up input", "down input"),
+    "all frozen": ("QKV projection input", "gate and up input", "down input"),
+}
+
+
+def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
+    """The layer with what it saves if these ``weights`` train, a key of UNREAD; XA is too narrow to be drawn."""
+    return layer_picture(shape, not_saved=UNREAD[weights])
 
 
 def adapter_bars(

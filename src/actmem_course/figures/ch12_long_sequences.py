@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from actmem.config import Parallel
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.layer_picture import block_picture, layer_blocks, layer_picture
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
@@ -15,7 +19,7 @@ from actmem_course.predicted.long_sequences import (
     everything_kept,
     long_steps,
 )
-from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_shape import LlamaShape, input_on_host, llama_layer_terms
 
 _FILLS = {
     INPUTS: FILLS["layer-norm input"],
@@ -45,3 +49,31 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
         notes={name: f"{size_text(step.bytes)}, {price(step)}" for name, step in steps.items()},
         about={name: step.asked for name, step in steps.items()},
     )
+
+
+def input_on_the_host(shape: LlamaShape) -> Drawing:
+    """A recomputed layer whose input waits in the host's memory."""
+    return layer_picture(shape, recompute=input_on_host(llama_layer_terms(shape)))
+
+
+def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
+    """The tensors of a recomputed layer while it runs backward.
+
+    Args:
+        tile: Tokens of the MLP that are there at once; 0: all.
+    """
+    blocks = layer_blocks(shape)
+    if tile:
+        blocks = [
+            replace(block, held=block.held * tile // shape.seq_length, formula=f"{block.formula} of {tile:,} tokens")
+            if block.row.term in ("gate", "up", "down input")
+            else block
+            for block in blocks
+        ]
+    held = size_text(sum(block.held for block in blocks))
+    return block_picture(blocks, f"A recomputed layer holds {held} while it runs backward,<br>before its gradients")
+
+
+def shared_sequence(shape: LlamaShape, way: str, c: int = 4) -> Drawing:
+    """The layer on c ranks that share its sequence, with the forward pass's collectives."""
+    return layer_picture(shape, Parallel(context_parallel_size=c), collectives="forward", context_kind=way)

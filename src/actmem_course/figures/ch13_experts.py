@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from actmem.config import Parallel
 from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
-from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
 ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
@@ -38,3 +39,21 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
         )  # fmt: skip
     fills = [FILLS["GeLU input"], FILLS["activations"]]
     return bar_chart(title, parts, f"saved for backward by one layer on the fullest of {t} ranks", fills=fills)
+
+
+def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
+    """The layer on t ranks.  An even router's collectives are drawn; of a one-sided one each rank sends another size."""
+    parallel = Parallel(t, True)
+    if routing == "even":
+        return layer_picture(shape, parallel, collectives="forward")
+    pairs = [forced_routed_tokens(shape, parallel, routing, rank) for rank in range(t)]
+    return layer_picture(shape, parallel, routed_tokens=pairs)
+
+
+#: What a layer with latent attention recomputes, in the words of a control.
+RECOMPUTED = {"nothing": frozenset(), "K and V": frozenset("KV"), "Q, K and V": frozenset("QKV")}
+
+
+def latent_layer(recomputed: str) -> Drawing:
+    """A layer of DeepSeek-V3; recomputed: a key of RECOMPUTED."""
+    return layer_picture(llama_shape("deepseek-v3"), recompute=RECOMPUTED[recomputed] or "none")

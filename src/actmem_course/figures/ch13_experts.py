@@ -42,7 +42,7 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
-    """The layer on t ranks.  An even router's collectives are drawn; of a one-sided one each rank sends another size."""
+    """The layer on t ranks.  With an even router, each rank sends as much; those collectives are drawn."""
     parallel = Parallel(t, True)
     if routing == "even":
         return layer_picture(shape, parallel, collectives="forward")

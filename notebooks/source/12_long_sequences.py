@@ -46,7 +46,7 @@ Reveal(
 # tensor, get rid of it, look at what is largest now, and repeat. You do that five times, and write two of the steps.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ query heads, $k$ key
-# and value heads, $c$ ranks that share a sequence.
+# and value heads of $d$ elements, $c$ ranks that share a sequence.
 #
 # **A Llama layer** differs from the paper's: RMSNorm instead of layer norm, $k < a$ heads for keys and values, a
 # gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. A flash kernel computes
@@ -144,7 +144,7 @@ checks.show()
 
 # %% [markdown]
 # So the GPU holds three tensors of $2sbh$, whatever $L$ is: the input in use, the one on its way, and the last
-# layer's output, later its gradient. In transformers this freed exactly $2sbhL$ on an H100
+# layer's output, later its gradient. In transformers this freed exactly $2sbhL$
 # ([#48444](https://github.com/huggingface/transformers/pull/48444)).
 #
 # > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.

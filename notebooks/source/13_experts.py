@@ -56,8 +56,8 @@ Reveal(
 # tensor?", of two parts of today's largest models. Experts hold more parameters than a token uses. Latent attention
 # makes the cache of inference small. Which of them makes training cheaper?
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $t$ ranks that share a layer, $f$ width of one
-# expert, $E$ experts, $\kappa$ experts that a token takes.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ query heads and $k$ key heads of $d$ elements, $t$
+# ranks that share a layer, $f$ width of one expert, $E$ experts, $\kappa$ experts that a token takes.
 #
 # **The rest of these layers** is today's: RMSNorm instead of layer norm, no dropout, and a flash kernel for
 # attention. This kernel saves Q, K, V, its output and one number per query and head, not the scores. All MLPs are
@@ -118,7 +118,8 @@ checks.show()
 #
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
 # choice that other attention doesn't give you: save the latent, and recompute keys and values from it, at the price
-# of one narrow matmul.
+# of one narrow matmul. (In the picture, the latents are $q$ and $c$ wide. A head's query and key have $n$ elements
+# without positions and $r$ with them, its value has $v$.)
 
 # %% jupyter={"source_hidden": true}
 Panel(

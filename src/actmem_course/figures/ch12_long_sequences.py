@@ -65,7 +65,7 @@ def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
     blocks = layer_blocks(shape)
     if tile:
         blocks = [
-            replace(block, held=block.held * tile // shape.seq_length, formula=f"{block.formula} of {tile:,} tokens")
+            replace(block, held=block.held * tile // shape.seq_length, formula=f"{block.formula} of a tile")
             if block.row.term in ("gate", "up", "down input")
             else block
             for block in blocks

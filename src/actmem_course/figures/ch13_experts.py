@@ -38,7 +38,7 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
             "One rank takes all tokens, whatever the router does"
         )  # fmt: skip
     fills = [FILLS["GeLU input"], FILLS["activations"]]
-    return bar_chart(title, parts, f"saved for backward by one layer on the fullest of {t} ranks", fills=fills)
+    return bar_chart(title, parts, f"saved by one layer on the fullest of {t} ranks", fills=fills)
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:

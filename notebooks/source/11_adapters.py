@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 11 · Adapters
 #
-# **Guess first: run the next cell (Shift+Enter) and type a number.** You fine-tune Llama 3 8B with LoRA: all weights
-# are frozen, and adapters of rank 16 train on all seven linears of each layer. What percentage of full training's
-# activation bytes do the layers still save?
+# *25 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+#
+# You fine-tune Llama 3 8B with LoRA: all weights are frozen, and adapters of rank 16 train on all seven linears of
+# each layer. **What percentage of full training's activation bytes do the layers still save?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -45,7 +46,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *25 minutes. An elective: chapters 1 to 5 are enough.*
+# *An elective: chapters 1 to 5 are enough.*
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ rank of an adapter, $a$ query
 # heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
@@ -221,7 +222,7 @@ Panel(
 # Still saved:
 #
 # - of two **RMSNorms** their input and a number per token, $4sbh + 8sb$
-# - of **attention** Q, K, V, its output and the log-sum-exp, $4sbh + 4sbkd + 4asb$
+# - of **attention** Q, K, V, its output and that number, $4sbh + 4sbkd + 4asb$
 # - **gate and up**, $4sbf$
 # - of seven **linears** nothing
 #
@@ -283,7 +284,7 @@ checks.show()
 #
 # Here's a trap. The output of a reentrant checkpoint needs a gradient only if one of its *inputs* does. Weights don't
 # count. Behind that embedding no input does, so **no adapter trains**, and torch only warns
-# ([open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). Try two cures:
+# ([open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178)). Try two cures:
 
 # %%
 from functools import partial
@@ -412,8 +413,8 @@ checks.show()
 #
 # ## What LoRA does save
 #
-# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. With QLoRA's scales
-# it is 0.516 (2305.14314). Activations are left, so recomputation matters more now, not less:
+# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's 0.516,
+# with the scales. Activations are left, so recomputation matters more now, not less:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 12 · Long sequences
 #
-# **Guess first: run the next cell (Shift+Enter) and type a number.** A sequence of 1,048,576 tokens goes through
-# Llama 3 8B on one GPU. You recompute every layer, compute the loss a chunk of tokens at a time, keep the layers'
-# inputs in the host's memory, and run each MLP a tile of tokens at a time. How many GiB does the GPU hold at its
-# peak, besides the weights?
+# *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+#
+# A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
+# chunk of tokens at a time, keep the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
+# time. **How many GiB does the GPU hold at its peak, besides the weights?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -42,8 +43,8 @@ Reveal(
 )
 
 # %% [markdown]
-# *30 minutes. An elective: chapters 1 to 5 are enough.* All activations grow with the tokens. So find the largest
-# tensor, get rid of it, look at what is largest now, and repeat. You do that five times, and write two of the steps.
+# *An elective: chapters 1 to 5 are enough.* All activations grow with the tokens. So find the largest tensor, get rid
+# of it, look at what is largest now, and repeat. You do that five times, and write two of the steps.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ query heads, $k$ key
 # and value heads of $d$ elements, $c$ ranks that share a sequence.
@@ -62,8 +63,8 @@ Reveal(
 # 4. **The MLP in tiles.** One layer's attention is left, or the chunked loss if the sequence is shorter.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #
-# Move $s$ in the figure, and read each step's price at the end of its bar. A step helps only if it lowers the *peak*:
-# tiles free nothing while the loss is larger than a layer.
+# Move $s$ in the figure, and read each step's price. A step helps only if it lowers the *peak*: tiles free nothing
+# while the loss is larger than a layer.
 #
 # ## Step 3: the layers' inputs on the host
 #

@@ -1,9 +1,11 @@
 # %% [markdown]
 # # 13 · Experts and latent attention
 #
-# **Guess first: run the next cell (Shift+Enter) and type a number.** A layer of Qwen3 30B-A3B has 128 MLPs, its
-# experts, and a router that sends each token to 8 of them. Eight ranks share the layer, 16 experts on each. If the
-# router sends every token to the *same* 8 experts, all on one rank: how many MiB does this rank save for backward?
+# *25 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+#
+# A layer of Qwen3 30B-A3B has 128 MLPs, its experts, and a router that sends each token to 8 of them. Eight ranks
+# share the layer, 16 experts on each. If the router sends every token to the *same* 8 experts, all on one rank:
+# **how many MiB does this rank save for backward?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -52,17 +54,17 @@ Reveal(
 )
 
 # %% [markdown]
-# *25 minutes. An elective: chapters 1 to 5 are enough.* You ask chapter 2's question, "which gradient reads this
-# tensor?", of two parts of today's largest models. Experts hold more parameters than a token uses. Latent attention
-# makes the cache of inference small. Which of them makes training cheaper?
+# *An elective: chapters 1 to 5 are enough.* You ask chapter 2's question, "which gradient reads this tensor?", of two
+# parts of today's largest models. Experts hold more parameters than a token uses. Latent attention makes the cache of
+# inference small. Which of them makes training cheaper?
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ query heads and $k$ key heads of $d$ elements, $t$
 # ranks that share a layer, $f$ width of one expert, $E$ experts, $\kappa$ experts that a token takes.
 #
 # **The rest of these layers** is today's: RMSNorm instead of layer norm, no dropout, and a flash kernel for
-# attention. This kernel saves Q, K, V, its output and one number per query and head, not the scores. All MLPs are
-# gated: $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, where gate and up are matmuls of the same
-# input.
+# attention. This kernel saves Q, K, V, its output and one number per query and head, not the scores. Qwen3 also
+# normalizes each head's query and key, so it saves them before their norms too. All MLPs are gated:
+# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, where gate and up are matmuls of the same input.
 #
 # ## Experts
 #

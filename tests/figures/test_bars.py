@@ -250,7 +250,7 @@ def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     before, alone = (experts.routed_bars(QWEN, t, [routing]) for t in ranks)
     drawn = after(before, alone)
     assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
-    words = f"kept by one layer on the fullest of {ranks[1]} ranks (GiB)"
+    words = f"saved by one layer on the fullest of {ranks[1]} ranks (GiB)"
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
 
 

@@ -75,6 +75,14 @@ def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position:
     return words(xs, ys, texts, size, position)
 
 
+def arrow(name: str, start: tuple[float, float], end: tuple[float, float]) -> dict:
+    """From one point to another; ``name`` says what moves, for who points at it."""
+    head = {"symbol": "arrow", "angleref": "previous", "size": [0, 13], "color": INK, "opacity": 1}
+    more: dict[str, Any] = {"hoverinfo": "name", "showlegend": False, "cliponaxis": False}
+    (x0, y0), (x1, y1) = start, end
+    return line(name, [x0, x1], [y0, y1], INK, width=2.5, mode="lines+markers", marker=head, **more)
+
+
 def diagram(
     title: str, traces: list[dict], alt: str, width: float, height: float, pixels: int, left: float = 0, top: float = 0
 ) -> Drawing:

@@ -9,7 +9,6 @@ counted here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actmem.config import check_choice, check_size
@@ -75,11 +74,6 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
             step = states[-1].step + 1
             states.append(RingState(step, phase, _frozen(held), tuple(received), step * chunk_bytes))
     return states
-
-
-def ring_steps(exchanges: Iterable[Exchange]) -> int:
-    """Messages in sequence if every collective runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
-    return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
 
 
 def _frozen(held: list[list[frozenset[int]]]) -> tuple[tuple[frozenset[int], ...], ...]:

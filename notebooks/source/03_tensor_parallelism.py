@@ -13,6 +13,7 @@ from actmem_course.figures import (
     Checks, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, choice, size_text, steps, worked,
 )
 from actmem_course.figures import ch03_tensor_parallelism as show
+from actmem_course.figures.layer_picture import layer_picture
 
 GPT3 = PAPER_MODELS["175B"].shape
 checks = Checks()
@@ -33,11 +34,11 @@ Reveal(
 )
 
 # %% [markdown]
-# **In this chapter** you shard one transformer layer over $t$ GPUs, place the collectives it needs, and check that it computes
-# the same numbers as one GPU. Then you find the part of its memory that no $t$ divides. About 35 minutes.
+# **In this chapter** you shard a transformer layer over $t$ GPUs, place the collectives it needs, check its numbers against one
+# GPU, and find the part of its memory that no $t$ divides. About 35 minutes.
 #
-# **You need** chapter 2: the 15 tensors that a layer saves for backward. The letters are the same: $s$ tokens in a sequence,
-# $b$ sequences in a microbatch, $h$ the hidden size, $a$ attention heads.
+# **You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
+# hidden size, $a$ heads.
 #
 # Four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
 # each holds a part (its shard), and **partial** if each holds one full-size term of a sum that nobody has taken yet.
@@ -55,8 +56,7 @@ Reveal(
 #
 # Which comes first? GeLU decides. It acts on each element alone, so a rank can apply it to its finished columns. But it
 # isn't linear: $\mathrm{GeLU}(U + V) \ne \mathrm{GeLU}(U) + \mathrm{GeLU}(V)$, so nobody can apply it to a partial sum. Shard
-# the first matmul by columns and the second by rows: the columns a rank has finished are just those that its rows of $B$ need.
-# The ranks add up once, at the end.
+# the first matmul by columns and the second by rows, and the ranks add up once, at the end.
 #
 # Try it with four "ranks" in one process:
 
@@ -80,8 +80,8 @@ tried = {
 print("\n".join(f"{name}: {'equal' if torch.allclose(Z_, Z) else 'wrong'}" for name, Z_ in tried.items()))
 
 # %% [markdown]
-# Here are the five matrices; rank 0's shards are filled. Switch to the other order: GeLU must wait for a collective, and its
-# input and output, $16\,sbh$ bytes, become replicated.
+# Rank 0's shards are filled. Switch to the other order: GeLU must wait for a collective, and its input and output, $16\,sbh$
+# bytes, become replicated.
 
 # %%
 Panel(
@@ -93,23 +93,18 @@ Panel(
 # %% [markdown]
 # ## f and f̄
 #
-# What happens where such a block begins and ends? The paper has an operator for each place: $f$ where the ranks enter the block,
-# $\bar f$ where they leave it. Each is an autograd function that does one thing in the forward pass and another in the
-# backward pass. One of the two is always an **all-reduce**: add up what all ranks hold, and give every rank the sum.
+# The paper puts an operator at each end of such a block: $f$ where the ranks enter it, $\bar f$ where they leave it. Each is an
+# autograd function: one thing in the forward pass, another in the backward pass. One of the two is an **all-reduce**: add
+# up what all ranks hold, and give every rank the sum.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem_course.figures.operators import operators
 
 LiveFigure(operators(("f", "f̄"), GPT3))
 
 # %% [markdown]
-# | | where | forward pass | backward pass |
-# |---|---|---|---|
-# | $f$ | into the block | identity | all-reduce |
-# | $\bar f$ | out of the block | all-reduce | identity |
-#
-# They are **conjugate**: the backward pass of one is the forward pass of the other. $\bar f$ takes the sum from above. $f$ is
-# its mirror image: every rank used all of $X$ for its own columns, so the gradient of $X$ is a sum of $t$ terms,
+# The two are **conjugate**: the backward pass of one is the forward pass of the other. $\bar f$ takes the sum that you saw above.
+# $f$ is its mirror image: every rank used all of $X$ for its own columns, so the gradient of $X$ is a sum of $t$ terms,
 # $dX = \sum_i dY_i A_i^\top$. Forget that sum and nothing crashes. Each rank just trains on a wrong gradient of its own:
 
 # %%
@@ -121,16 +116,15 @@ print("\n".join(f"{name}: {'equal' if torch.allclose(dX_, dX) else 'wrong'}" for
 
 # %% [markdown]
 # **Now write it:** [exercises 2.1 to 2.4 and 2.6](../labs/lab2_tensor_parallel.py), `f`, `f_bar`, both linears and the MLP:
-# `python my/labs/lab2_tensor_parallel.py --only 2.1,2.2,2.3,2.4,2.6`. To compare afterwards: `actmem/parallel/conjugates.py`
-# has the operators on one screen.
+# `python my/labs/lab2_tensor_parallel.py --only 2.1,2.2,2.3,2.4,2.6`. (Ours, for afterwards: `actmem/parallel/conjugates.py`.)
 
 # %% [markdown]
 # ## Attention: whole heads
 #
-# Attention follows the same plan. The projection to Q, K and V is the column-parallel matmul, the output projection the
-# row-parallel one, and between them each head works alone. There's one trap: a rank must get the Q, K and V of the *same*
-# heads. One matmul computes all three. Its weight has $3h$ rows (torch stores one row per output), of which each rank gets a
-# $t$-th. So the *order of the rows* decides:
+# Attention follows the same plan: the projection to Q, K and V is column-parallel, the output projection row-parallel, and
+# between them each head works alone. One trap: a rank must get the Q, K and V of the *same* heads. One matmul computes all
+# three. Its weight has $3h$ rows (torch stores one row per output), and each rank gets a $t$-th of them. So the *order of the
+# rows* decides:
 
 # %%
 Panel(
@@ -140,8 +134,8 @@ Panel(
 )
 
 # %% [markdown]
-# Load a checkpoint whose rows have the other order, and nothing fails: the layer just computes nonsense. Whole heads are also
-# why $t$ must divide $a$.
+# Load a checkpoint with the other order, and nothing fails: the layer just computes nonsense. Whole heads are also why $t$ must
+# divide $a$.
 #
 # **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.5,2.7`.
@@ -149,21 +143,20 @@ Panel(
 # %% [markdown]
 # ## What divides and what does not
 #
-# Between the two blocks stand layer norms, dropouts and residual additions. Every rank has the whole output of $\bar f$
-# there, so all ranks repeat the same work and save the same six tensors:
+# Between the blocks stand layer norms, dropouts and residual additions. There every rank has the whole output of $\bar f$, so
+# all repeat the same work and save the same six tensors:
 
 # %%
-PICTURE
+Panel(
+    lambda t, phase: layer_picture(GPT3, am.Parallel(t), collectives=phase),
+    t=steps("t", "ranks", (1, 2, 4, 8), 4),
+    phase=choice("collectives of the pass", ("forward", "backward"), "forward"),
+)
 
 # %% [markdown]
-# | replicated on every rank | bytes |
-# |---|---|
-# | inputs of both layer norms | $2 \cdot 2\,sbh$ |
-# | inputs of QKV and of $h \to 4h$, which $f$ passes on whole | $2 \cdot 2\,sbh$ |
-# | dropout masks after attention and after the MLP | $2 \cdot sbh$ |
-#
-# Together that's $10\,sbh$, whatever $t$ is: the **floor**. The other $24$ of the layer's $34\,sbh$ are divided, and so is the
-# attention core. This is the paper's equation 2:
+# Look for *copied*: the inputs of both layer norms ($4\,sbh$ bytes), the inputs of QKV and of $h \to 4h$, which $f$ passes on
+# whole ($4\,sbh$), and two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the **floor**. The other 24 of
+# the layer's $34\,sbh$ are divided, and so is the attention core. This is the paper's equation 2:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
 
@@ -179,23 +172,22 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** Each rank holds a $t$-th of the layer's weights and does a $t$-th of its matmuls, and the ranks talk only
-# > once per block and pass.
-# > **Why not?** The matmuls wait for these collectives, and each carries a whole tensor. They need fast links, which join 8 GPUs
-# > in most machines (72 in an NVL72 rack). And doubling $t$ never halves the memory: the floor stays.
+# > **Why do this?** Each rank holds a $t$-th of the weights and does a $t$-th of the matmuls, for one collective per block and
+# > pass.
+# > **Why not?** The matmuls wait for that collective, and it carries a whole tensor, so it needs fast links: they join 8 GPUs in
+# > most machines (72 in an NVL72 rack). And doubling $t$ never halves the memory: the floor stays.
 #
-# The output layer is sharded by columns too: each rank has the logits of $v/t$ of the vocabulary's $v$ entries. The loss then
-# needs three numbers per token from all ranks: the largest logit, the sum of exponentials, and the target's logit. The backward
-# pass needs nothing more: the gradient is the softmax, less 1 at the target, and each rank computes its own columns.
+# The output layer is sharded by columns too: each rank has the logits of its part of the vocabulary. The loss then needs three
+# numbers per token from all ranks: the largest logit, the sum of exponentials, the target's logit. The backward pass needs no
+# more: the gradient is the softmax, less 1 at the target.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.
 #
 # ## Measured: one rank of eight
 #
-# Run one of GPT-3's eight ranks, and compare what autograd saves with the formula, term by term. (The layer norms'
-# statistics, which the paper leaves out, count too.) Q, K and V should have the shapes of $a/t$ heads; K is transposed, as it
-# enters $QK^\top$.
+# Run one of GPT-3's eight ranks, and compare what autograd saves with the formula, term by term (with the layer norms'
+# statistics, which the paper leaves out). Q, K and V should have $a/t$ heads; K is transposed, as it enters $QK^\top$.
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
@@ -219,8 +211,7 @@ checks.show()
 # %% [markdown]
 # ## Counted: the collectives
 #
-# Two blocks, each with an $f$ and an $\bar f$. How many all-reduces do you expect in the forward pass, and how many in the
-# backward pass? Count them:
+# Two blocks, each with an $f$ and an $\bar f$. How many all-reduces do you expect in each pass? Count them:
 
 # %%
 from actmem.formulas.communication import layer_exchanges
@@ -247,8 +238,8 @@ checks.show()
 #
 # ## Two real processes: the same numbers as one GPU
 #
-# An emulated rank runs the real code at real sizes, but has no neighbours. Now `torchrun` starts two processes. They compare
-# the output and every gradient, in float64, with an unsharded layer that has the same weights.
+# An emulated rank has no neighbours. Now `torchrun` starts two processes, which compare the output and every gradient, in
+# float64, with an unsharded layer that has the same weights.
 
 # %%
 from actmem_course import launch
@@ -274,8 +265,8 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# You go from 8 to 16 ranks with GPT-3. How much less does each rank save for a layer, and what do all ranks save together? Use
-# equation 2; $sbh$ bytes are 24 MiB here, and $5as/h$ is 80.
+# You go from 8 to 16 ranks with GPT-3. How much less does each rank save for a layer, and what do all save together?
+# ($sbh$ bytes are 24 MiB here, and $5as/h$ is 80.)
 
 # %% jupyter={"source_hidden": true}
 sbh = GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -294,8 +285,8 @@ worked(
 # %% [markdown]
 # ## Questions
 #
-# **1.** Two of the floor's six tensors are inputs of column-parallel matmuls. Each rank has only a part of the weight. Why
-# doesn't it save just a part of the input?
+# **1.** Two of the floor's tensors are inputs of column-parallel matmuls. Each rank has a shard of the weight. Why doesn't it
+# save just a shard of the input?
 #
 # <details><summary>Answer</summary>
 #
@@ -303,22 +294,12 @@ worked(
 # gather the rest in the backward pass. Chapter 4 does that.
 # </details>
 #
-# **2.** Dropout after the attention block draws random numbers, and every rank does so for its own copy. What if the ranks
-# drew different ones?
+# **2.** After the attention block every rank draws a dropout mask for its own copy. What if the masks differed?
 #
 # <details><summary>Answer</summary>
 #
-# The copies would no longer be equal: the ranks would compute with different inputs, and $f$ would add gradients of
-# different functions. So the ranks need one common random stream for replicated tensors, and separate streams for sharded
-# ones, such as the softmax's dropout (`actmem/parallel/rng.py`).
-# </details>
-#
-# **3.** Why does a row-parallel linear add its bias after $\bar f$?
-#
-# <details><summary>Answer</summary>
-#
-# Before the sum it would be added $t$ times. (A $t$-th of it on each rank would give the right output, but a gradient that's
-# wrong by a factor.)
+# The ranks would compute with different inputs, and $f$ would add gradients of different functions. So they need one common
+# random stream for replicated tensors, and separate streams for sharded ones (`actmem/parallel/rng.py`).
 # </details>
 #
 # ## What people get wrong here
@@ -335,12 +316,10 @@ worked(
 # > 2. $f$ and $\bar f$ are conjugate: identity one way, all-reduce the other.
 # > 3. $10\,sbh$ stay on every rank, whatever $t$ is.
 # >
-# > **At work tomorrow:** find your job's tensor-parallel size and check that each group sits within one machine. Then compare two
-# > sizes for a model: `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2`, and the same with
-# > `--tensor 8`.
+# > **At work tomorrow:** find your job's tensor-parallel size and check that each group sits within one machine. Then compare:
+# > `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2`, and the same with `--tensor 8`.
 #
-# **The lab:** [lab 2](../labs/lab2_tensor_parallel.py), `python my/labs/lab2_tensor_parallel.py`. Next, [chapter
-# 4](04_sequence_parallelism.ipynb): the floor goes away.
+# **The lab:** [lab 2](../labs/lab2_tensor_parallel.py). Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.
 #
 # **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2.
 # Sharding MLP and attention this way is from Shoeybi et al., *Megatron-LM*, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).

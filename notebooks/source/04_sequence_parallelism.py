@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# With tensor parallelism, six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too, and how
-# much does each rank save for backward? The next cell asks for your guess (Shift+Enter runs it).
+# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too, by
+# sequence parallelism (SP), and how much does each rank save for backward? The next cell asks for your guess (Shift+Enter
+# runs it).
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -10,9 +11,11 @@ import actmem as am
 from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import eq2, eq4
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, choice, play, size_text, steps, worked,
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Progress, Reveal, choice, play, size_text, steps,
+    text_table, worked,
 )
 from actmem_course.figures import ch04_sequence_parallelism as show
+from actmem_course.figures.layer_picture import layer_picture
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
@@ -23,26 +26,33 @@ question = Prediction(
     eq4(GPT3, t) / 2**20,
     "MiB",
     "All 15 tensors are sharded now: it's the whole layer over t.",
-    GuessLine(figure=1),
+    GuessLine(axis="y"),
 )
-PICTURE
+Reveal(
+    question,
+    Panel(
+        lambda t, sp: show.saved_lines(GPT3, t, ("TP", "TP + SP") if sp == "shown" else ("TP",)),
+        t=steps("t", "ranks", show.sizes_of_t(GPT3), t),
+        sp=choice("sequence parallelism", ("hidden", "shown"), "hidden"),
+    ),
+    sp="shown",
+)
 
 # %% [markdown]
-# **In this chapter** you shard the floor along the sequence. You take an all-reduce apart, find the bytes (nearly $4\,sbh$)
-# that obvious code saves by accident, and see how a shard is gathered again in the backward pass. About 35 minutes.
+# **In this chapter** you shard the floor along the sequence, take an all-reduce apart, find the bytes that obvious code saves
+# by accident, and gather a shard again in the backward pass. About 35 minutes.
 #
-# **You need** chapter 3: $f$ and $\bar f$; replicated, sharded and partial tensors; the floor. As there, $t$ ranks share a layer
-# with $a$ heads and hidden size $h$, which reads $b$ sequences of $s$ tokens.
+# **You need** chapter 3: $f$, $\bar f$ and the floor. As there, $t$ ranks share a layer with $a$ heads and hidden size $h$, which
+# reads $b$ sequences of $s$ tokens.
 #
-# Elsewhere "sequence parallelism" can mean that attention itself is sharded along $s$ (ring attention, Ulysses: [chapter
-# 12](12_long_sequences.ipynb)). Here attention is sharded by heads as before, and only what lies *between* the blocks along
-# $s$.
+# Elsewhere "sequence parallelism" can mean that attention itself is sharded along $s$ ([chapter 12](12_long_sequences.ipynb):
+# ring attention, Ulysses). Here attention is sharded by heads as before, and only what lies *between* the blocks along $s$.
 
 # %% [markdown]
 # ## Between the blocks, tokens are independent
 #
-# A layer norm takes the mean and variance of one token, over $h$. Dropout, bias and residual addition act on one element.
-# None of them reads another token; only attention does. So a rank can do this work for $s/t$ tokens alone. Check it:
+# A layer norm takes the mean and variance of one token. Dropout, bias and residual addition act on one element. Only attention
+# reads other tokens. So a rank can do all this for $s/t$ tokens alone. Check it:
 
 # %%
 import torch
@@ -68,11 +78,21 @@ print("\n".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # %% [markdown]
 # ## The ranks, before and after
 #
-# In the figure at the top, switch between the two modes. Nothing inside the two blocks changes. The six whole tensors become
-# shards of $s/t$ tokens, and two new operators stand at the blocks' edges. $g$ is an **all-gather**: put all shards together
-# on every rank. $\bar g$ is a **reduce-scatter**: add up as an all-reduce does, but leave each rank only its shard of the sum.
+# Switch the picture from TP to TP + SP: nothing is *copied* any more.
 
 # %%
+Panel(
+    lambda t, form: layer_picture(GPT3, am.Parallel(t, form == "TP + SP"), collectives="forward"),
+    t=steps("t", "ranks", (2, 4, 8), 4),
+    form=choice("the ranks share the layer by", ("TP", "TP + SP"), "TP"),
+)
+
+# %% [markdown]
+# Inside the blocks nothing has changed. The six copies have become shards of $s/t$ tokens, and two new operators stand at the
+# blocks' edges. $g$ is an **all-gather**: put all shards together on every rank. $\bar g$ is a **reduce-scatter**: add up
+# as an all-reduce does, but leave each rank only its shard of the sum.
+
+# %% jupyter={"source_hidden": true}
 from actmem_course.figures.operators import operators
 
 LiveFigure(operators(("g", "ḡ"), GPT3))
@@ -85,17 +105,16 @@ LiveFigure(operators(("g", "ḡ"), GPT3))
 # | $g$ | all-gather | reduce-scatter | `gather_from_sequence_parallel_region` |
 # | $\bar g$ | reduce-scatter | all-gather | `reduce_scatter_to_sequence_parallel_region` |
 #
-# Read the figure from left to right. The block's first matmul needs all tokens, so $g$ gathers them. Its last matmul leaves a
-# partial sum on every rank, and $\bar g$ hands each rank the sum for its own tokens. Now from right to left: every rank used
-# all of $X$, so $dX$ is a sum of $t$ terms, as it was for $f$, and each rank needs only its own tokens of that sum. Again the
-# two are conjugate.
+# Forward pass: the block's first matmul needs all tokens, so $g$ gathers them. Its last matmul leaves a partial sum on every
+# rank, and $\bar g$ gives each rank the sum for its own tokens. Backward pass: every rank used all of $X$, so $dX$ is a sum
+# of $t$ terms, as for $f$, of which each rank needs only its own tokens.
 #
 # With all 15 tensors sharded, $t$ divides every term (equation 4):
 #
 # $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
 #
-# One trap: in chapter 3, dropout between the blocks had to draw the same mask on every rank. Now each rank has other tokens, so
-# the masks must *differ*, or every stretch of $s/t$ tokens gets the same pattern.
+# One trap: in chapter 3, dropout between the blocks had to draw one mask on all ranks. Now the masks must *differ*, or every
+# shard gets the same pattern.
 #
 # **Now write it:** [exercises 3.1, 3.2 and 3.7](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `dropout_generators`:
 # `python my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.7`.
@@ -103,8 +122,8 @@ LiveFigure(operators(("g", "ḡ"), GPT3))
 # ## An all-reduce, taken apart
 #
 # Each all-reduce has become a reduce-scatter and an all-gather. Is that twice the communication? Look at how a ring of ranks
-# adds up a tensor. The tensor is split into $t$ chunks. In each step every rank sends one chunk to the next rank: follow the
-# arrows. A box shows how many of the $t$ terms its sum has so far. Play it:
+# adds up a tensor of $t$ chunks. In each step every rank sends one chunk to the next: follow the arrows. A box shows how many
+# of the $t$ terms its sum has so far. Play it:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -112,14 +131,13 @@ Panel(
     lambda kind, t, step: show.ring_step(kind, t, step, payload),
     kind=choice("collective", show.KINDS, "all-reduce"),
     t=steps("t", "ranks", show.RANKS, 4),
-    step=play("step", "step", show.ring_steps, 2),
+    step=play("step", "of the ring", show.steps_of_ring, 2),
 )
 
 # %% [markdown]
-# Stop halfway, after $t - 1$ steps (step 3 with 4 ranks). Every rank has *one* finished chunk: that's a reduce-scatter. The
-# all-reduce goes on and passes the finished chunks around: that's an all-gather. Sequence parallelism runs dropout and layer
-# norm between the two halves. In each half every rank sends $\frac{t-1}{t}$ of the tensor, so together they send exactly
-# what one all-reduce does.
+# Stop halfway, after $t - 1$ steps. Every rank has *one* finished chunk: that's a reduce-scatter. The all-reduce goes on and
+# passes the finished chunks around: that's an all-gather. Sequence parallelism runs dropout and layer norm between the two
+# halves. In each half a rank sends $\frac{t-1}{t}$ of the tensor, so together they send exactly what one all-reduce does.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import Exchange
@@ -143,8 +161,8 @@ checks.show()
 # %% [markdown]
 # ## What plain autograd saves
 #
-# Now write the column-parallel linear the obvious way: `y = F.linear(g(x), weight)`. The output is right, and so are all
-# gradients. Run one rank of the real layer like this, and compare what it saves with equation 4:
+# Now write the column-parallel linear the obvious way: `y = F.linear(g(x), weight)`. Output and gradients are right. Run one
+# rank of the real layer like this, and compare what it saves with equation 4:
 
 # %%
 from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows
@@ -173,13 +191,18 @@ checks.show()
 
 # %% [markdown]
 # Two tensors are $t$ times too large: the inputs of the two column-parallel matmuls. The weight's gradient reads the matmul's
-# input, which is the *gathered* tensor, so autograd saves that. Equation 4's $34/t$ has become $4 + 30/t$. No test of outputs or
-# gradients notices; only memory shows it.
+# input, which is the *gathered* tensor, so autograd saves that. $34/t$ has become $4 + 30/t$, and only memory shows it.
 #
 # ## Gather again in the backward pass
 #
 # The cure is one autograd function that gathers and multiplies (`_ColumnParallel` in `actmem/parallel/linear.py`). It saves
-# only the shard, and gathers it *again* in the backward pass. Does that cost time? The gradient of the input, $dY\,A^\top$,
+# only its shard, and gathers the others *again* in the backward pass, where the arrows point upwards:
+
+# %%
+LiveFigure(layer_picture(GPT3, am.Parallel(4, True), collectives="backward"))
+
+# %% [markdown]
+# The grey boxes are there only for a moment. Do the two extra gathers cost time? The gradient of the input, $dY\,A^\top$,
 # doesn't need $X$, so it's computed while the shards travel. Then the gradient of the weight, $X^\top dY$, is computed while
 # $dX$ is reduced and scattered:
 
@@ -202,7 +225,6 @@ checks.show()
 
 # %%
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
-from actmem_course.figures import text_table
 
 tensor_rows, tensor_seen = run_layer()
 forms = (
@@ -220,23 +242,22 @@ checks.add("collectives of a layer in three forms, by kind", pairs, "")
 checks.show()
 
 # %% [markdown]
-# The plain form sends the **same bytes** as tensor parallelism, as the paper says. Saving shards adds two all-gathers in the
-# backward pass, so the layer sends a quarter more, and a matmul hides it. And **same bytes is not same time**: more
-# collectives start, and each start costs some microseconds.
+# The plain form sends the **same bytes** as TP, as the paper says. Saving shards adds two all-gathers, so the layer sends a
+# quarter more, behind a matmul. And **same bytes is not same time**: more collectives start, and each start costs some
+# microseconds.
 #
-# > **Why do this?** $t$ divides all of a layer's activations, at no more memory anywhere else; layer norm and dropout run on
-# > $s/t$ tokens instead of $s$. With tensor parallelism on, there's hardly a reason to leave it off.
-# > **Why not?** It needs tensor parallelism and its fast links. Small tensors feel the extra starts. The second gather hides
-# > only if it's launched before the matmul: on GPUs before Blackwell, Megatron-LM wants `CUDA_DEVICE_MAX_CONNECTIONS=1`. And
-# > $t$ must divide $s$: pad a batch of odd length.
+# > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
+# > anyway, there's hardly a reason to leave SP off.
+# > **Why not?** Small tensors feel the extra starts. The second gather hides only if it starts before the matmul: on GPUs
+# > before Blackwell, Megatron-LM wants `CUDA_DEVICE_MAX_CONNECTIONS=1`. And $t$ must divide $s$, so pad odd lengths.
 #
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
 # `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.4,3.5`.
 #
 # ## The same bytes, on the wire
 #
-# So far you have computed the bytes sent. But processes on CPUs communicate over TCP, and Linux counts what each connection has
-# sent. Two real processes run each collective and the layer in its three forms, and compare:
+# So far the bytes sent are computed. But processes on CPUs talk over TCP, and Linux counts what each connection has sent. Two
+# processes run each collective, and the layer in its three forms:
 
 # %%
 from actmem_course import launch
@@ -252,17 +273,13 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# <details><summary>What is on the wire, and why not on GPUs</summary>
-#
-# torch's backend for CPUs, gloo, puts a header of 48 bytes before each of its messages; the prediction counts them. NCCL doesn't
-# say what it sends, so these processes run on the CPU even where there are GPUs.
-# </details>
+# (torch's CPU backend, gloo, puts a header of 48 bytes before each message. The prediction counts these too.)
 #
 # ## Partial gradients
 #
-# One more collective is needed, and it's easily forgotten. Every rank holds the layer norms' parameters in full, and the biases
-# after $\bar g$. With tensor parallelism alone each rank saw all tokens and computed their whole gradient. Now each rank sees
-# $s/t$ tokens. Compare two real processes, in float64, with an unsharded layer:
+# One more collective is easily forgotten. Every rank holds the layer norms' parameters in full, and the biases after $\bar g$.
+# With TP alone each rank saw all tokens and computed their whole gradient. Now it sees $s/t$ tokens. Compare two real processes,
+# in float64, with an unsharded layer:
 
 # %%
 with Progress("labs/measure_parity.py, two processes"):
@@ -277,8 +294,7 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 checks.show()
 
 # %% [markdown]
-# One all-reduce of all of them together, once per iteration, completes them: `reduce_partial_gradients`. It's tiny beside what
-# the layers send.
+# One all-reduce of all of them, once per iteration, completes them: `reduce_partial_gradients`.
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -289,8 +305,8 @@ checks
 #
 # ## Work it out
 #
-# How long do the collectives of one GPT-3 layer take, forward and backward pass, on 8 ranks whose links carry 300 GB/s each
-# way? Count them, then the bytes that a rank sends: $(t-1)/t$ of a whole tensor of $2sbh$ bytes for each.
+# How long do the collectives of one GPT-3 layer take, both passes, on 8 ranks whose links carry 300 GB/s each way? For each, a
+# rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes.
 
 # %% jupyter={"source_hidden": true}
 sent = layer_exchanges(GPT3, both)
@@ -325,8 +341,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# * **"Sequence parallelism costs no communication."** It sends the same bytes in more collectives, and saving shards adds two
-#   gathers.
+# * **"Sequence parallelism costs no communication."** Same bytes, more collectives, and two gathers for the shards.
 # * **"It divides everything but the attention core."** Tensor parallelism divides the core, by heads. The Ultra-Scale
 #   Playbook's memory widget drops that $t$ under $5as^2b$ as soon as SP is ticked.
 # * **"An all-gather in front of the linear is all it takes."** Then autograd saves the gathered input.
@@ -341,7 +356,6 @@ worked(
 # > **At work tomorrow:** if your job uses tensor parallelism, check that sequence parallelism is on (Megatron-LM:
 # > `--sequence-parallel`). If the code is your own, run it under `am.record` and look for a saved tensor of $s$ tokens.
 #
-# **The lab:** [lab 3](../labs/lab3_sequence_parallel.py), `python my/labs/lab3_sequence_parallel.py`. Next, [chapter
-# 5](05_recomputation.ipynb): drop the attention core and recompute it.
+# **The lab:** [lab 3](../labs/lab3_sequence_parallel.py). Next, [chapter 5](05_recomputation.ipynb): recompute the attention core.
 #
 # **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and 6, equation 4.

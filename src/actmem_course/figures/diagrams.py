@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actmem_course.figures.marks import Drawing, chart, line, words
-from actmem_course.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
+from actmem_course.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
 
 #: One fill for each rank, in diagrams that colour by rank; the box has the rank's number as well.
 RANK_FILLS = (

@@ -46,7 +46,7 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
     for band, name in enumerate(names):
         for pass_, operator, left in (("forward", name, _LEFT), ("backward", CONJUGATE_OF[name], _LEFT + _BACKWARD)):
             kind = FORWARD_COLLECTIVE[operator]
-            text = f"{kind}, {size}" if kind else "identity"
+            text = f"{kind} of {size}" if kind else "identity"
             told.append(f"{name} {pass_}: {text}")
             said.append((left + _PASS / 2, band * _BAND, f"<b>{name}</b>, {pass_} pass"))
             said.append((left + _PASS / 2, band * _BAND + 0.45, text))

@@ -2,7 +2,7 @@
 # # 3 · Tensor parallelism
 #
 # Eight GPUs share one layer of GPT-3, and each does an eighth of its matmuls. How much does each save for backward: an eighth
-# of the layer's activations, or more? The next cell asks for your guess (Shift+Enter runs it).
+# of the layer's activations, or more? Press Shift+Enter in the next cell, and guess.
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -173,8 +173,7 @@ checks.show()
 
 # %% [markdown]
 # > **Why do this?** Each rank holds a $t$-th of the weights and does a $t$-th of the matmuls, for one collective per block and
-# > pass.
-# > **Why not?** The matmuls wait for that collective, and it carries a whole tensor, so it needs fast links: they join 8 GPUs in
+# > pass. **Why not?** The matmuls wait for that collective, and it carries a whole tensor, so it needs fast links: they join 8 GPUs in
 # > most machines (72 in an NVL72 rack). And doubling $t$ never halves the memory: the floor stays.
 #
 # The output layer is sharded by columns too: each rank has the logits of its part of the vocabulary. The loss then needs three
@@ -234,7 +233,7 @@ checks.add("one all-reduce carries the whole [s, b, h] tensor", [(whole, one)])
 checks.show()
 
 # %% [markdown]
-# $t$ divides the work and most of the memory, but not what the ranks send.
+# $t$ divides the work and most of the memory, but not the tensors sent.
 #
 # ## Two real processes: the same numbers as one GPU
 #

@@ -2,8 +2,7 @@
 # # 4 · Sequence parallelism
 #
 # With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too, by
-# sequence parallelism (SP), and how much does each rank save for backward? The next cell asks for your guess (Shift+Enter
-# runs it).
+# sequence parallelism (SP), and how much does each rank save for backward? Press Shift+Enter in the next cell, and guess.
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -109,7 +108,7 @@ LiveFigure(operators(("g", "ḡ"), GPT3))
 # rank, and $\bar g$ gives each rank the sum for its own tokens. Backward pass: every rank used all of $X$, so $dX$ is a sum
 # of $t$ terms, as for $f$, of which each rank needs only its own tokens.
 #
-# With all 15 tensors sharded, $t$ divides every term (equation 4):
+# So $t$ divides every term (equation 4):
 #
 # $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
 #
@@ -131,7 +130,7 @@ Panel(
     lambda kind, t, step: show.ring_step(kind, t, step, payload),
     kind=choice("collective", show.KINDS, "all-reduce"),
     t=steps("t", "ranks", show.RANKS, 4),
-    step=play("step", "of the ring", show.steps_of_ring, 2),
+    step=play("step", "chunks sent by each rank", show.steps_of_ring, 2),
 )
 
 # %% [markdown]
@@ -210,8 +209,8 @@ LiveFigure(layer_picture(GPT3, am.Parallel(4, True), collectives="backward"))
 LiveFigure(show.backward_timeline(GPT3, t))
 
 # %% [markdown]
-# The bars are drawn to scale for an A100 at its best: 312 TFLOP/s, and 300 GB/s each way over NVLink. They are computed, not
-# measured.
+# The bars are computed, not measured, for an A100 at its best: 312 TFLOP/s, and 300 GB/s each way over NVLink (NVIDIA's data
+# sheet).
 
 # %%
 shard_rows, shard_seen = run_layer(sequence_parallel=True)
@@ -247,8 +246,7 @@ checks.show()
 # microseconds.
 #
 # > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
-# > anyway, there's hardly a reason to leave SP off.
-# > **Why not?** Small tensors feel the extra starts. The second gather hides only if it starts before the matmul: on GPUs
+# > anyway, there's hardly a reason to leave SP off. **Why not?** Small tensors feel the extra starts. The second gather hides only if it starts before the matmul: on GPUs
 # > before Blackwell, Megatron-LM wants `CUDA_DEVICE_MAX_CONNECTIONS=1`. And $t$ must divide $s$, so pad odd lengths.
 #
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
@@ -273,7 +271,7 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# (torch's CPU backend, gloo, puts a header of 48 bytes before each message. The prediction counts these too.)
+# (torch's CPU backend, gloo, puts a header before each message. The prediction counts these too.)
 #
 # ## Partial gradients
 #

@@ -68,15 +68,15 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
 
     return chart(
         f"{t} {'ranks' if t > 1 else 'rank'}: {times} times what an even share would be;<br>from {ceil(even)} ranks on "
-        "the floor is the larger part",
+        "most of it is the same on every rank",
         [
             over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
             over_t("divided by t", [parts[size][0] for size in drawn], BLUE, "dash"),
-            over_t("the floor, 10sbh", [floor] * len(drawn), COMPARED, "dot"),
+            over_t("the same on every rank, 10sbh", [floor] * len(drawn), COMPARED, "dot"),
             points("at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
         ],
         f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the "
-        f"floor stays at {size_text(floor)}, "
+        f"part that is the same on every rank stays at {size_text(floor)}, "
         f"they are equal at t = {three_digits(even)}; at t = {t} a rank saves {here:,} bytes, {times} times a "
         "t-th of the layer.",
         height=380,

@@ -14,7 +14,7 @@ from actmem_course.figures.marks import Drawing, chart, line, log_scale
 from actmem_course.figures.operators import COMPLETE
 from actmem_course.figures.style import BLUE, CARD, COMPARED, FILLS, GREEN, ORANGE, Fill
 from actmem_course.figures.units import axis_unit, exact_text, milliseconds, size_text
-from actmem_course.others.ring import PHASES, RingState, ring
+from actmem_course.others.ring import RingState, ring
 
 TENSOR, PLAIN, SEQUENCE = "TP", "TP + SP, plain", "TP + SP"
 #: Bytes that one rank saves for a layer in each form, from the shape and t.
@@ -60,7 +60,7 @@ _SOME, JUST_ADDED, OWN = Fill("#FBE5B5", ""), Fill(ORANGE, "x"), Fill(CARD, "")
 RANKS = (2, 4, 8)
 
 #: The collectives that are drawn.
-KINDS = tuple(PHASES)
+KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 
 
 def steps_of_ring(kind: str, t: int) -> Sequence[int]:
@@ -166,7 +166,7 @@ def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     """
     matmul, half = qkv_backward_seconds(shape, tensor_parallel_size)
     takes = [f"{milliseconds(seconds)} ms" for seconds in (matmul, half)]
-    left, high, links = 0.3 * matmul, 0.8, 1.6
+    left, high, links = 0.4 * matmul, 0.8, 1.6
     drawn: list[Box] = []
     lanes = [(left / 2, high / 2, "matmuls"), (left / 2, links + high / 2, "links")]
     names = []

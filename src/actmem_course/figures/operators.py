@@ -28,7 +28,7 @@ COMPLETE, PARTIAL = FILLS["activations"], Fill("#FBE5B5", "/")
 
 #: Ranks in the picture; a pass's width and the width of a tensor in it; where the second pass begins.
 _RANKS, _PASS, _BOX, _BACKWARD = 2, 4.0, 1.15, 4.9
-_LEFT, _ROW, _BAND, _HIGH, _AIR = 0.95, 1.15, 3.9, 0.8, 0.12
+_LEFT, _ROW, _BAND, _HIGH, _AIR = 1.3, 1.15, 3.9, 0.8, 0.12
 
 
 def operators(names: Sequence[str], shape: ModelShape) -> Drawing:

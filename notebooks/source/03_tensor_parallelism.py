@@ -66,18 +66,25 @@ import torch.nn.functional as F
 
 torch.manual_seed(0)
 ranks = 4
-X, A, B = (torch.randn(*sizes, dtype=torch.float64) for sizes in ((6, 8), (8, 32), (32, 8)))
+sizes = ((6, 8), (8, 32), (32, 8))
+X, A, B = (torch.randn(*size, dtype=torch.float64) for size in sizes)
 Z = F.gelu(X @ A) @ B
 
-columns = [F.gelu(X @ A_i) @ B_i for A_i, B_i in zip(A.chunk(ranks, dim=1), B.chunk(ranks, dim=0))]
-rows = [F.gelu(X_i @ A_i) for X_i, A_i in zip(X.chunk(ranks, dim=1), A.chunk(ranks, dim=0))]
+
+def shards(whole, dim):
+    return whole.chunk(ranks, dim)
+
+
+columns = [F.gelu(X @ A_i) @ B_i for A_i, B_i in zip(shards(A, 1), shards(B, 0))]
+rows = [F.gelu(X_i @ A_i) for X_i, A_i in zip(shards(X, 1), shards(A, 0))]
 
 tried = {
     "columns, then rows, summed at the end": sum(columns),
     "one rank's term alone": columns[0],
     "rows first, GeLU before the sum": sum(rows) @ B,
 }
-print("\n".join(f"{name}: {'equal' if torch.allclose(Z_, Z) else 'wrong'}" for name, Z_ in tried.items()))
+for name, result in tried.items():
+    print(f"{name}: {'equal' if torch.allclose(result, Z) else 'wrong'}")
 
 # %% [markdown]
 # Rank 0's shards are filled. Switch to the other order: GeLU must wait for a collective, and its input and output, $16\,sbh$
@@ -110,9 +117,10 @@ LiveFigure(operators(("f", "f̄"), GPT3))
 # %%
 dY = torch.randn(6, 32, dtype=torch.float64)
 dX = dY @ A.T
-terms = [dY_i @ A_i.T for dY_i, A_i in zip(dY.chunk(ranks, dim=1), A.chunk(ranks, dim=1))]
+terms = [dY_i @ A_i.T for dY_i, A_i in zip(shards(dY, 1), shards(A, 1))]
 tried = {"rank 0's own term": terms[0], "sum of all terms": sum(terms)}
-print("\n".join(f"{name}: {'equal' if torch.allclose(dX_, dX) else 'wrong'}" for name, dX_ in tried.items()))
+for name, result in tried.items():
+    print(f"{name}: {'equal' if torch.allclose(result, dX) else 'wrong'}")
 
 # %% [markdown]
 # **Now write it:** [exercises 2.1 to 2.4 and 2.6](../labs/lab2_tensor_parallel.py), `f`, `f_bar`, both linears and the MLP:
@@ -198,13 +206,20 @@ with am.emulated_rank(t):
     with am.record(layer) as ledger:
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
 
-predicted = am.layer_rows(GPT3, am.Parallel(t)) + layer_extra_rows(GPT3, am.Parallel(t))
-checks.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))
+shared = am.Parallel(t)
+predicted = am.layer_rows(GPT3, shared) + layer_extra_rows(GPT3, shared)
+counted = rows_by_term(ledger.saved)
+checks.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, counted)
 
 saved = {term_name(tensor): list(tensor.shape) for tensor in ledger.saved}
 heads, length, size = GPT3.num_attention_heads // t, GPT3.seq_length, GPT3.head_size
-shapes = {"Q": [heads, length, size], "K": [heads, size, length], "V": [heads, length, size]}
-checks.add("shapes of Q, K and V", [(shape, saved[term]) for term, shape in shapes.items()], "")
+shapes = {
+    "Q": [heads, length, size],
+    "K": [heads, size, length],
+    "V": [heads, length, size],
+}
+pairs = [(shape, saved[term]) for term, shape in shapes.items()]
+checks.add("shapes of Q, K and V", pairs, "")
 checks.show()
 
 # %% [markdown]
@@ -223,10 +238,11 @@ with am.emulated_rank(t):
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
     with count_collectives() as backward:
         y.sum().backward()
-collectives = layer_exchanges(GPT3, am.Parallel(t))
+collectives = layer_exchanges(GPT3, shared)
 for phase, seen in (("forward", forward), ("backward", backward)):
     expected = sum(each.count for each in collectives if each.phase == phase)
-    checks.add(f"all-reduces in the {phase} pass", [(expected, seen.counts["all-reduce"])], "")
+    counted = seen.counts["all-reduce"]
+    checks.add(f"all-reduces in the {phase} pass", [(expected, counted)], "")
 whole = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 one = forward.payload_bytes("all-reduce") // forward.counts["all-reduce"]
 checks.add("one all-reduce carries the whole [s, b, h] tensor", [(whole, one)])
@@ -251,11 +267,9 @@ checks.add(
     [(result["exact"], True) for result in ran],
     "",
 )
-checks.add(
-    "all-reduces on each rank, forward and backward pass",
-    [(2, result[phase]["all-reduce"]) for result in ran for phase in ("forward", "backward")],
-    "",
-)
+for phase in ("forward", "backward"):
+    counted = [(2, result[phase]["all-reduce"]) for result in ran]
+    checks.add(f"all-reduces of both ranks, {phase} pass", counted, "")
 checks.show()
 
 # %% jupyter={"source_hidden": true}

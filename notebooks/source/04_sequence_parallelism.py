@@ -63,16 +63,22 @@ x = torch.randn(16, 2, 8, dtype=torch.float64)  # [s, b, h]
 
 
 def same(operation, dim):
-    """Shard along dim, apply to each shard, concatenate: does that equal the operation on the whole?"""
-    return torch.allclose(torch.cat([operation(shard) for shard in x.chunk(ranks, dim)], dim), operation(x))
+    """Apply to each shard, concatenate: is that the operation on the whole?"""
+    shards = [operation(shard) for shard in x.chunk(ranks, dim)]
+    return torch.allclose(torch.cat(shards, dim), operation(x))
+
+
+def layer_norm(x):
+    return F.layer_norm(x, x.shape[-1:])
 
 
 tried = {
-    "layer norm, sharded along s": same(lambda shard: F.layer_norm(shard, shard.shape[-1:]), 0),
-    "layer norm, sharded along h": same(lambda shard: F.layer_norm(shard, shard.shape[-1:]), 2),
-    "softmax over s, sharded along s": same(lambda shard: shard.softmax(0), 0),
+    "layer norm, sharded along s": same(layer_norm, 0),
+    "layer norm, sharded along h": same(layer_norm, 2),
+    "softmax over s, sharded along s": same(lambda x: x.softmax(0), 0),
 }
-print("\n".join(f"{name}: {'the same' if equal else 'not the same'}" for name, equal in tried.items()))
+for name, equal in tried.items():
+    print(f"{name}: {'the same' if equal else 'not the same'}")
 
 # %% [markdown]
 # ## The ranks, before and after
@@ -171,7 +177,7 @@ from actmem.rows import total
 
 
 def run_layer(**options):
-    """One layer of GPT-3 on one of t ranks: the rows it saves, and the collectives of both passes."""
+    """One of t ranks of a GPT-3 layer: the rows it saves, its collectives."""
     with am.emulated_rank(t):
         tp = am.tensor_parallel(**options)
         layer = am.TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
@@ -185,7 +191,8 @@ both = am.Parallel(t, sequence_parallel=True)
 predicted = am.layer_rows(GPT3, both) + layer_extra_rows(GPT3, both)
 plain_rows, plain_seen = run_layer(sequence_parallel=True, keep_gathered_input=True)
 too_much = total(plain_rows) - total(predicted)
-checks.add("saved beyond equation 4: 4sbh(1 − 1/t)", [(gathered_input_bytes(GPT3, t), too_much)])
+pair = (gathered_input_bytes(GPT3, t), too_much)
+checks.add("saved beyond equation 4: 4sbh(1 − 1/t)", [pair])
 checks.show()
 
 # %% [markdown]
@@ -226,17 +233,20 @@ checks.show()
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 
 tensor_rows, tensor_seen = run_layer()
-forms = (
-    ("TP", tensor_rows, tensor_seen, layer_exchanges(GPT3, am.Parallel(t))),
-    ("TP + SP, plain", plain_rows, plain_seen, layer_exchanges(GPT3, both, keep_gathered_input=True)),
-    ("TP + SP, gathering again", shard_rows, shard_seen, layer_exchanges(GPT3, both)),
-)
+alone = layer_exchanges(GPT3, am.Parallel(t))
+plain = layer_exchanges(GPT3, both, keep_gathered_input=True)
+again = layer_exchanges(GPT3, both)
 lines, pairs = [], []
-for name, rows, seen, expected in forms:
-    pairs += [(counts(expected).get(kind, 0), count) for kind, count in seen.counts.items()]
+for form, rows, seen, expected in (
+    ("TP", tensor_rows, tensor_seen, alone),
+    ("TP + SP, plain", plain_rows, plain_seen, plain),
+    ("TP + SP, shards", shard_rows, shard_seen, again),
+):
+    for kind, count in seen.counts.items():
+        pairs.append((counts(expected).get(kind, 0), count))
     kinds = ", ".join(f"{count} {kind}s" for kind, count in seen.counts.items())
-    lines.append((name, kinds, size_text(wire_bytes(expected)), size_text(total(rows))))
-print(text_table(("one GPT-3 layer", "collectives", "each rank sends", "each rank saves"), lines, "  rr"))
+    lines.append((form, kinds, size_text(wire_bytes(expected)), size_text(total(rows))))
+print(text_table((f"each of {t} ranks", "collectives", "sends", "saves"), lines, "  rr"))
 checks.add("collectives of a layer in three forms, by kind", pairs, "")
 checks.show()
 
@@ -261,11 +271,15 @@ checks.show()
 from actmem_course import launch
 
 with Progress("labs/measure_communication.py, two processes"):
-    results = launch.results("measure_communication.py", "--device", "cpu", "--rounds", 1, processes=2)
-on_sockets = [result for result in results if "on_sockets" in result]
+    options = ("--device", "cpu", "--rounds", 1)
+    results = launch.results("measure_communication.py", *options, processes=2)
 checks.add(
     "collectives and layers, with headers",
-    [(result["predicted_bytes"] + result["header_bytes"], result["sent_bytes"]) for result in on_sockets],
+    [
+        (result["predicted_bytes"] + result["header_bytes"], result["sent_bytes"])
+        for result in results
+        if "on_sockets" in result
+    ],
     sides=("predicted", "sent by the sockets"),
 )
 checks.show()
@@ -283,12 +297,13 @@ checks.show()
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 checks.add(
-    "in all three forms, on both ranks, all gradients equal the unsharded layer's once they are added up",
+    "three forms, both ranks: added up, all gradients equal the unsharded layer's",
     [(result["exact"], True) for result in results],
     "",
 )
-partial = next(result["partial_gradients"] for result in results if result["form"] == "tensor+sequence")
-print(f"{len(partial)} gradients differ until they are added up:", ", ".join(partial))
+partial = {result["form"]: result["partial_gradients"] for result in results}
+names = partial["tensor+sequence"]
+print(f"{len(names)} gradients differ until they are added up:", ", ".join(names))
 checks.show()
 
 # %% [markdown]
@@ -307,16 +322,13 @@ checks
 # rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes.
 
 # %% jupyter={"source_hidden": true}
-sent = layer_exchanges(GPT3, both)
-number = sum(counts(sent).values())
-tensor_bytes = wire_bytes(layer_exchanges(GPT3, am.Parallel(t)))
+number, sent = sum(counts(again).values()), wire_bytes(again)
 worked(
-    f"Collectives: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 "
+    f"Collectives: {', '.join(f'{count} × {kind}' for kind, count in counts(again).items())}. That is 4 "
     "in the forward pass, 4 in the backward pass, and the two gathers of saved shards.",
-    f"Each sends {t - 1}/{t} of {size_text(payload)}: {size_text(wire_bytes(sent) // number)}. Together "
-    f"{size_text(wire_bytes(sent))}.",
-    f"At 300 GB/s: {1000 * wire_bytes(sent) / 300e9:.1f} ms a layer. Tensor parallelism's four "
-    f"all-reduces send {size_text(tensor_bytes)}, which take {1000 * tensor_bytes / 300e9:.1f} ms.",
+    f"Each sends {t - 1}/{t} of {size_text(payload)}: {size_text(sent // number)}. Together {size_text(sent)}.",
+    f"At 300 GB/s: {1000 * sent / 300e9:.1f} ms a layer. Tensor parallelism's four all-reduces send "
+    f"{size_text(wire_bytes(alone))}, which take {1000 * wire_bytes(alone) / 300e9:.1f} ms.",
 )
 
 # %% [markdown]

@@ -72,7 +72,7 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
         [
             over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
             over_t("divided by t", [parts[size][0] for size in drawn], BLUE, "dash"),
-            over_t("the same on every rank, 10sbh", [floor] * len(drawn), COMPARED, "dot"),
+            over_t("the same on every rank", [floor] * len(drawn), COMPARED, "dot"),
             points("at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
         ],
         f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the "

@@ -25,7 +25,7 @@ question = Prediction(
     "MiB",
     f"An even share would be {size_text(eq1(GPT3) // t)}. But "
     f"{size_text(10 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size)} are there in full on every GPU.",
-    GuessLine(2**20 / 2**30, axis="y"),
+    GuessLine(axis="y"),
 )
 Reveal(
     question,
@@ -162,8 +162,8 @@ Panel(
 )
 
 # %% [markdown]
-# Look for *copied*: the inputs of both layer norms ($4\,sbh$ bytes), the inputs of QKV and of $h \to 4h$, which $f$ passes on
-# whole ($4\,sbh$), and two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the **floor**. The other 24 of
+# Look for *a copy on every rank*: the inputs of both layer norms ($4\,sbh$ bytes), the inputs of QKV and $h \to 4h$, which $f$
+# passes on whole ($4\,sbh$), two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the **floor**. The other 24 of
 # the layer's $34\,sbh$ are divided, and so is the attention core. This is the paper's equation 2:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$

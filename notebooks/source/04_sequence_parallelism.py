@@ -30,7 +30,7 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda t, sp: show.saved_lines(GPT3, t, ("TP", "TP + SP") if sp == "shown" else ("TP",)),
+        lambda t, sp: show.saved_lines(GPT3, t, sp == "shown"),
         t=steps("t", "ranks", show.sizes_of_t(GPT3), t),
         sp=choice("sequence parallelism", ("hidden", "shown"), "hidden"),
     ),
@@ -83,7 +83,7 @@ for name, equal in tried.items():
 # %% [markdown]
 # ## The ranks, before and after
 #
-# Switch the picture from TP to TP + SP: nothing is *copied* any more.
+# Switch the picture from TP to TP + SP. Each *copy on every rank* becomes a shard along $s$:
 
 # %%
 Panel(
@@ -93,9 +93,9 @@ Panel(
 )
 
 # %% [markdown]
-# Inside the blocks nothing has changed. The six copies have become shards of $s/t$ tokens, and two new operators stand at the
-# blocks' edges. $g$ is an **all-gather**: put all shards together on every rank. $\bar g$ is a **reduce-scatter**: add up
-# as an all-reduce does, but leave each rank only its shard of the sum.
+# Inside the blocks nothing has changed. At their edges stand two new operators. $g$ is an **all-gather**: put all shards
+# together on every rank. $\bar g$ is a **reduce-scatter**: add up as an all-reduce does, but leave each rank only its shard
+# of the sum.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.operators import operators
@@ -196,8 +196,14 @@ checks.add("saved beyond equation 4: 4sbh(1 − 1/t)", [pair])
 checks.show()
 
 # %% [markdown]
-# Two tensors are $t$ times too large: the inputs of the two column-parallel matmuls. The weight's gradient reads the matmul's
-# input, which is the *gathered* tensor, so autograd saves that. $34/t$ has become $4 + 30/t$, and only memory shows it.
+# Two tensors are $t$ times too large. Find them:
+
+# %%
+LiveFigure(layer_picture(GPT3, am.Parallel(4, True), keeps_gathered=True))
+
+# %% [markdown]
+# They are the inputs of the two column-parallel matmuls. The weight's gradient reads the matmul's input, which is the *gathered*
+# tensor, so autograd saves that. $34/t$ has become $4 + 30/t$. No test of outputs or gradients notices; only memory shows it.
 #
 # ## Gather again in the backward pass
 #
@@ -262,31 +268,6 @@ checks.show()
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
 # `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.4,3.5`.
 #
-# ## The same bytes, on the wire
-#
-# So far the bytes sent are computed. But processes on CPUs talk over TCP, and Linux counts what each connection has sent. Two
-# processes run each collective, and the layer in its three forms:
-
-# %%
-from actmem_course import launch
-
-with Progress("labs/measure_communication.py, two processes"):
-    options = ("--device", "cpu", "--rounds", 1)
-    results = launch.results("measure_communication.py", *options, processes=2)
-checks.add(
-    "collectives and layers, with headers",
-    [
-        (result["predicted_bytes"] + result["header_bytes"], result["sent_bytes"])
-        for result in results
-        if "on_sockets" in result
-    ],
-    sides=("predicted", "sent by the sockets"),
-)
-checks.show()
-
-# %% [markdown]
-# (torch's CPU backend, gloo, puts a header before each message. The prediction counts these too.)
-#
 # ## Partial gradients
 #
 # One more collective is easily forgotten. Every rank holds the layer norms' parameters in full, and the biases after $\bar g$.
@@ -294,6 +275,8 @@ checks.show()
 # in float64, with an unsharded layer:
 
 # %%
+from actmem_course import launch
+
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 checks.add(

@@ -57,7 +57,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     tensor_parallel.qkv_shards: [(t, order) for order in tensor_parallel.ROW_ORDERS for t in (1, 2, 8)],
     tensor_parallel.floor_lines: [(GPT3, t) for t in (1, 8, 32)],
     operators: [(("f", "f̄"), GPT3), (("g", "ḡ"), GPT3)],
-    sequence_parallel.saved_lines: [(GPT3, 8, ("TP",)), (GPT3, 2, tuple(sequence_parallel.SAVED))],
+    sequence_parallel.saved_lines: [(GPT3, 8, False), (GPT3, 2, True)],
     sequence_parallel.ring_step: [
         (kind, t, step, PAYLOAD)
         for kind in sequence_parallel.KINDS

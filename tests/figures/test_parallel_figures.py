@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
-from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_rows
+from actmem.formulas.activations import eq2, eq4, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.rows import total
 from actmem_course.figures.ch03_tensor_parallelism import (
@@ -30,7 +30,6 @@ from actmem_course.figures.ch04_sequence_parallelism import (
     FLOPS_PER_SECOND,
     KINDS,
     RANKS,
-    SAVED,
     backward_timeline,
     qkv_backward_seconds,
     ring_step,
@@ -93,9 +92,11 @@ def test_divided_and_whole_add_up_to_equation_2(shape):
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_lines_show_equation_2(name):
     shape = model_shape(name)
-    together, divided, floor = floor_lines(shape, 8).traces[:3]
+    drawing = floor_lines(shape, 8)
+    together, divided, floor = drawing.traces
+    unit = {"GiB": 2**30, "MiB": 2**20}[drawing.layout["yaxis"]["title"]["text"].split()[-1]]
     for t, sum_, part, rest in zip(together["x"], together["y"], divided["y"], floor["y"], strict=True):
-        assert sum_ * 2**30 == pytest.approx(eq2(shape, t)) and sum_ == pytest.approx(part + rest)
+        assert sum_ * unit == pytest.approx(eq2(shape, t)) and sum_ == pytest.approx(part + rest)
 
 
 def test_the_title_names_where_floor_and_the_rest_are_equal():
@@ -134,17 +135,12 @@ def test_frames_are_drawn_behind_parts():
     assert [trace.get("fillcolor") for trace in traces] == [EMPTY.colour, FILLS["softmax"].colour, None]
 
 
-def test_the_lines_over_t_are_equations_2_and_4_and_what_plain_autograd_saves_beyond():
-    wanted = {
-        "TP": [eq2(GPT3, t) for t in sizes_of_t(GPT3)],
-        "TP + SP, plain": [eq4(GPT3, t) + gathered_input_bytes(GPT3, t) for t in sizes_of_t(GPT3)],
-        "TP + SP": [eq4(GPT3, t) for t in sizes_of_t(GPT3)],
-    }
-    drawing = saved_lines(GPT3, 8, tuple(SAVED))
-    assert {trace["name"]: trace["y"] for trace in drawing.traces} == {
-        form: pytest.approx([size / 2**20 for size in sizes]) for form, sizes in wanted.items()
-    }
-    assert drawing.layout["yaxis"]["range"] == saved_lines(GPT3, 2, ("TP",)).layout["yaxis"]["range"]
+def test_the_lines_over_t_are_equations_2_and_4():
+    drawing = saved_lines(GPT3, 8, True)
+    for trace, equation in zip(drawing.traces, (eq2, eq4), strict=True):
+        assert trace["y"] == pytest.approx([equation(GPT3, t) / 2**20 for t in sizes_of_t(GPT3)])
+    before = saved_lines(GPT3, 2, False)
+    assert before.layout["yaxis"]["range"] == drawing.layout["yaxis"]["range"] and len(before.traces) == 1
 
 
 @pytest.mark.parametrize("t", RANKS)

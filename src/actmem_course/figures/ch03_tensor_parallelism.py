@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log10
 
@@ -9,7 +11,7 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_rows
 from actmem.rows import Row, total
 from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
-from actmem_course.figures.marks import Drawing, chart, line, log_scale, points
+from actmem_course.figures.marks import Drawing, chart, line, log_scale
 from actmem_course.figures.operators import COMPLETE, PARTIAL
 from actmem_course.figures.style import BLUE, CARD, COMPARED, FILLS, INK, SKY, Fill
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
@@ -49,40 +51,63 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     """Bytes of one layer on one rank over t, up to this one: the divided part falls, the floor stays, the sum
     approaches it.
     """
-    t, ts = tensor_parallel_size, sizes_of_t(shape)
-    parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in ts}
+    t = tensor_parallel_size
+    parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in sizes_of_t(shape)}
     once, floor = parts[1]
-    unit, unit_name = axis_unit(once + floor)
-    even = once / floor
-    here = total(divided_and_whole(shape, t)[0]) + floor
-    drawn = [size for size in ts if size <= t]
+    here, even = sum(parts[t]), once / floor
     times = three_digits(here / ((once + floor) / t))
-
-    ends = [log10(parts[ts[-1]][0] / unit) - 0.1, log10((once + floor) / unit) + 0.1]
-
-    def over_t(name: str, sizes: list[int], colour: str, dash: str) -> dict:
-        return line(
-            name, drawn, [size / unit for size in sizes], colour, f"<b>{name}</b><br>t = %{{x}}: %{{customdata}}", dash,
-            symbol="circle", customdata=list(map(exact_text, sizes)),
-        )  # fmt: skip
-
-    return chart(
+    drawn = [size for size in parts if size <= t]
+    return lines_over_t(
         f"{t} {'ranks' if t > 1 else 'rank'}: {times} times what an even share would be;<br>from {ceil(even)} ranks on "
         "most of it is the same on every rank",
         [
-            over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
-            over_t("divided by t", [parts[size][0] for size in drawn], BLUE, "dash"),
-            over_t("the same on every rank", [floor] * len(drawn), COMPARED, "dot"),
-            points("at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
+            Curve("together", {size: sum(parts[size]) for size in drawn}, INK, "solid"),
+            Curve("divided by t", {size: parts[size][0] for size in drawn}, BLUE, "dash"),
+            Curve("the same on every rank", dict.fromkeys(drawn, floor), COMPARED, "dot"),
         ],
-        f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the "
-        f"part that is the same on every rank stays at {size_text(floor)}, "
-        f"they are equal at t = {three_digits(even)}; at t = {t} a rank saves {here:,} bytes, {times} times a "
-        "t-th of the layer.",
+        f"the divided part falls from {size_text(once)} as 1/t, the part that is the same on every rank stays at "
+        f"{size_text(floor)}, they are equal at t = {three_digits(even)}; at t = {t} a rank saves {here:,} bytes, "
+        f"{times} times a t-th of the layer",
+        t, list(parts), (min(*parts[max(parts)]), once + floor),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line over t: its name, bytes for each t, and look."""
+
+    name: str
+    sizes: dict[int, int]
+    colour: str
+    dash: str
+
+
+def lines_over_t(
+    title: str, curves: Iterable[Curve], alt: str, t: int, ts: Sequence[int], ends: tuple[int, int]
+) -> Drawing:
+    """What one rank saves for a layer over t, both axes logarithmic, from the least to the most bytes in ``ends``.
+
+    An even split is a straight line, a floor bends it.  The points at ``t`` are larger than the others.
+    """
+    unit, unit_name = axis_unit(ends[0])
+    traces = [
+        line(
+            curve.name, curve.sizes, [size / unit for size in curve.sizes.values()], curve.colour,
+            f"<b>{curve.name}</b><br>t = %{{x}}: %{{customdata}}", curve.dash, symbol="circle",
+            size=[14 if size == t else 6 for size in curve.sizes],
+            customdata=list(map(exact_text, curve.sizes.values())),
+        )
+        for curve in curves
+    ]  # fmt: skip
+    low, high = (log10(size / unit) for size in ends)
+    return chart(
+        title,
+        traces,
+        f"Lines over t, both axes logarithmic: {alt}.",
         height=380,
         xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
-        yaxis=log_scale(f"one layer on one rank, {unit_name}", STOPS, map("{:g}".format, STOPS), range=ends),
-    )  # fmt: skip
+        yaxis=log_scale(f"saved, {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]),
+    )
 
 
 def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:

@@ -1,58 +1,30 @@
-"""Chapter 4: what a rank saves in three forms, a ring step by step, and the backward pass that gathers again."""
+"""Chapter 4: what a rank saves without a floor, a ring step by step, and the backward pass that gathers again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import log10
+from collections.abc import Sequence
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import eq2, eq4, gathered_input_bytes
+from actmem.formulas.activations import eq2, eq4
 from actmem.formulas.communication import Exchange, activation_bytes
-from actmem_course.figures.ch03_tensor_parallelism import STOPS, sizes_of_t
+from actmem_course.figures.ch03_tensor_parallelism import Curve, lines_over_t, sizes_of_t
 from actmem_course.figures.diagrams import EMPTY, Box, arrow, boxes, diagram, labels
-from actmem_course.figures.marks import Drawing, chart, line, log_scale
+from actmem_course.figures.marks import Drawing
 from actmem_course.figures.operators import COMPLETE
-from actmem_course.figures.style import BLUE, CARD, COMPARED, FILLS, GREEN, ORANGE, Fill
-from actmem_course.figures.units import axis_unit, exact_text, milliseconds, size_text
+from actmem_course.figures.style import CARD, COMPARED, FILLS, GREEN, ORANGE, Fill
+from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.others.ring import RingState, ring
 
-TENSOR, PLAIN, SEQUENCE = "TP", "TP + SP, plain", "TP + SP"
-#: Bytes that one rank saves for a layer in each form, from the shape and t.
-SAVED: dict[str, Callable[[ModelShape, int], int]] = {
-    TENSOR: eq2,
-    PLAIN: lambda shape, t: eq4(shape, t) + gathered_input_bytes(shape, t),
-    SEQUENCE: eq4,
-}
-_LOOKS = {TENSOR: (COMPARED, "dash", "diamond"), PLAIN: (BLUE, "dot", "square"), SEQUENCE: (GREEN, "solid", "circle")}
 
-
-def saved_lines(shape: ModelShape, tensor_parallel_size: int, forms: Sequence[str]) -> Drawing:
-    """What a rank saves for a layer over t, both axes logarithmic: an even split is a straight line, a floor bends it.
-
-    forms: Keys of SAVED, those that are drawn.  The axes have room for all.
-    """
+def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_parallelism: bool) -> Drawing:
+    """What a rank saves for a layer over t with tensor parallelism, and if wanted with sequence parallelism too."""
     t, ts = tensor_parallel_size, sizes_of_t(shape)
-    unit, unit_name = axis_unit(eq4(shape, ts[-1]))
-    sizes = {form: [SAVED[form](shape, size) for size in ts] for form in forms}
-    traces = [
-        line(
-            form, ts, [size / unit for size in sizes[form]], colour, f"<b>{form}</b><br>t = %{{x}}: %{{customdata}}",
-            dash, symbol=symbol, size=[14 if size == t else 6 for size in ts],
-            customdata=list(map(exact_text, sizes[form])),
-        )
-        for form in forms
-        for colour, dash, symbol in [_LOOKS[form]]
-    ]  # fmt: skip
-    here = "; ".join(f"{form}: {size_text(SAVED[form](shape, t))}" for form in forms)
-    low, high = (log10(size / unit) for size in (eq4(shape, ts[-1]), eq2(shape, 1)))
-    return chart(
-        f"What each of {t} ranks saves for one layer:<br>{here}",
-        traces,
-        f"Lines over t, both axes logarithmic. At t = {t} a rank saves for one layer: {here}.",
-        height=380,
-        xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
-        yaxis=log_scale(f"saved, {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]),
-    )  # fmt: skip
+    curves = [Curve("TP", {size: eq2(shape, size) for size in ts}, COMPARED, "dash")]
+    if with_sequence_parallelism:
+        curves.append(Curve("TP + SP", {size: eq4(shape, size) for size in ts}, GREEN, "solid"))
+    here = "; ".join(f"{curve.name}: {size_text(curve.sizes[t])}" for curve in curves)
+    title, alt = f"What each of {t} ranks saves for one layer:<br>{here}", f"at t = {t} a rank saves {here}"
+    return lines_over_t(title, curves, alt, t, ts, (eq4(shape, ts[-1]), eq2(shape, 1)))
 
 
 _SOME, JUST_ADDED, OWN = Fill("#FBE5B5", ""), Fill(ORANGE, "x"), Fill(CARD, "")

@@ -8,9 +8,10 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import eq2, eq4
 from actmem.formulas.communication import Exchange, activation_bytes
 from actmem_course.figures.ch03_tensor_parallelism import Curve, lines_over_t, sizes_of_t
-from actmem_course.figures.diagrams import EMPTY, Box, arrow, boxes, diagram, labels
+from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.operators import COMPLETE
+from actmem_course.figures.sketch import Stroke, arrows
 from actmem_course.figures.style import CARD, COMPARED, FILLS, GREEN, ORANGE, Fill
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.others.ring import RingState, ring
@@ -65,7 +66,7 @@ def _drawn(state: RingState, title: str, alt: str, kind: str) -> Drawing:
         said.append((left / 2, rank + height / 2, f"rank {rank}"))
         said.append((left + t + right / 2, rank + height / 2, size_text(state.sent_bytes)))
         drawn += [_box(state, rank, chunk, left + chunk, rank, height, kind) for chunk in range(t)]
-    traces = [*boxes(drawn), *_arrows(state, left, height), labels(said, 13)]
+    traces = [*boxes(drawn), *arrows(2.5, True, _strokes(state, left, height)), labels(said, 13)]
     return diagram(title, traces, alt, left + t + right, t + 0.1, 150 + 42 * t, top=-0.6)
 
 
@@ -88,9 +89,9 @@ def _box(state: RingState, rank: int, chunk: int, x: float, y: float, height: fl
     return Box(x, y, 0.92, height, fill, text, f"rank {rank}, chunk {chunk}: terms of ranks {terms}{came}")
 
 
-def _arrows(state: RingState, left: float, height: float) -> list[dict]:
+def _strokes(state: RingState, left: float, height: float) -> list[Stroke]:
     """From each sender's box to the receiver's; the last rank's goes back to the first along the side of its column."""
-    traces = []
+    strokes: list[Stroke] = []
     for receiver, chunk in enumerate(state.received):
         if chunk is None:
             continue
@@ -99,8 +100,8 @@ def _arrows(state: RingState, left: float, height: float) -> list[dict]:
             x, start, end = left + chunk + 0.76, sender + 0.62 * height, receiver + 0.2 * height
         else:
             x, start, end = left + chunk + 0.96, sender + height / 2, receiver + height / 2
-        traces.append(arrow(f"chunk {chunk}, from rank {sender} to rank {receiver}", (x, start), (x, end)))
-    return traces
+        strokes.append(([x, x], [start, end]))
+    return strokes
 
 
 def _finding(state: RingState, kind: str) -> str:
@@ -147,10 +148,9 @@ def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
         drawn.append(Box(x, 0, matmul, high, FILLS["backward"], f"{computed}, {takes[0]}"))
         drawn.append(Box(x, links, half, high, FILLS["communication buffers"], "", f"{sent}, {takes[1]}"))
         names.append((x, links + high + 0.35, f"{sent}, {takes[1]}"))
-    waits = [
-        arrow("dA needs the gathered X", (left + half, links), (left + matmul, high)),
-        arrow("dX is what is reduced", (left + matmul, high), (left + matmul, links)),
-    ]
+    gathered_x: Stroke = ([left + half, left + matmul], [links, high])
+    gradient_to_reduce: Stroke = ([left + matmul, left + matmul], [high, links])
+    waits = arrows(2.5, True, [gathered_x, gradient_to_reduce])
     finding = (
         "each collective hides behind a matmul" if half <= matmul else "the collectives take longer than the matmuls"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actmem_course.figures.marks import Drawing, chart, line, words
-from actmem_course.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
+from actmem_course.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
 
 #: One fill for each rank, in diagrams that colour by rank; the box has the rank's number as well.
 RANK_FILLS = (
@@ -16,8 +16,8 @@ RANK_FILLS = (
 )  # fmt: skip
 
 
-#: What every rank holds a copy of, what is missing, and a frame around boxes.
-WHOLE, EMPTY = Fill("#BBBBBB", "/"), Fill("#FFFFFF", "")
+#: What is missing, and a frame around boxes.
+EMPTY = Fill("#FFFFFF", "")
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,6 @@ def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position:
     """Words without boxes: (x, y, text) each."""
     xs, ys, texts = zip(*placed)
     return words(xs, ys, texts, size, position)
-
-
-def arrow(name: str, start: tuple[float, float], end: tuple[float, float]) -> dict:
-    """From one point to another; ``name`` says what moves, for who points at it."""
-    head = {"symbol": "arrow", "angleref": "previous", "size": [0, 13], "color": INK, "opacity": 1}
-    more: dict[str, Any] = {"hoverinfo": "name", "showlegend": False, "cliponaxis": False}
-    (x0, y0), (x1, y1) = start, end
-    return line(name, [x0, x1], [y0, y1], INK, width=2.5, mode="lines+markers", marker=head, **more)
 
 
 def diagram(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from actmem.config import ModelShape
 from actmem.formulas.communication import activation_bytes
-from actmem_course.figures.diagrams import EMPTY, Box, arrow, boxes, diagram, labels
+from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
 from actmem_course.figures.marks import Drawing
+from actmem_course.figures.sketch import Stroke, arrows
 from actmem_course.figures.style import FILLS, Fill
 from actmem_course.figures.units import size_text
 
@@ -40,7 +41,7 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
     """
     size = size_text(activation_bytes(shape, 2))
     drawn: list[Box] = []
-    arrows: list[dict] = []
+    strokes: list[Stroke] = []
     said: list[tuple[float, float, str]] = []
     told = []
     for band, name in enumerate(names):
@@ -56,12 +57,12 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
             for place, state in zip(places, _STATES[operator]):
                 for rank in range(_RANKS):
                     drawn += _tensor(tensor, state, rank, place, top + rank * _ROW)
-            arrows += _arrows(kind, *places, top)
+            strokes += _strokes(kind, *places, top)
         said += [(_LEFT / 2, band * _BAND + 0.85 + _HIGH / 2 + rank * _ROW, f"rank {rank}") for rank in range(_RANKS)]
     title = f"{' and '.join(names)}: the backward pass of one is the forward pass of the other"
     width, height = _LEFT + _BACKWARD + _PASS + 0.1, len(names) * _BAND - 0.6
     return diagram(
-        f"{title};<br>hatched: one term of a sum", [*boxes(drawn), *arrows, labels(said, 13)],
+        f"{title};<br>hatched: one term of a sum", [*boxes(drawn), *arrows(2.5, True, strokes), labels(said, 13)],
         f"{title}. {'; '.join(told)}.", width, height, 80 + 155 * len(names), top=-0.4,
     )  # fmt: skip
 
@@ -76,12 +77,12 @@ def _tensor(name: str, state: str, rank: int, x: float, y: float) -> list[Box]:
     return [Box(x, y, _BOX, _HIGH, EMPTY), shard]
 
 
-def _arrows(kind: str | None, before: float, after: float, top: float) -> list[dict]:
+def _strokes(kind: str | None, before: float, after: float, top: float) -> list[Stroke]:
     """From every tensor that goes in to every one that it reaches: its own rank's, with a collective all ranks'."""
     start, end = (before + _BOX + _AIR, after - _AIR) if before < after else (before - _AIR, after + _BOX + _AIR)
     middles = [top + rank * _ROW + _HIGH / 2 for rank in range(_RANKS)]
     return [
-        arrow(f"from rank {sender} to rank {receiver}", (start, middles[sender]), (end, middles[receiver]))
+        ([start, end], [middles[sender], middles[receiver]])
         for sender in range(_RANKS)
         for receiver in range(_RANKS)
         if kind or sender == receiver

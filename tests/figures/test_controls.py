@@ -8,7 +8,6 @@ import pytest
 from actmem.config import ConfigError, ModelShape, Parallel, model_shape
 from actmem_course.figures import ch06_pipeline as schedules
 from actmem_course.figures.ch01_memory_wall import front_door
-from actmem_course.figures.ch04_sequence_parallelism import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
 from actmem_course.figures.controls import Moves, after, fitted, in_letters, slider, steps
 from actmem_course.figures.in_page import Page
 from actmem_course.figures.marks import Drawing
@@ -80,15 +79,6 @@ def test_every_position_of_the_pipelines_sliders_is_drawn():
             with pytest.raises(ConfigError):
                 schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n)
     assert refused > 300
-
-
-@pytest.mark.parametrize("t", RANKS)
-@pytest.mark.parametrize("operator", FORWARD_EXCHANGE)
-def test_the_rings_slider_ends_with_backward(operator, t):
-    last = steps_of_operator(operator, t)[-1]
-    assert "backward" in operator_ring(operator, t, last, 1024).alt
-    with pytest.raises(IndexError):
-        operator_ring(operator, t, last + 1, 1024)
 
 
 def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():

@@ -23,6 +23,7 @@ from actmem_course.figures import ch11_adapters as adapters
 from actmem_course.figures import ch12_long_sequences as long_sequences
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.operators import operators
 from actmem_course.others.nanotron import nanotron_runs
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from tests.drawings import assert_valid
@@ -52,18 +53,18 @@ DRAWN: dict[Callable, list[tuple]] = {
     memory_wall.crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
     memory_wall.memory_wall: [(method,) for method in memory_wall.METHODS],
     memory_wall.front_door: [("175B", *methods) for methods in itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION)],
-    tensor_parallel.mlp_cut: [(t, order) for order in tensor_parallel.ORDERS for t in (1, 4, 8)],
-    tensor_parallel.qkv_cut: [(t, order) for order in tensor_parallel.ROW_ORDERS for t in (1, 2, 8)],
+    tensor_parallel.mlp_shards: [(t, order) for order in tensor_parallel.ORDERS for t in (1, 4, 8)],
+    tensor_parallel.qkv_shards: [(t, order) for order in tensor_parallel.ROW_ORDERS for t in (1, 2, 8)],
     tensor_parallel.floor_lines: [(GPT3, t) for t in (1, 8, 32)],
-    tensor_parallel.floor_bars: [(GPT3, t) for t in (1, 8, 32)],
-    sequence_parallel.operator_ring: [
-        (operator, t, moment, PAYLOAD)
-        for operator in sequence_parallel.FORWARD_EXCHANGE
+    operators: [(("f", "f̄"), GPT3), (("g", "ḡ"), GPT3)],
+    sequence_parallel.saved_lines: [(GPT3, 8, False), (GPT3, 2, True)],
+    sequence_parallel.ring_step: [
+        (kind, t, step, PAYLOAD)
+        for kind in sequence_parallel.KINDS
         for t in (2, 8)
-        for moment in range(len(sequence_parallel.operator_states(operator, t, PAYLOAD)))
+        for step in sequence_parallel.steps_of_ring(kind, t)
     ],
-    sequence_parallel.rank_parts: [(GPT3, t, mode) for mode in sequence_parallel.MODES for t in (1, 2, 4, 8)],
-    sequence_parallel.gathered_lines: [(GPT3, t) for t in (1, 8, 32)],
+    sequence_parallel.backward_timeline: [(GPT3, 8), (TINY, 2)],
     recomputation.recompute_trade: [(GPT3,), (LONG,), (TINY,)],
     recomputation.rebuild_price: [(GPT3,), (LONG,), (TINY,)],
     recomputation.batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],

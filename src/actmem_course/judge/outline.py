@@ -112,9 +112,9 @@ ALL_LABS = (
     Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
         Exercise("3.1", "g", "The ranks, before and after", takes_group=True),
         Exercise("3.2", "g_bar", "The ranks, before and after", takes_group=True),
-        Exercise("3.3", "gathering_linear", "What plain autograd keeps", takes_group=True),
+        Exercise("3.3", "gathering_linear", "What plain autograd saves", takes_group=True),
         Exercise("3.4", "layer", "The ranks, before and after", takes_group=True),
-        Exercise("3.5", "shard_keeping_linear", "What plain autograd keeps", takes_group=True),
+        Exercise("3.5", "shard_keeping_linear", "Gather again in the backward pass", takes_group=True),
         Exercise("3.6", "sum_partial_gradients", "Partial gradients", takes_group=True),
         Exercise("3.7", "dropout_generators", "The ranks, before and after", takes_group=True),
     )),

@@ -22,7 +22,9 @@ from actmem_course.figures import ch10_the_loss as ends
 from actmem_course.figures import ch11_adapters as adapters
 from actmem_course.figures import ch12_long_sequences as long_sequences
 from actmem_course.figures import ch13_experts as experts
+from actmem_course.figures import ch14_allocator_and_eight_bits as allocator
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.gpu_results import newest
 from actmem_course.others.nanotron import nanotron_runs
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from tests.drawings import assert_valid
@@ -66,7 +68,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     sequence_parallel.gathered_lines: [(GPT3, t) for t in (1, 8, 32)],
     recomputation.recompute_trade: [(GPT3,), (LONG,), (TINY,)],
     recomputation.rebuild_price: [(GPT3,), (LONG,), (TINY,)],
-    recomputation.batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
     recomputation.memory_ladder: [(2048, 8), (512, 1)],
     recomputation.step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
     schedules.pipeline_schedule: [
@@ -87,6 +88,11 @@ DRAWN: dict[Callable, list[tuple]] = {
     long_sequences.eight_bit_bars: [(LLAMA,), (LLAMA.with_sizes(seq_length=131072),)],
     long_sequences.memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in long_sequences.SEGMENTS],
     long_sequences.reserved_lines: [(order,) for order in long_sequences.BATCH_ORDERS],
+    allocator.eight_bit_bars: [(LLAMA,), (LLAMA.with_sizes(seq_length=131072), allocator.IN_16_BITS)],
+    allocator.memory_map: [
+        (moment, segments, order) for moment in (1, 6, 18) for segments in allocator.SEGMENTS for order in allocator.ORDERS
+    ],
+    allocator.growing_batches: [(newest("allocator"),), ({},)],
     ends.stage_work: [(LLAMA, 8), (LLAMA, 16, True)],
     today.kept_today: [(LLAMA, CUT)],
     today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],

@@ -9,7 +9,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.figures import ch05_recomputation as recomputation
-from actmem_course.predicted.recomputation import fullest_bytes, throughput
+from actmem_course.predicted.recomputation import fullest_bytes
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
@@ -23,13 +23,6 @@ def test_groups_are_the_whole_layer_but_its_input(shape):
     assert sum(r.flops for r in groups) == sum(layer_products(shape).values()) - layer_products(shape)["4h→h"]
     assert sorted(term for r in groups for term in r.terms) == sorted(LAYER_TERMS[1:])
     assert recomputation.core_over_gelu(groups) == Fraction(5 * shape.num_attention_heads, 2)
-
-
-def test_the_payoffs_lines_and_markers_are_the_step_model():
-    selective, marker, full, full_marker, _ = recomputation.batch_payoff(GPT3, 34).traces
-    for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
-        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in recomputation.SHARES]
-        assert point["y"] == [line["y"][recomputation.SHARES.index(34)]]
 
 
 # One training step as blocks: what is pushed is popped, and its fullest moment is the formula's.

@@ -1,4 +1,4 @@
-"""Chapter 5: what recomputation frees and what it costs, from one training step to a larger microbatch."""
+"""Chapter 5: what recomputation frees and what it costs, over one training step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch02_counting_bytes import kinds_legend
 from actmem_course.figures.marks import STACKED, Drawing, bars, chart, line, points, scale
-from actmem_course.figures.style import CARD, COMPARED, FILLS, HELD, INK, Fill
+from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
 from actmem_course.figures.terms import term_of
 from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text
-from actmem_course.predicted.recomputation import (
-    batch_factor,
-    break_even,
-    core_over_gelu,
-    rebuilds,
-    throughput,
-    training_moments,
-)
+from actmem_course.predicted.recomputation import core_over_gelu, rebuilds, training_moments
 
 _MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
 #: What a tensor's group looks like in the price of its bytes.
@@ -42,12 +35,6 @@ LADDER = {
     "tensor+sequence+selective": FILLS["ours"],
     "full": FILLS["recomputed"],
 }
-#: Values of φ along the axis, in percent.
-SHARES = tuple(range(0, 101, 2))
-LINES = (
-    ("selective", "selective", HELD, "solid", "circle"),
-    ("paper-full", "full, run to its end", COMPARED, "dash", "diamond"),
-)
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
@@ -177,43 +164,4 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
         "%",
         beside=True,
         fills=list(LADDER.values()),
-    )
-
-
-# Freed bytes become sequences: a step has a fixed cost, whatever the microbatch (kernel launches, the optimizer's step,
-# gradient collectives, matmuls too small to fill the device), and a cost per sequence.  Recomputation raises the cost
-# per
-# sequence; more sequences share the fixed cost.  Bytes are the peak of L layers on one device, reached when backward
-# has
-# recomputed one layer's tensors.
-
-
-def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
-    """When a larger microbatch pays for recomputation: throughput over φ, in the memory of one sequence that keeps
-    everything.
-
-    Full recomputation runs to its end, as the paper's baseline does.
-    """
-    traces: list[dict] = []
-    reached = []
-    for mode, name, colour, dash, symbol in LINES:
-        hover = f"<b>{name}</b>, φ = %{{x}}%: %{{y:.3f}} times"
-        rates = [float(throughput(shape, mode, Fraction(share, 100))) for share in SHARES]
-        reached.append(float(throughput(shape, mode, Fraction(fixed_percent, 100))))
-        long_name = f"{name}, {float(batch_factor(shape, mode)):.1f} times the microbatch"
-        traces += [
-            line(long_name, SHARES, rates, colour, hover, dash),
-            points(f"{name} at this φ", [fixed_percent], reached[-1:], colour, hover, symbol, showlegend=False),
-        ]
-    even = {mode: float(100 * break_even(shape, mode)) for mode, *_ in LINES}
-    return chart(
-        f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.2f}%,<br>"
-        f"for full recomputation, run to its end, above φ = {even['paper-full']:.0f}%",
-        [*traces, line("no recomputation", [SHARES[0], SHARES[-1]], [1, 1], INK, None, "dot", 1.5)],
-        "Lines of throughput over the fixed share φ: selective recomputation passes 1 at "
-        f"{even['selective']:.2f}%, full, run to its end, at "
-        f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
-        xaxis=scale("φ: fixed part of a pass, percent of the work of its sequences", -1, 101, ticksuffix="%"),
-        yaxis=scale("sequences a second, relative", 0.7, 1.9),
-        height=430,
     )

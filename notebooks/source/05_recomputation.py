@@ -45,9 +45,19 @@ Reveal(
 )
 
 # %% [markdown]
-# You free most of the bytes for hardly any FLOPs. Drag $s$: the price grows with $s/h$, the saving with $5as/h$. This is
-# **selective recomputation**. **Full recomputation** saves only the layer's input and recomputes all the rest.
-#
+# Drag $s$: the price grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**: most of the bytes, for
+# hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest. Compare the two:
+
+# %%
+from actmem_course.figures.layer_picture import layer_picture
+
+Panel(
+    lambda recompute, s: layer_picture(GPT3.with_sizes(seq_length=s), recompute=recompute),
+    recompute=choice("recompute", ("none", "selective", "full"), "selective"),
+    s=slider("s", "tokens", 256, 4096, 256, 2048),
+)
+
+# %% [markdown]
 # > **Why do this?** The core has most of the bytes and few of the FLOPs.
 # > **Why not?** A fused attention kernel has no such tensors (last section). And the price in time is higher than in FLOPs,
 # > because softmax and dropout wait for memory ([chapter 7](07_time.ipynb)).
@@ -68,7 +78,7 @@ Panel(
 )
 
 # %% [markdown]
-# **Rule:** the peak is what all layers save, plus what you recompute for one layer.
+# **Rule:** the peak is at most what all layers save, plus what you recompute for one layer.
 #
 # ## How a checkpoint function works, in four steps
 #
@@ -378,7 +388,8 @@ for words, mode in {"selective": "selective", "full": "full", "full, to its end"
         line += [sum(each.count for each in again), f"+{share:.0%}"]
     lines.append(line)
 checks.add("collectives of GPT-3's layer on one of 8 ranks, by kind", pairs, "collectives")
-print(text_table(("recomputed collectives", "TP", "bytes", "TP + SP", "bytes"), lines, " rrrr"))
+header = ("recomputed", "TP: more collectives", "bytes sent", "TP + SP: more collectives", "bytes sent")
+print(text_table(header, lines, " rrrr"))
 checks.show()
 
 # %% [markdown]

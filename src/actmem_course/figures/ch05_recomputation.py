@@ -6,19 +6,18 @@ from fractions import Fraction
 from typing import Any
 
 from actmem.config import PAPER_MODELS, ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
+from actmem.formulas.activations import TABLE2, closed_form, layer_rows
 from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.ch02_counting_bytes import kinds_legend
-from actmem_course.figures.marks import STACKED, Drawing, bars, chart, line, points, scale
+from actmem_course.figures.marks import STACKED, Drawing, bars, chart, legend, line, points, scale
 from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
-from actmem_course.figures.terms import term_of
+from actmem_course.figures.terms import KINDS, term_of
 from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text
 from actmem_course.predicted.recomputation import core_over_gelu, rebuilds, training_moments
 
-_MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
+_MODES = {"save everything": "none", "selective": "selective", "full": "full"}
 #: What a tensor's group looks like in the price of its bytes.
 _KIND = {
     "Q, K, V": "Q, K, V",
@@ -38,33 +37,23 @@ LADDER = {
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
-    """Six bars, each in percent of its own bar without recomputation: three of bytes, three of FLOPs.
+    """FLOPs of a layer, forward and backward, in percent of those without recomputation.
 
     The modes stop at the last tensor that backward reads (``selective`` and ``full``).
     """
-    whole = total(layer_rows(shape))
-    left = {mode: total(layer_rows(shape, recompute=mode)) for mode in _MODES}
-    core = 100 * sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS) / whole
-    added = {mode: layer_overhead(shape, mode) for mode in _MODES}
-    kept = {f"bytes, {name}": 100 * left[mode] / whole for mode, name in _MODES.items()}
-    first, *again = work = {f"FLOPs, {name}": 100 * float(added[mode]) for mode, name in _MODES.items()}
-    everything = f"bytes, {_MODES['none']}"
-    sizes = {f"bytes, {name}": size_text(left[mode]) for mode, name in _MODES.items()}
-    percents = {f"FLOPs, {name}": f"+{_percent(added[mode])}" for mode, name in _MODES.items() if mode != "none"}
+    added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
+    first, *again = added
     return bar_chart(
-        f"s = {shape.seq_length:,}: dropping the attention core frees {float(selective_saves(shape)):.0%} of "
-        "the bytes<br>"
-        f"for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}",
+        f"s = {shape.seq_length:,}: without the attention core a layer saves {float(selective_saves(shape)):.0%} fewer "
+        f"bytes,<br>for {_percent(added['selective'])} more FLOPs; full recomputation adds {_percent(added['full'])}",
         {
-            "kept for backward": {**kept, everything: 100 - core},
-            "attention core, 5as²b": {everything: core},
-            "the layer, forward and backward": dict.fromkeys(work, 100),
-            "run again": {name: work[name] for name in again},
+            "forward and backward": dict.fromkeys(added, 100),
+            "recomputed": {name: 100 * float(added[name]) for name in again},
         },
-        "of the layer without recomputation",
+        "FLOPs of a layer",
         "%",
-        fills=[FILLS[what] for what in ("activations", "softmax", "number", "recomputed")],
-        notes={**sizes, first: "72sbh² + 12s²bh", **percents},
+        fills=[FILLS["number"], FILLS["recomputed"]],
+        notes={first: "72sbh² + 12s²bh", **{name: f"+{_percent(added[name])}" for name in again}},
     )
 
 
@@ -99,7 +88,7 @@ def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Dr
         f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(now.bytes)} held, {size_text(max(sizes))} at the fullest",
         [
             *blocks,
-            *kinds_legend(rows, "y"),
+            *legend({kind: FILLS[kind] for kind in KINDS if kind != "extra"}, "y"),
             line("held", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy", **below),
             points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1, **in_legend),
             line(
@@ -123,22 +112,21 @@ def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Dr
 
 
 def rebuild_price(shape: ModelShape) -> Drawing:
-    """What a FLOP buys: a bar for each group of tensors that takes a matmul to rebuild, the most expensive at
-    the bottom.
+    """Bytes that a FLOP frees: a bar for each group of tensors that takes a matmul to recompute.
 
-    Groups that need none have no such price; the table next to the figure names them.
+    Groups that take none have no such price; the chapter names them.
     """
     groups = rebuilds(shape)
     priced = sorted((r for r in groups if r.flops), key=lambda r: Fraction(r.bytes, r.flops), reverse=True)
     return bar_chart(
-        f"A FLOP in the attention core gives back {float(core_over_gelu(groups)):,.0f} times<br>"
+        f"A FLOP in the attention core frees {float(core_over_gelu(groups)):,.0f} times<br>"
         f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
         {r.name: {r.name: 1000 * r.bytes / r.flops} for r in priced},
         "freed per 1,000 FLOPs",
         "bytes",
         fills=[FILLS[_KIND[r.name]] for r in priced],
         about={
-            r.name: f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>made again by {r.how}" for r in priced
+            r.name: f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>recomputed by {r.how}" for r in priced
         },
     )
 
@@ -160,7 +148,7 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
         f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>"
         f"full recomputation {min(full):.1f} to {max(full):.1f}%",
         shares,
-        "kept, of tensor parallelism alone",
+        "saved, relative to tensor parallelism alone",
         "%",
         beside=True,
         fills=list(LADDER.values()),

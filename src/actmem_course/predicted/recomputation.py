@@ -44,7 +44,7 @@ def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment
         for row in whole:
             if row.term in kept:
                 rows.append(row)
-                found.append(Moment(f"forward, layer {layer}: {row.term} is kept", _frozen(held)))
+                found.append(Moment(f"forward, layer {layer}: {row.term} is saved", _frozen(held)))
     for layer in reversed(range(shape.num_layers)):
         there = {row.term for row in held[layer]}
         for row in reversed(whole):

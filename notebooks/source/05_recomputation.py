@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *45 minutes. Select the cell below and press Shift+Enter. You need chapter 2, and 3 and 4 for the collectives.*
+# **Guess first:** read to the question, run the next cell (Shift+Enter) and type a number.
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$.
@@ -11,7 +11,7 @@
 # In FLOPs it's the other way round. The layer's forward pass takes $24sbh^2$ in its linears, and only $2s^2bh$ in each of the
 # core's two matmuls. The backward pass takes twice as many: together $72sbh^2 + 12s^2bh$.
 #
-# **Guess:** GPT-3 doesn't save the core's tensors, and recomputes them in the backward pass. That takes QKᵀ once more, but not
+# GPT-3 doesn't save the core's tensors, and recomputes them in the backward pass. That takes QKᵀ once more, but not
 # attention over V, whose output is saved as the input of the next linear. By what percentage do the layer's FLOPs rise?
 
 # %%
@@ -45,6 +45,8 @@ Reveal(
 )
 
 # %% [markdown]
+# *45 minutes. You need chapter 2, and chapters 3 and 4 for the collectives.*
+#
 # Drag $s$: the price grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**: most of the bytes, for
 # hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest. Compare the two:
 
@@ -365,7 +367,7 @@ LiveFigure(
 # linears. The paper and its code recompute to the end, which adds a third to the layer's FLOPs.
 #
 # On $t$ ranks you also recompute the layer's collectives (chapters 3 and 4), up to the point where you stop. The core has none:
-# each head is on one rank.
+# each head is on one rank. Here is how many, and how many more bytes each rank sends:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
@@ -388,8 +390,7 @@ for words, mode in {"selective": "selective", "full": "full", "full, to its end"
         line += [sum(each.count for each in again), f"+{share:.0%}"]
     lines.append(line)
 checks.add("collectives of GPT-3's layer on one of 8 ranks, by kind", pairs, "collectives")
-header = ("recomputed", "TP: more collectives", "bytes sent", "TP + SP: more collectives", "bytes sent")
-print(text_table(header, lines, " rrrr"))
+print(text_table(("", "TP", "sent", "TP+SP", "sent"), lines, " rrrr"))
 checks.show()
 
 # %% [markdown]
@@ -415,19 +416,18 @@ with Progress("labs/measure_table2.py, two processes"):
     measured = results("measure_table2.py", "--device", "cpu", processes=2)
 print(
     text_table(
-        ("one rank of two", "formula, × sbh", "predicted", "extra", "counted"),
+        ("", "formula, × sbh", "counted", "extra"),
         [
             (
                 each["configuration"].replace("tensor", "TP").replace("sequence", "SP"),
                 each["formula"],
-                each["predicted_bytes"],
-                each["extra_bytes"],
                 each["measured_bytes"],
+                each["extra_bytes"],
             )
             for each in measured
             if each["rank"] == 0
         ],
-        "  rrr",
+        "  rr",
     )
 )
 checks.add(

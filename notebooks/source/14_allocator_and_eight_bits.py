@@ -1,12 +1,11 @@
 # %% [markdown]
 # # 14 · The allocator and eight bits
 #
-# *15 minutes. Select the cell below and press Shift+Enter. You need chapter 5.*
-#
-# You switch on FP8, 8 bits an element, and expect half the memory. Instead many measure more
+# **Guess first:** run the next cell (Shift+Enter) and type a number. You switch on FP8, 8 bits an element, and expect half the
+# memory. Instead many measure more
 # ([TransformerEngine#257](https://github.com/NVIDIA/TransformerEngine/issues/257),
 # [#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
-# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **Guess:** how many GiB does one layer of Llama 3 8B save for
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). How many GiB does one layer of Llama 3 8B save for
 # $s$ = 8,192 tokens, if its linears compute in FP8?
 
 # %%
@@ -39,6 +38,8 @@ Reveal(
 )
 
 # %% [markdown]
+# *15 minutes. You need chapter 5.*
+#
 # ## You need every tensor twice
 #
 # A linear has three matmuls: $Y = XW$, $dX = dY\,W^\top$ and $dW = X^\top dY$. $Y$ reads $X$ by rows, $dW$ by columns, and it's the

@@ -42,7 +42,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
     The modes stop at the last tensor that backward reads (``selective`` and ``full``).
     """
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
-    first, *again = added
+    again = list(added)[1:]
     return bar_chart(
         f"s = {shape.seq_length:,}: without the attention core a layer saves {float(selective_saves(shape)):.0%} fewer "
         f"bytes,<br>for {_percent(added['selective'])} more FLOPs; full recomputation adds {_percent(added['full'])}",
@@ -53,7 +53,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
         "FLOPs of a layer",
         "%",
         fills=[FILLS["number"], FILLS["recomputed"]],
-        notes={first: "72sbh² + 12s²bh", **{name: f"+{_percent(added[name])}" for name in again}},
+        notes={name: f"+{_percent(added[name])}" for name in again},
     )
 
 

@@ -49,7 +49,7 @@ ORDERS = {"shortest first": _BATCHES, "longest first": _BATCHES[::-1]}
 #: What happens: a batch takes its next tensor, or gives the last one back; Adam takes a state, which stays.
 _STEPS = [(b, way) for b in range(3) for way in (*["take"] * 3, *["free"] * 3, *([] if b else ["state"] * 3))]
 EVENTS_PLAYED = range(1, len(_STEPS) + 1)
-_PLAIN, _EXPANDABLE = SEGMENTS = "of their own", "expandable"
+_PLAIN, _EXPANDABLE = SEGMENTS = "plain", "expandable"
 
 
 def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocator, list[MemoryBlock]]:

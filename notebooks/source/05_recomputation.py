@@ -403,8 +403,8 @@ checks.show()
 # chapter 3); **tensor+sequence** (TP + SP, chapter 4); each of these two with **selective** recomputation; and **full**.
 #
 # Is the table true? Two processes share a small layer as two devices would, and count what autograd saves after the forward
-# pass. *Extra* are the tensors that the paper leaves out as small: statistics of the layer norms, the causal mask, the
-# generator's states of step 2.
+# pass. *Extra* is the part that the paper leaves out as small: statistics of the layer norms, the causal mask, the generator's
+# states of step 2.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import TABLE2, closed_form

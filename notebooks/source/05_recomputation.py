@@ -8,8 +8,8 @@
 #
 # Take $b$ sequences of $s$ tokens, a hidden size of $h$ and $a$ heads. A layer saves $34sbh + 5as^2b$ bytes (chapter 2). The second
 # term belongs to the **attention core** alone: QKᵀ, softmax, dropout and attention over V. At GPT-3's size it's the larger one.
-# In FLOPs it's the other way round. The layer's forward pass takes $24sbh^2$ in its linears, and only $2s^2bh$ in each of the
-# core's two matmuls. The backward pass takes twice as many: together $72sbh^2 + 12s^2bh$.
+# In FLOPs it's the other way round. The forward pass takes $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ in the linears, and only $2s^2bh$ in
+# each of the core's two matmuls. The backward pass has two matmuls for each of these: together $72sbh^2 + 12s^2bh$.
 #
 # GPT-3 doesn't save the core's tensors, and recomputes them in the backward pass. That takes QKᵀ once more, but not
 # attention over V, whose output is saved as the input of the next linear. By what percentage do the layer's FLOPs rise?
@@ -569,7 +569,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"34sbhL is full recomputation."** It's selective, the paper's equation 6. Full saves $2sbhL$.
+# - **"34sbhL bytes for L layers are full recomputation."** They're selective, the paper's equation 6. Full saves $2sbhL$.
 # - **"Selective recomputes half of the layer."** It recomputes most of the bytes and, at these sizes, less than two percent of
 #   the FLOPs.
 # - **"Full always adds a third."** If it runs to the end, as in Megatron. It adds less if you stop early.
@@ -579,8 +579,8 @@ worked(
 # > 2. Restore the random-number state, or your gradients are wrong without an error. Stop when the last saved tensor is back.
 # > 3. The peak is what all layers save, plus what you recompute for one.
 # >
-# > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ for each layer and
-# > ask whether selective fits.
+# > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ bytes for each
+# > layer. That's selective, or with FlashAttention no recomputation at all. Does it fit?
 #
 # **The lab:** [lab 4](../labs/lab4_recompute.py). Write `checkpoint` (4.1, and 4.2 with dropout), `selective_layer`, `full_layer`
 # and a checkpoint that stops early: `python my/labs/lab4_recompute.py`.

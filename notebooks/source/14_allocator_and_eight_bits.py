@@ -2,7 +2,7 @@
 # # 14 · The allocator and eight bits
 #
 # **Guess first:** run the next cell (Shift+Enter) and type a number. You switch on FP8, 8 bits an element, and expect half the
-# memory. Instead many measure more
+# memory. Many measure more
 # ([TransformerEngine#257](https://github.com/NVIDIA/TransformerEngine/issues/257),
 # [#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). How many GiB does one layer of Llama 3 8B save for
@@ -154,8 +154,8 @@ checks.show()
 #
 # ## Store in eight bits
 #
-# For memory alone, keep the matmuls in 16 bits. Store gate and up, which SwiGLU's backward pass reads, in 8 bits: 260 bytes for
-# 256 elements and their scale.
+# For memory alone, keep the matmuls in 16 bits. Store the inputs of Llama's activation function, gate and up, in 8 bits: 260 bytes
+# for 256 elements and their scale.
 
 # %%
 from actmem.ledger.layer_rows import layer_rows_of
@@ -184,10 +184,11 @@ Panel(
 
 # %% [markdown]
 # Before torch runs out, it gives wholly free segments back. Pieces beside a tensor that stays can't go. So run the longest batch
-# first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` before torch 2.9): these segments grow page
-# by page, and free neighbours merge.
+# first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` before torch 2.9): a segment that grows
+# page by page.
 #
-# Now a real GPU. Its allocator's own events, replayed in this model, predict what it reserved:
+# Now a real GPU: one layer of the 22B model, growing batches. Give our model of the allocator the sizes that torch asked for, and
+# it predicts what the GPU reserved:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest
@@ -213,6 +214,6 @@ checks
 # > **At work tomorrow:** print `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` after 100 steps. If they are far
 # > apart, try expandable segments.
 #
-# **No lab here.** Next, [chapter 9](09_your_model.ipynb), if you haven't recorded your own model yet.
+# **No lab here.** Next: [chapter 9](09_your_model.ipynb), if you haven't recorded your model yet.
 #
 # **Sources.** `src/actmem_course/others/allocator.py` · `src/actmem_more/store.py`.

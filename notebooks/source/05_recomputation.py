@@ -48,33 +48,24 @@ Reveal(
 # *45 minutes. You need chapter 2, and chapters 3 and 4 for the collectives.*
 #
 # Drag $s$: the price grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**: most of the bytes, for
-# hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest. Compare the two:
-
-# %%
-from actmem_course.figures.layer_picture import layer_picture
-
-Panel(
-    lambda recompute, s: layer_picture(GPT3.with_sizes(seq_length=s), recompute=recompute),
-    recompute=choice("recompute", ("none", "selective", "full"), "selective"),
-    s=slider("s", "tokens", 256, 4096, 256, 2048),
-)
-
-# %% [markdown]
+# hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest.
+#
 # > **Why do this?** The core has most of the bytes and few of the FLOPs.
 # > **Why not?** A fused attention kernel has no such tensors (last section). And the price in time is higher than in FLOPs,
 # > because softmax and dropout wait for memory ([chapter 7](07_time.ipynb)).
 #
 # ## One step, block by block
 #
-# The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers. Then switch to *selective*: the forward pass
-# no longer saves the core's blocks, and they come back for one layer at a time, as a spike.
+# The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers: you see the layer at work, and the bytes of
+# all four. Then switch to *selective*. The forward pass no longer saves the core's three tensors (hatched), and they come back
+# for one layer at a time, as a spike:
 
 # %%
 from actmem_course.predicted.recomputation import training_moments
 
 STEP = GPT3.with_sizes(num_layers=4)
 Panel(
-    lambda recompute, moment: show.step_timeline(STEP, moment, recompute),
+    lambda recompute, moment: show.training_step(STEP, moment, recompute),
     recompute=choice("recompute", ("none", "selective", "full"), "none"),
     moment=play("moment", "of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
 )
@@ -367,16 +358,27 @@ LiveFigure(
 # linears. The paper and its code recompute to the end, which adds a third to the layer's FLOPs.
 #
 # On $t$ ranks you also recompute the layer's collectives (chapters 3 and 4), up to the point where you stop. The core has none:
-# each head is on one rank. Here is how many, and how many more bytes each rank sends:
+# each head is on one rank. Choose *full*, and see what the ranks send once more:
+
+# %%
+from actmem_course.figures.layer_picture import layer_picture
+
+MODES = {"selective": "selective", "full": "full", "full, to its end": "paper-full"}
+Panel(
+    lambda mode, ranks: layer_picture(
+        GPT3, am.Parallel(4, ranks == "TP + SP"), MODES[mode], collectives="recompute"
+    ),
+    mode=choice("recompute", list(MODES), "selective"),
+    ranks=choice("4 ranks", ["TP", "TP + SP"], "TP"),
+)
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
+from actmem.formulas.communication import counts, layer_exchanges
 from actmem.ledger.comms import count_collectives
 from actmem.ledger.layer_rows import layer_input
 
-ranks, pairs, lines = 8, [], []
-for words, mode in {"selective": "selective", "full": "full", "full, to its end": "paper-full"}.items():
-    line = [words]
+ranks, pairs = 8, []
+for mode in MODES.values():
     for sequence in (False, True):
         collectives = layer_exchanges(GPT3, am.Parallel(ranks, sequence), mode)
         with am.emulated_rank(ranks):
@@ -385,12 +387,7 @@ for words, mode in {"selective": "selective", "full": "full", "full, to its end"
             with count_collectives() as seen:
                 layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
         pairs += [(counts(collectives).get(kind, 0), number) for kind, number in seen.counts.items()]
-        again = [each for each in collectives if each.phase == "recompute"]
-        share = wire_bytes(again) / (wire_bytes(collectives) - wire_bytes(again))
-        line += [sum(each.count for each in again), f"+{share:.0%}"]
-    lines.append(line)
 checks.add("collectives of GPT-3's layer on one of 8 ranks, by kind", pairs, "collectives")
-print(text_table(("", "TP", "sent", "TP+SP", "sent"), lines, " rrrr"))
 checks.show()
 
 # %% [markdown]

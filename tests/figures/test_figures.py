@@ -69,7 +69,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     recomputation.recompute_trade: [(GPT3,), (LONG,), (TINY,)],
     recomputation.rebuild_price: [(GPT3,), (LONG,), (TINY,)],
     recomputation.memory_ladder: [(2048, 8), (512, 1)],
-    recomputation.step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
     schedules.pipeline_schedule: [
         *((GPT3, schedules.with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
         (GPT3, schedules.with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form, layer_rows
@@ -11,10 +10,10 @@ from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.marks import STACKED, Drawing, bars, chart, legend, line, points, scale
+from actmem_course.figures.layer_picture import layer_picture
+from actmem_course.figures.marks import Drawing, chart, line, points, scale
 from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
-from actmem_course.figures.terms import KINDS, term_of
-from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text
+from actmem_course.figures.units import axis_end, axis_unit, size_text
 from actmem_course.predicted.recomputation import core_over_gelu, rebuilds, training_moments
 
 _MODES = {"save everything": "none", "selective": "selective", "full": "full"}
@@ -62,53 +61,33 @@ def _percent(share: Fraction) -> str:
     return f"{value:.2f}%" if value < 10 else f"{value:.1f}%"
 
 
-def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Drawing:
-    """One training step: a column of blocks for each layer at one moment, and below them the bytes held over the
-    whole step.
-    """
+def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> list[Drawing]:
+    """One training step at one moment: the tensors of the layer at work, and what all layers hold over the step."""
     moments = training_moments(shape, recompute)
-    now, layers, rows = moments[moment], list(range(shape.num_layers)), layer_rows(shape)
-    sizes = [one.bytes for one in moments]
-    most = total(rows) * shape.num_layers
-    unit, unit_name = axis_unit(most)
-    there = [{row.term for row in of_layer} for of_layer in now.held]
-    blocks = [
-        bars(
-            row.term, layers, [row.bytes / unit * (row.term in terms) for terms in there], FILLS[term_of(row).kind],
-            f"<b>{row.term}</b>, layer %{{x}}<br>{exact_text(row.bytes)}", along="y", showlegend=False,
-        )
-        for row in rows
-    ]  # fmt: skip
+    now, sizes = moments[moment], [one.bytes for one in moments]
+    there = now.held[now.layer]
+    unit, unit_name = axis_unit(total(layer_rows(shape)) * shape.num_layers)
     again = [place for place, one in enumerate(moments) if one.again]
-    below: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
-    plain: dict[str, Any] = {"showgrid": False, "ticks": ""}
-    held, in_legend = [size / unit for size in sizes], {**below, "showlegend": bool(again)}
-    names = {"tickvals": layers, "ticktext": [f"layer {layer}" for layer in layers]}
-    return chart(
-        f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(now.bytes)} held, {size_text(max(sizes))} at the fullest",
+    held, peak = [size / unit for size in sizes], size_text(max(sizes))
+    curve = chart(
+        f"All {shape.num_layers} layers hold {size_text(now.bytes)}, {peak} at the peak",
         [
-            *blocks,
-            *legend({kind: FILLS[kind] for kind in KINDS if kind != "extra"}, "y"),
-            line("held", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy", **below),
-            points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1, **in_legend),
+            line("in memory", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy"),
+            points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1),
             line(
-                "now", [moment, moment], [0, sizes[moment] / unit], INK, width=2, mode="lines+markers",
-                marker={"color": INK, "size": [0, 11]}, **below,
+                "now", [moment, moment], [0, held[moment]], INK, width=2, mode="lines+markers",
+                marker={"color": INK, "size": [0, 11]},
             ),
         ],
-        f"Blocks of memory, {shape.num_layers} layers, recomputation {recompute}, moment {moment} of "
-        f"{len(moments) - 1}: {now.says}; "
-        f"{now.bytes:,} bytes held, {max(sizes):,} at the fullest.",
-        bargap=0.25,
-        height=560,
-        xaxis={"range": [-0.5, shape.num_layers - 0.5], "anchor": "y", **names, **plain},
-        yaxis=scale(f"a layer, {unit_name}", 0, axis_end(total(rows) / unit), domain=[0.5, 1], anchor="x"),
-        xaxis2=scale(
-            "forward, then backward, by saved tensor", 0, len(moments) - 1, anchor="y2", showticklabels=False, **plain
-        ),
-        yaxis2=scale(f"held, {unit_name}", 0, axis_end(most / unit), domain=[0, 0.36], anchor="x2"),
-        **STACKED,
+        f"A line of the bytes held by {shape.num_layers} layers, recomputation {recompute}, at moment {moment} of "
+        f"{len(moments) - 1}: {now.bytes:,} bytes, {max(sizes):,} at the peak.",
+        height=300,
+        xaxis=scale("forward pass, then backward pass, by saved tensor", 0, len(moments) - 1, showticklabels=False),
+        yaxis=scale(f"in memory, {unit_name}", 0, axis_end(total(layer_rows(shape)) * shape.num_layers / unit)),
     )  # fmt: skip
+    title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(there))} of this layer in memory"
+    terms = {row.term for row in there}
+    return [layer_picture(shape, recompute=recompute, in_memory=terms, title=title), curve]
 
 
 def rebuild_price(shape: ModelShape) -> Drawing:

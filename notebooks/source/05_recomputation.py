@@ -174,7 +174,7 @@ class RecomputeSameDropout(Recompute):
     def forward(ctx, core, *inputs):
         state = core.dropout_mask.generator.get_state()
         out = Recompute.forward(ctx, core, *inputs)
-        ctx.save_for_backward(*inputs, state)  # the state is a tensor like the others, so its bytes count
+        ctx.save_for_backward(*inputs, state)  # a tensor like the others: its bytes count
         return out
 
     @staticmethod
@@ -188,11 +188,9 @@ class RecomputeSameDropout(Recompute):
         return found
 
 
-checks.add(
-    "gradients of q, k and v",
-    [(0, int((x != y).sum())) for x, y in zip(gradients(plainly), gradients(RecomputeSameDropout.apply))],
-    "elements that differ",
-)
+wanted, found = gradients(plainly), gradients(RecomputeSameDropout.apply)
+differ = [(0, int((x != y).sum())) for x, y in zip(wanted, found)]
+checks.add("gradients of q, k and v", differ, "elements that differ")
 display(checks.show())
 in_words(saved(RecomputeSameDropout.apply))
 
@@ -365,11 +363,11 @@ from actmem_course.figures.layer_picture import layer_picture
 
 MODES = {"selective": "selective", "full": "full", "full, to its end": "paper-full"}
 Panel(
-    lambda mode, ranks: layer_picture(
-        GPT3, am.Parallel(4, ranks == "TP + SP"), MODES[mode], collectives="recompute"
+    lambda recompute, shared_by: layer_picture(
+        GPT3, am.Parallel(4, shared_by == "TP + SP"), MODES[recompute], collectives="recompute"
     ),
-    mode=choice("recompute", list(MODES), "selective"),
-    ranks=choice("4 ranks", ["TP", "TP + SP"], "TP"),
+    recompute=choice("recompute", list(MODES), "selective"),
+    shared_by=choice("4 ranks", ["TP", "TP + SP"], "TP"),
 )
 
 # %% jupyter={"source_hidden": true}

@@ -75,15 +75,20 @@ class Linear8(torch.autograd.Function):
     def backward(ctx, grad):
         x8, x_scale, _, w_scale, w8_turned, *_ = ctx.saved_tensors
         x = widened(x8, x_scale)
-        return grad @ widened(w8_turned, w_scale).t(), grad.flatten(0, -2).t() @ x.flatten(0, -2), None
+        dx = grad @ widened(w8_turned, w_scale).t()
+        return dx, grad.flatten(0, -2).t() @ x.flatten(0, -2), None
 
 
 torch.manual_seed(0)
-x, weight = (torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((96, 64), (32, 64)))
+x, weight = (
+    torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((96, 64), (32, 64))
+)
 rounded = [widened(*narrow(tensor.detach())).requires_grad_() for tensor in (x, weight)]
 upstream = torch.randn(96, 32, dtype=torch.bfloat16)
 in_8 = torch.autograd.grad(Linear8.apply(x, weight, 1), (x, weight), upstream)
-reference, in_16 = (torch.autograd.grad(F.linear(*pair), pair, upstream) for pair in (rounded, (x, weight)))
+reference, in_16 = (
+    torch.autograd.grad(F.linear(*pair), pair, upstream) for pair in (rounded, (x, weight))
+)
 off = max(((one - other).norm() / other.norm()).item() for one, other in zip(in_8, in_16))
 print(f"gradients are up to {100 * off:.1f}% off those in 16 bits")
 checks.add(
@@ -154,8 +159,8 @@ checks.show()
 #
 # ## Store in eight bits
 #
-# For memory alone, keep the matmuls in 16 bits. Store the inputs of Llama's activation function, gate and up, in 8 bits: 260 bytes
-# for 256 elements and their scale.
+# For memory alone, keep the matmuls in 16 bits, and store saved tensors in 8: 260 bytes for 256 elements and their scale. Try it on
+# gate and up ($f$: width of the MLP; $k$ key heads of $d$ elements):
 
 # %%
 from actmem.ledger.layer_rows import layer_rows_of
@@ -164,15 +169,23 @@ from actmem_more.llama_terms import llama_rows
 
 stored = {"gate": "compress", "up": "compress"}
 layer = LlamaLayer(TINY, recompute=stored, seed=1, dtype=torch.bfloat16)
-checks.add_rows("gate and up in 8 bits", llama_rows(TINY, recompute=stored), layer_rows_of(layer, random_input()))
+predicted, counted = llama_rows(TINY, recompute=stored), layer_rows_of(layer, random_input())
+checks.add_rows("gate and up in 8 bits", predicted, counted)
 checks.show()
+
+# %%
+from actmem_course.figures.layer_picture import layer_picture
+
+before, after = (total(llama_rows(LLAMA, recompute=mode)) / 2**30 for mode in ("none", stored))
+LiveFigure(
+    layer_picture(LLAMA, recompute=stored, title=f"Gate and up in 8 bits: {after:.2f} instead of {before:.2f} GiB")
+)
 
 # %% [markdown]
 # ## It fits, and the GPU still runs out
 #
-# A formula counts tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A freed block
-# stays reserved, for the next tensor that fits. Play three batches (green). Adam makes its states (dark) after the first, in
-# blocks that were just freed:
+# Formulas count tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A freed block
+# stays reserved. Play three batches (green). Adam makes its states (purple) after the first, in blocks that were just freed:
 
 # %%
 Panel(
@@ -187,8 +200,7 @@ Panel(
 # first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` before torch 2.9): a segment that grows
 # page by page.
 #
-# Now a real GPU: one layer of the 22B model, growing batches. Give our model of the allocator the sizes that torch asked for, and
-# it predicts what the GPU reserved:
+# Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it reserved:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest

@@ -82,7 +82,10 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
         f"A line of the bytes held by {shape.num_layers} layers, recomputation {recompute}, at moment {moment} of "
         f"{len(moments) - 1}: {now.bytes:,} bytes, {max(sizes):,} at the peak.",
         height=300,
-        xaxis=scale("forward pass, then backward pass, by saved tensor", 0, len(moments) - 1, showticklabels=False),
+        xaxis=scale(
+            "forward pass, then backward pass, by saved tensor", 0, len(moments) - 1,
+            showticklabels=False, showgrid=False, ticks="",
+        ),
         yaxis=scale(f"in memory, {unit_name}", 0, axis_end(total(layer_rows(shape)) * shape.num_layers / unit)),
     )  # fmt: skip
     title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(there))} of this layer in memory"

@@ -51,8 +51,8 @@ Reveal(
 # hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest.
 #
 # > **Why do this?** The core has most of the bytes and few of the FLOPs.
-# > **Why not?** A fused attention kernel has no such tensors (last section). And the price in time is higher than in FLOPs,
-# > because softmax and dropout wait for memory ([chapter 7](07_time.ipynb)).
+# > **Why not?** A fused attention kernel has no such tensors (see FlashAttention below). And the price in time is higher than in
+# > FLOPs, because softmax and dropout wait for memory ([chapter 7](07_time.ipynb)).
 #
 # ## One step, block by block
 #

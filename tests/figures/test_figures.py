@@ -22,7 +22,9 @@ from actmem_course.figures import ch10_the_loss as ends
 from actmem_course.figures import ch11_adapters as adapters
 from actmem_course.figures import ch12_long_sequences as long_sequences
 from actmem_course.figures import ch13_experts as experts
+from actmem_course.figures import ch14_allocator_and_eight_bits as allocator
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.gpu_results import newest
 from actmem_course.figures.operators import operators
 from actmem_course.others.nanotron import nanotron_runs
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
@@ -67,9 +69,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     sequence_parallel.backward_timeline: [(GPT3, 8), (TINY, 2)],
     recomputation.recompute_trade: [(GPT3,), (LONG,), (TINY,)],
     recomputation.rebuild_price: [(GPT3,), (LONG,), (TINY,)],
-    recomputation.batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
     recomputation.memory_ladder: [(2048, 8), (512, 1)],
-    recomputation.step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
     schedules.pipeline_schedule: [
         *((GPT3, schedules.with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
         (GPT3, schedules.with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),
@@ -89,6 +89,11 @@ DRAWN: dict[Callable, list[tuple]] = {
     long_sequences.layer_at_work: [(LLAMA,), (LLAMA, 1024)],
     long_sequences.shared_sequence: [(LLAMA, way) for way in ("gather", "ring", "ulysses")],
     long_sequences.long_bars: [(LLAMA.with_sizes(seq_length=2**k),) for k in (13, 17, 20)],
+    allocator.eight_bit_bars: [(LLAMA,), (LLAMA.with_sizes(seq_length=131072), allocator.IN_16_BITS)],
+    allocator.memory_map: [
+        (moment, segments, order) for moment in (1, 6, 18) for segments in allocator.SEGMENTS for order in allocator.ORDERS
+    ],
+    allocator.growing_batches: [(newest("allocator"),), ({},)],
     ends.stage_work: [(LLAMA, 8), (LLAMA, 16, True)],
     today.kept_today: [(LLAMA, CUT)],
     today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],

@@ -80,12 +80,14 @@ class Transfer:
         after: The term below whose row it is drawn.
         name: What stands beside it.
         kind: How it is drawn: as the exchanges' kind, or "ring" or "next stage", from rank to rank or from each on.
+        gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
     """
 
     exchanges: Sequence[Exchange]
     after: str
     name: str
     kind: str
+    gathers_again: bool = False
 
     @property
     def sent_bytes(self) -> int:

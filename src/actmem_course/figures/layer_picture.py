@@ -321,7 +321,7 @@ def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, cont
 
 def _finding(blocks: Sequence[Block], ranks: int) -> str:
     """What the picture shows, in two lines at most."""
-    held = sum(max(block.by_rank) if block.by_rank else block.on_device for block in blocks)
+    held = sum(block.on_device for block in blocks)
     who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
     actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
     gone = [

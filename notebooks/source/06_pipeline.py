@@ -263,7 +263,7 @@ fills = {
     "layers": FILLS["activations"],
     "embedding's dropout masks": FILLS["dropout mask"],
     "logits and what the loss reads": FILLS["logits and loss"],
-    "outputs, until freed": FILLS["recomputed"],
+    "outputs, until freed": FILLS["freed"],
 }
 parts = {part: {} for part in fills}
 for rank in (0, 1, 17, 34):

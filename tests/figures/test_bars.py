@@ -2,7 +2,7 @@
 
 import pytest
 
-from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total

@@ -271,8 +271,8 @@ for rank in (0, 1, 17, 34):
     masks = sum(row.bytes for row in rows if row.term == EMBEDDING_TERM)
     outputs = total(stage_output_rows(MT.shape, MT.parallel, rank, MT.global_batch_size))
     sizes = (layers_of(rows), masks, total(rows) - layers_of(rows) - masks, outputs)
-    for of_part, size in zip(parts.values(), sizes):
-        of_part[f"rank {rank}"] = size
+    for part, size in zip(fills, sizes):
+        parts[part][f"rank {rank}"] = size
 saved = parts["outputs, until freed"]["rank 0"]
 LiveFigure(
     bar_chart(
@@ -376,8 +376,8 @@ sends = {"to other stages": {}, "to the ranks that share its layers": {}}
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
     exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
     to_stages = wire_bytes([e for e in exchanges if e.kind == "send"])
-    for part, size in zip(sends.values(), (to_stages, wire_bytes(exchanges) - to_stages)):
-        part[f"rank {rank}"] = size
+    sends["to other stages"][f"rank {rank}"] = to_stages
+    sends["to the ranks that share its layers"][f"rank {rank}"] = wire_bytes(exchanges) - to_stages
 LiveFigure(
     bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True)
 )

@@ -13,7 +13,7 @@ import actmem as am
 from actmem.config import model_shape
 from actmem.formulas.activations import layer_bytes
 from actmem.formulas.first_stage import in_flight
-from actmem_course.figures import Checks, GuessLine, Panel, Prediction, Reveal, play, steps
+from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, play, steps
 from actmem_course.figures import ch06_pipeline as show
 
 GPT3 = model_shape("175B")
@@ -34,11 +34,10 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda p, m, n, moment: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, p, m), n, moment),
+        lambda p, m, n: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, p, m), n),
         p=steps("p", "pipeline ranks", show.ranks_that_fit(GPT3.num_layers, 8), 8),
         m=steps("m", "chunks a rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
         n=steps("n", "microbatches", lambda p: show.microbatches_that_fit(p, 16), 16),
-        moment=play("time", "played so far (0: the whole step)", show.moments_of, 0),
     ),
     m=3,
 )
@@ -48,7 +47,7 @@ Reveal(
 #
 # **Letters.** $L$ layers on $p$ pipeline ranks, in $m$ chunks a rank; $n$ microbatches of $b$ sequences with $s$
 # tokens; hidden size $h$, $a$ heads, $t$ tensor-parallel ranks. Rank $i$ means the one that runs stage $i$.
-# (2104.04473, which introduced these schedules, writes $m$ for microbatches and $v$ for chunks.)
+# (2104.04473, which describes both schedules, writes $m$ for microbatches and $v$ for chunks.)
 
 # %% [markdown]
 # ## One forward, one backward
@@ -63,12 +62,16 @@ Reveal(
 # first comes back. From then on, one backward pass follows each forward pass: **1F1B**.
 #
 # Rank $i$ has $p - 1 - i$ ranks behind it. It runs that many forward passes ahead, plus the current one, so it holds
-# $p - i$ microbatches. Press play, and watch each curve climb to its own height:
+# $p - i$ microbatches. Press play. A row is a microbatch in flight, in the colours of the tensors that a stage saves
+# for it:
 
 # %%
+from actmem_course.figures.pipeline_picture import pipeline_moments, pipeline_picture
+
+FOUR = show.with_pipeline(SHARDED, 4, 1)
 Panel(
-    lambda moment: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, 4, 1), 6, moment),
-    moment=play("time", "in passes", lambda: show.moments_of(4, 1, 6), 0),
+    lambda moment: pipeline_picture(GPT3, FOUR, 6, moment),
+    moment=play("moment", "in forward passes", pipeline_moments(FOUR, 6), 3),
 )
 
 # %% [markdown]
@@ -102,14 +105,13 @@ checks.show()
 # > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
 # > up to half as much again, and each microbatch is sent $m$ times as often.
 #
-# A microbatch now goes around the ranks $m$ times, and rank 0 runs the first chunk of each round. Play it with one
-# chunk, then with two:
+# A microbatch now goes around the ranks $m$ times, and rank 0 runs the first chunk of each round. Compare one chunk
+# with two:
 
 # %%
 Panel(
-    lambda m, moment: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, 4, m), 8, moment),
+    lambda m: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, 4, m), 8),
     m=steps("m", "chunks a rank", (1, 2, 3, 4), 2),
-    moment=play("time", "played so far (0: the whole step)", lambda m: show.moments_of(4, m, 8), 0),
 )
 
 # %% [markdown]
@@ -140,8 +142,7 @@ checks.add("idle time of a rank, in passes forward and back", idle, "", sides)
 checks.show()
 
 # %% [markdown]
-# Why run $2(p - i - 1)$ ahead, and not $p - i - 1$? The extra passes hide the sends. Exercise 5.2, where sends take
-# no time, accepts either.
+# Why run $2(p - i - 1)$ ahead, and not $p - i - 1$? The extra passes hide the sends.
 #
 # Equation 5 saves everything. Equation 6, $34sbhL/t$, recomputes the attention core. Interleaving multiplies both by
 # the same factor:
@@ -165,7 +166,7 @@ print(f"Selective recomputation leaves {float(min(shares)):.0%} to {float(max(sh
 # On A100s ([chapter 2](02_counting_bytes.ipynb)'s logs), 12 layers ran on four ranks, with one chunk and with three.
 # The last rank:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem_course.figures import Fold, size_text
 from actmem_course.others.logged_pairs import logged_pairs
 
@@ -187,8 +188,7 @@ Fold(
 # ## Measured: four processes, one step
 #
 # Train a small model for one step on torch's own pipeline runtime, on four processes that really send and receive.
-# Each microbatch in flight has a ledger; a rank holds their sum. (In a terminal:
-# `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs`.)
+# Each microbatch in flight has a ledger; a rank holds their sum.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Progress
@@ -209,8 +209,6 @@ checks.add("torch ran the actions in the order of the schedule", [(r["order_as_d
 checks.show()
 
 # %%
-from actmem_course.figures import LiveFigure
-
 LiveFigure(show.measured_schedule(show.schedule_of(4, 1, 8), measured))
 
 # %% [markdown]
@@ -247,11 +245,11 @@ checks.show()
 # ## Figure 9: every rank, and the outputs that nothing reads
 #
 # > **Why do this?** Once a rank has sent its output, nothing reads the bytes again: the last operation's backward
-# > doesn't need its own output. Freeing them costs no time. **Why not?** You reach into autograd: the output's
-# > *graph* must stay, since backward starts from it.
+# > pass doesn't need its output. Freeing them costs nothing. **Why not?** You reach into autograd: the output's
+# > *graph* must stay, since the backward pass starts from it.
 #
 # By default the runtime holds the tensor to hold the graph, bytes included: $2sbh/t$ for each microbatch in flight
-# ($2sbh$ without sequence parallelism). The paper's appendix B frees them. Here is its largest pipeline:
+# ($2sbh$ without sequence parallelism). The paper's appendix B frees them, here for MT-NLG:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
@@ -364,22 +362,38 @@ Fold(
 # %% [markdown]
 # ## What a rank sends
 #
-# Why use tensor and pipeline parallelism together? Compare what GPT-3's ranks send in one iteration, laid out as in
-# table 3:
+# Why use tensor and pipeline parallelism together? Compare what GPT-3's ranks send, laid out as in table 3. The
+# picture shows one layer, forward, on four ranks:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import wire_bytes
 from actmem_course.predicted.iteration import iteration_exchanges
 
 model = PAPER_MODELS["175B"]
-sends = {"to other stages": {}, "to the ranks that share its layers": {}}
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
     exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
-    to_stages = wire_bytes([e for e in exchanges if e.kind == "send"])
-    sends["to other stages"][f"rank {rank}"] = to_stages
-    sends["to the ranks that share its layers"][f"rank {rank}"] = wire_bytes(exchanges) - to_stages
+    sent, to_stages = wire_bytes(exchanges), wire_bytes([e for e in exchanges if e.kind == "send"])
+    print(
+        f"Rank {rank}, one iteration: {size_text(to_stages)} to other stages, "
+        f"{size_text(sent - to_stages)} to the ranks that share its layers"
+    )
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.layer_picture import block_picture, layer_blocks, transfers
+from actmem_course.figures.sketch import Transfer
+from actmem_course.predicted.iteration import pipeline_sends
+
+SHARING = am.Parallel(4, True, 8)
+collectives = transfers(GPT3, SHARING, "forward")
+onwards = Transfer(pipeline_sends(GPT3, SHARING, 1)[:1], "MLP dropout mask", "to the next stage", "next stage")
 LiveFigure(
-    bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True)
+    block_picture(
+        layer_blocks(GPT3, SHARING),
+        f"In each layer a rank sends {size_text(sum(move.sent_bytes for move in collectives))} to those that share it,"
+        f"<br>after its last layer {size_text(onwards.sent_bytes)} to the next stage",
+        4,
+        [*collectives, onwards],
+    )
 )
 
 # %% [markdown]
@@ -427,6 +441,7 @@ worked(
 #   adds the logits.
 #
 # > **Take away**
+# >
 # > 1. Under 1F1B rank 0 holds $L$ layers' worth, whatever $p$ is.
 # > 2. Interleaving divides idle time by $m$, and multiplies rank 0's bytes by $1 + (p-1)/(pm)$.
 # > 3. Free outputs once they are sent, and recompute only the microbatches that don't fit.

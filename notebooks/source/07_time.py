@@ -132,8 +132,8 @@ layer_times(on_gpu)
 # parallelism divides the norms and dropouts outside the core, which pays for most of it. (One emulated rank of eight:
 # collectives send nothing.)
 #
-# In a notebook, the next cell times the same five layers on two processes of your machine, with the second run
-# *literal* (to its end) too. The layer is tiny, so don't expect the paper's ratios; overheads within noise aren't
+# In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* ones,
+# which recompute to the end. The layer is tiny, so don't expect the paper's ratios; overheads within noise aren't
 # printed.
 
 # %% jupyter={"source_hidden": true}
@@ -265,8 +265,8 @@ for name, parallel in (("baseline, no recompute", am.Parallel(8)), ("sequence pa
     print(f"Forward pass, {name}: at least {least:.2f} ms by the roofline, {paper.TABLE4[name].forward_ms} in table 4.")
 
 # %% [markdown]
-# Memory traffic explains most of the core's time. The rest is kernels that don't reach the roof, launches and
-# collectives. (A fused kernel, [chapter 5](05_recomputation.ipynb), moves no scores.)
+# Memory traffic explains most of the core's time. The rest is launches and kernels that don't reach the roof, and in
+# the whole pass the collectives. (A fused kernel, [chapter 5](05_recomputation.ipynb), moves no scores.)
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -321,6 +321,7 @@ worked(
 #   number.
 #
 # > **Take away**
+# >
 # > 1. Time isn't FLOPs: softmax, dropout and norms wait for memory, and collectives wait for links.
 # > 2. Per GiB freed, the core, the norms and GeLU are cheap to recompute. Linears aren't.
 # > 3. A larger batch rarely pays for full recomputation.

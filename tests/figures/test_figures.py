@@ -71,7 +71,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     recomputation.step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
     schedules.pipeline_schedule: [
         *((GPT3, schedules.with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
-        (GPT3, schedules.with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),
+        (TINY, Parallel(1, False, 2, 2), 4),
     ],
     schedules.moving_window_chart: [(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
     schedules.measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],

@@ -129,23 +129,3 @@ def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
     assert len(drawing.layout["yaxis2"]["ticktext"]) == 4
     assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
     assert "rank 0 held 15 B, rank 3 16 B" in drawing.alt
-
-
-@pytest.mark.parametrize(("p", "m", "n"), SIZES)
-def test_a_schedule_on_its_way_shows_what_has_happened_and_what_is_held(p, m, n):
-    spans = timeline(schedules.schedule_of(p, m, n))
-    each = eq5(GPT3, 8) // (p * m)
-    for moment in schedules.moments_of(p, m, n)[1:]:
-        drawing = schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n, moment)
-        places = (zip(bar["y"], bar["base"], bar["x"], strict=True) for bar in bars(drawing))
-        drawn = sorted(place for of_bar in places for place in of_bar)
-        assert drawn == sorted((s.rank, s.start, min(s.end, moment) - s.start) for s in spans if s.start < moment)
-        for rank, curve in enumerate(curves(drawing)):
-            done = [s for s in spans if s.rank == rank]
-            begun = sum(s.action.kind == "F" and s.start <= moment for s in done)
-            held = begun - sum(s.action.kind == "B" and s.end <= moment for s in done)
-            assert curve[-3] == (moment, held * each), "before the outline closes"
-            assert f"{held * each:,} bytes" in drawing.alt
-    assert [len(bar["x"]) for bar in bars(drawing)] == [len(bar["x"]) for bar in bars(chart(p, m, n))]
-    first = schedules.pipeline_schedule(GPT3, schedules.with_pipeline(CUT, p, m), n, 1)
-    assert [bar["name"] for bar in bars(first)] == [bar["name"] for bar in bars(drawing)]

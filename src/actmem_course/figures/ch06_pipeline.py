@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 from actmem.config import ModelShape, Parallel
@@ -47,7 +46,6 @@ def gantt(
     look: Callable[[Action], tuple[str, Fill]] | None = None,
     limit: tuple[str, int] | None = None,
     room: int = 0,
-    now: int | None = None,
 ) -> Drawing:
     """The chart of ``spans`` and the curves of the ranks below it.
 
@@ -60,19 +58,15 @@ def gantt(
         look: Name and fill of a pass, if not those of its kind and chunk.
         limit: Name and bytes of a dashed line above each curve's foot.
         room: Bytes that fit into every curve's height, so that it stays the same while a slider moves.
-        now: Draw passes and bytes up to this time only, on the axes of the whole step.
     """
     ranks, last = 1 + max(span.rank for span in spans), max(span.end for span in spans)
-    until = last if now is None else now
-    so_far = [[(time, size) for time, size in curve if time <= until] for curve in curves]
     peaks = [max(size for _, size in curve) for curve in curves]
-    named = peaks if now is None else [curve[-1][1] for curve in so_far]
     # All curves share one pair of axes, each with a baseline of its own: axes take most of the time to draw.
     step = 1.2 * max([*peaks, limit[1] if limit else 0, room])
     unit, unit_name = axis_unit(max(peaks))
     feet = [-curve * step for curve in range(len(curves))]
     inside = _ROW * ranks + _GAP + _CURVE * len(curves)
-    traces = [*_passes(spans, look or _by_chunk(spans), until), _areas(so_far, feet, until)]
+    traces = [*_passes(spans, look or _by_chunk(spans)), _areas(curves, feet, last)]
     return chart(
         title,
         traces + ([_limits(*limit, feet, last)] if limit else []),
@@ -92,7 +86,7 @@ def gantt(
             "domain": [0, _CURVE * len(curves) / inside], "range": [feet[-1], 0.98 * step],
             "showgrid": False, "anchor": "x2",
             "tickvals": [foot + 0.45 * step for foot in feet], "tickfont": {"size": 12},
-            "ticktext": [f"rank {rank}<br>{three_digits(peak / unit)} {unit_name}" for rank, peak in enumerate(named)],
+            "ticktext": [f"rank {rank}<br>{three_digits(peak / unit)} {unit_name}" for rank, peak in enumerate(peaks)],
         },
     )  # fmt: skip
 
@@ -107,15 +101,15 @@ def _by_chunk(spans: Sequence[Span]) -> Callable[[Action], tuple[str, Fill]]:
     return look
 
 
-def _passes(spans: Sequence[Span], look: Callable[[Action], tuple[str, Fill]], until: int) -> list[dict]:
-    """What has begun before ``until``, clipped there.  Every kind of pass is in the legend from the start."""
+def _passes(spans: Sequence[Span], look: Callable[[Action], tuple[str, Fill]]) -> list[dict]:
+    """A trace for each kind of pass."""
     looks = {span: look(span.action) for span in spans}
     traces = []
     # Forward before backward, then by name.
     for name, fill in sorted(set(looks.values()), key=lambda one: (one[0].startswith("backward"), one[0])):
-        group = [span for span in spans if looks[span][0] == name and span.start < until]
+        group = [span for span in spans if looks[span][0] == name]
         trace = bars(
-            name, [span.rank for span in group], [min(span.end, until) - span.start for span in group], fill,
+            name, [span.rank for span in group], [span.end - span.start for span in group], fill,
             f"<b>rank %{{y}}</b>: %{{customdata}}<br>{name}", base=[span.start for span in group],
             customdata=[f"{span.action}, from {span.start} to {span.end}" for span in group],
         )  # fmt: skip
@@ -172,39 +166,24 @@ def microbatches_that_fit(p: int, largest: int) -> range:
     return range(p, largest + 1, p)
 
 
-@lru_cache(maxsize=64)
-def _spans_of(p: int, m: int, n: int) -> tuple[Span, ...]:
-    """The timeline of a schedule, which a figure asks for four times with every move."""
-    return tuple(timeline(schedule_of(p, m, n)))
-
-
-def moments_of(p: int, m: int, n: int) -> range:
-    """Times at which a schedule can be looked at, in forward passes of one chunk; 0 is for the whole step."""
-    return range(1 + max(span.end for span in _spans_of(p, m, n)))
-
-
-def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int = 0) -> Drawing:
+def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
     """The schedule, and each rank's bytes over time: its layers only, without recomputation.
 
-    The dashed line of the whole step is equation 5: L layers of one microbatch.
+    The dashed line is equation 5: L layers of one microbatch.
 
     Args:
         shape: The model.
         parallel: t, p and m.
         num_microbatches: n.
-        moment: One of ``moments_of``: what has happened by then, and what each rank holds at that time.
 
     Raises:
         ConfigError: p·m does not divide L, or p the microbatches of an interleaved schedule.
     """
     p, m, n = parallel.pipeline_parallel_size, parallel.num_model_chunks, num_microbatches
     each = layers_per_chunk(shape, parallel) * layer_bytes(shape, parallel)
-    spans = list(_spans_of(p, m, n))
+    spans = timeline(schedule_of(p, m, n))
     curves = [memory_curve(spans, rank, lambda action: each) for rank in range(p)]
     equation = eq5(shape, parallel.tensor_parallel_size)
-    room = 3 * equation // 2  # interleaving multiplies equation 5 by less than 1 + 1/m
-    if moment:
-        return gantt(*_moment(spans, curves, moment), spans, curves, room=room, now=moment)
     peaks = [max(size for _, size in curve) for curve in curves]
     times = f"{three_digits(peaks[0] / equation)} times eq. 5" if peaks[0] != equation else "eq. 5 exactly"
     idle = float(bubble_of(spans) / (1 + bubble_of(spans)))
@@ -214,18 +193,9 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         f"Gantt chart of n = {n} microbatches on p = {p} pipeline ranks with m = {m}, and each rank's bytes over time: "
         f"at their fullest the ranks hold {', '.join(f'{peak // each}' for peak in peaks)} chunk-microbatches; rank 0 "
         f"holds {peaks[0]:,} bytes, {times}; idle {idle:.1%} of the step.",
-        spans, curves, limit=("eq. 5", equation), room=room,
+        # Interleaving multiplies equation 5 by less than 1 + 1/m.
+        spans, curves, limit=("eq. 5", equation), room=3 * equation // 2,
     )  # fmt: skip
-
-
-def _moment(spans: Sequence[Span], curves: Sequence[Curve], moment: int) -> tuple[str, str]:
-    """Title and words of the schedule on its way.  A rank without a pass at this time is idle."""
-    now = [[size for time, size in curve if time <= moment][-1] for curve in curves]
-    busy = {span.rank: span.action for span in spans if span.start < moment <= span.end}
-    says = f"Time {moment} of {max(span.end for span in spans)}: {len(busy)} of {len(curves)} ranks work"
-    holds = f"rank 0 holds {size_text(now[0])}, rank {len(now) - 1} {size_text(now[-1])}"
-    does = ", ".join(f"rank {rank} {busy.get(rank, 'idle')} {size:,} bytes" for rank, size in enumerate(now))
-    return f"{says};<br>{holds}", f"Gantt chart on its way. {says}: {does}."
 
 
 def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> Drawing:

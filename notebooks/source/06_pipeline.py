@@ -363,7 +363,7 @@ Fold(
 # ## What a rank sends
 #
 # Why use tensor and pipeline parallelism together? Compare what GPT-3's ranks send, laid out as in table 3. The
-# picture shows one layer, forward, on four ranks:
+# picture shows one layer, forward, on the four ranks that share it:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import wire_bytes

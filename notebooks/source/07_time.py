@@ -150,7 +150,7 @@ Varies(speed_facts(measured))
 # ## Does a larger batch pay for it?
 #
 # > **Why do this?** Recompute, and more sequences fit. They share the fixed cost of a pass. **Why not?** Each
-# > sequence carries the recomputation, however many there are.
+# > sequence carries the recomputation.
 #
 # Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative to the work of its sequences,
 # for the microbatch that fits with nothing recomputed. How large must $\varphi$ be?

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# **Guess first:** click the cell below, press Shift+Enter, and type your number.
+# **Guess first.** In a notebook, press Shift+Enter in the cell below.
 #
 # Call what one layer saves for one microbatch a *layer's worth*. GPT-3 has 96 layers. Put twelve on each of 8
 # pipeline ranks, and rank 0 still holds 96 layers' worth. To idle less, you now give each rank three chunks of four
@@ -248,8 +248,8 @@ checks.show()
 # > pass doesn't need its output. Freeing them costs nothing. **Why not?** You reach into autograd: the output's
 # > *graph* must stay, since the backward pass starts from it.
 #
-# By default the runtime holds the tensor to hold the graph, bytes included: $2sbh/t$ for each microbatch in flight
-# ($2sbh$ without sequence parallelism). The paper's appendix B frees them, here for MT-NLG:
+# By default the runtime holds the tensor to hold the graph, bytes included: $2sbh/t$ for each microbatch in flight,
+# or $2sbh$ without sequence parallelism. The paper's appendix B frees them, here for MT-NLG:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows

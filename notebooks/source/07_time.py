@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# **Guess first:** click the cell below, press Shift+Enter, and type your number.
+# **Guess first.** In a notebook, press Shift+Enter in the cell below.
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
 # FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. By

@@ -16,7 +16,7 @@ from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebu
 from actmem_course.figures.ch07_time import table4_bars
 from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
 from actmem_course.figures.ch11_adapters import adapter_bars
-from actmem_course.figures.controls import BEFORE, after
+from actmem_course.figures.controls import after
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.llama_shape import LLAMA_MODELS
@@ -35,7 +35,7 @@ MODES = ("none", "selective", "elementwise", "full")
 
 
 def bars_of(drawing):
-    return [trace for trace in drawing.traces if trace["type"] == "bar" and trace.get("name") != BEFORE]
+    return [trace for trace in drawing.traces if trace["type"] == "bar"]
 
 
 def sums(drawing):
@@ -193,7 +193,7 @@ def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replica
         assert 0 < divided < again
 
 
-# What a slider leaves in place: the axis, and marks where the bars ended before.
+# What a slider leaves in place: the axis.
 
 
 def at(s):
@@ -201,17 +201,11 @@ def at(s):
     return layer_bars(layer_rows(shape), shape)
 
 
-def marks(drawing):
-    return [trace for trace in drawing.traces if trace["name"] == BEFORE]
-
-
 @pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])
 def test_bytes_stay_bytes_on_every_axis(before, now):
     drawn = after(at(before), at(now))
     drawn_bytes = sum(value * drawn.axis.unit for trace in bars_of(drawn) for value in trace["x"] if value)
     assert drawn_bytes == pytest.approx(eq1(GPT3.with_sizes(seq_length=now)))
-    (mark,) = marks(drawn)
-    assert sum(mark["base"]) * drawn.axis.unit == pytest.approx(eq1(GPT3.with_sizes(seq_length=before)))
     assert drawn.layout["xaxis"]["range"] == [0, drawn.axis.end]
 
 
@@ -241,6 +235,7 @@ def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
 
 
+<<<<<<< HEAD
 def test_marks_are_as_high_as_their_bars_and_there_are_none_beside_other_bars():
     drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
     (mark,), bar = marks(drawn), bars_of(drawn)[0]
@@ -252,6 +247,24 @@ def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
     assert marks(after(at(2048), at(2048))) == []
     drawn = after(memory_ladder(2048, 8), memory_ladder(1024, 8))
     assert drawn.axis == memory_ladder(2048, 8).axis and marks(drawn) == []
+=======
+LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
+
+
+@pytest.mark.parametrize("shape, cut", [(SMALL, CUT), (LARGE, Parallel()), (TINY, Parallel(2, True))])
+def test_every_operation_is_on_the_roof(shape, cut):
+    roof, *points = roofline(shape, cut).traces
+    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
+    operations = forward_operations(shape, cut)
+    assert list(drawn) != [] and set(drawn) == {o.name for o in operations}
+    for o in operations:
+        x, y = drawn[o.name]
+        assert x == float(o.intensity)
+        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
+        low, high = roofline(shape, cut).layout["xaxis"]["range"]
+        assert 10**low < x < 10**high, "off the axis"
+    assert roof["x"][1] == A100[0] / A100[1]
+>>>>>>> main
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)

@@ -235,38 +235,6 @@ def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
 
 
-<<<<<<< HEAD
-def test_marks_are_as_high_as_their_bars_and_there_are_none_beside_other_bars():
-    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
-    (mark,), bar = marks(drawn), bars_of(drawn)[0]
-    assert (mark["offset"], mark["width"]) == (bar["offset"], bar["width"])
-    assert marks(after(stage_work(LLAMA, 8), stage_work(LLAMA, 16))) == []
-
-
-def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
-    assert marks(after(at(2048), at(2048))) == []
-    drawn = after(memory_ladder(2048, 8), memory_ladder(1024, 8))
-    assert drawn.axis == memory_ladder(2048, 8).axis and marks(drawn) == []
-=======
-LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
-
-
-@pytest.mark.parametrize("shape, cut", [(SMALL, CUT), (LARGE, Parallel()), (TINY, Parallel(2, True))])
-def test_every_operation_is_on_the_roof(shape, cut):
-    roof, *points = roofline(shape, cut).traces
-    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
-    operations = forward_operations(shape, cut)
-    assert list(drawn) != [] and set(drawn) == {o.name for o in operations}
-    for o in operations:
-        x, y = drawn[o.name]
-        assert x == float(o.intensity)
-        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
-        low, high = roofline(shape, cut).layout["xaxis"]["range"]
-        assert 10**low < x < 10**high, "off the axis"
-    assert roof["x"][1] == A100[0] / A100[1]
->>>>>>> main
-
-
 @pytest.mark.parametrize("model", PAPER_MODELS)
 def test_the_frontier_and_the_named_modes(model):
     shape = PAPER_MODELS[model].shape

@@ -2,9 +2,9 @@
 
 import pytest
 
-from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
-from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
+from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures import ch08_todays_layer as today
 from actmem_course.figures import ch09_your_model as planned
@@ -13,14 +13,7 @@ from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
 from actmem_course.figures.ch02_counting_bytes import layer_bars
 from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
-from actmem_course.figures.ch07_time import (
-    days_bars,
-    least_times,
-    roofline,
-    table4_bars,
-    training_days,
-    utilisation_bars,
-)
+from actmem_course.figures.ch07_time import table4_bars
 from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
 from actmem_course.figures.ch11_adapters import adapter_bars
 from actmem_course.figures.controls import after
@@ -39,7 +32,6 @@ LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
 GPT3, SMALL = model_shape("175B"), model_shape("22B")
 LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
 MODES = ("none", "selective", "elementwise", "full")
-A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 
 
 def bars_of(drawing):
@@ -69,7 +61,6 @@ def inputs(shape):
     return 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
 
 
-OPERATIONS = forward_operations(SMALL, CUT)
 #: A figure, and what its bars add up to, from the top.
 SUMS = {
     "a layer of today": (today.kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
@@ -86,7 +77,6 @@ SUMS = {
     ),
     "table 4": (table4_bars(), [row.forward_ms + row.backward_ms for row in paper.TABLE4.values()]),
     "table 4's first": (table4_bars(1), [paper.TABLE4["baseline, no recompute"].combined_ms]),
-    "least times": (least_times(SMALL, CUT), [1e6 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
     "plans": (planned.plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
     **{
         f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model).values()) for model in PAPER_MODELS.values()])
@@ -105,8 +95,6 @@ def test_bars_are_the_formulas_numbers(name):
 
 
 @pytest.mark.parametrize(("draw", "wanted"), [
-    (lambda: utilisation_bars(), [[paper.mfu_percent(name, getattr(time, f"{which}seconds")) for name, time in paper.TABLE5.items()] for which in ("full_recompute_", "")]),
-    (lambda: days_bars(300), [list(days) for days in zip(*(training_days(name, 300) for name in PAPER_MODELS))]),
     (lambda: memory_ladder(512, 4), [
         [100 * closed_form(row, model.shape.with_sizes(seq_length=512), 4) / closed_form(TABLE2[1], model.shape.with_sizes(seq_length=512), 4) for model in PAPER_MODELS.values()]
         for row in TABLE2 if row.tensor_parallel
@@ -126,13 +114,6 @@ def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_m
     assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel] and TABLE2[1].name == "tensor"
     with pytest.raises(ConfigError):
         memory_ladder(2048, 3)
-
-
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_days_are_iterations_times_seconds(name):
-    model = PAPER_MODELS[name]
-    tokens_a_day = model.global_batch_size * model.shape.seq_length * 86_400 / paper.TABLE5[name].seconds
-    assert training_days(name, 100)[1] == pytest.approx(100e9 / tokens_a_day)
 
 
 def test_prices_fall_and_the_cores_is_5_over_2d():
@@ -250,24 +231,6 @@ def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
     words = f"saved by one layer on the fullest of {ranks[1]} ranks (GiB)"
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
-
-
-LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
-
-
-@pytest.mark.parametrize("shape, cut", [(SMALL, CUT), (LARGE, Parallel()), (TINY, Parallel(2, True))])
-def test_every_operation_is_on_the_roof(shape, cut):
-    roof, *points = roofline(shape, cut).traces
-    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
-    operations = forward_operations(shape, cut)
-    assert list(drawn) != [] and set(drawn) == {o.name for o in operations}
-    for o in operations:
-        x, y = drawn[o.name]
-        assert x == float(o.intensity)
-        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
-        low, high = roofline(shape, cut).layout["xaxis"]["range"]
-        assert 10**low < x < 10**high, "off the axis"
-    assert roof["x"][1] == A100[0] / A100[1]
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)

@@ -31,7 +31,7 @@ from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from tests.drawings import assert_valid
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
-GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
+GPT3, SMALL = model_shape("175B"), model_shape("22B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
 LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
 CUT, STEP = Parallel(8, True), GPT3.with_sizes(num_layers=4)
@@ -72,16 +72,14 @@ DRAWN: dict[Callable, list[tuple]] = {
     recomputation.memory_ladder: [(2048, 8), (512, 1)],
     schedules.pipeline_schedule: [
         *((GPT3, schedules.with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
-        (GPT3, schedules.with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),
+        (TINY, Parallel(1, False, 2, 2), 4),
     ],
     schedules.moving_window_chart: [(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
-    schedules.rank_memory: [(MT.shape, MT.parallel, 280), (MT.shape, schedules.with_pipeline(MT.parallel, 35, 1), 280)],
     schedules.measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
     times.roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
-    times.least_times: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
-    times.utilisation_bars: [()],
+    times.forward_pass: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
     times.table4_bars: [()],
-    times.days_bars: [(20,), (1000,)],
+    times.batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
     ends.loss_bars: [(LLAMA.with_sizes(seq_length=131072), 1, "full"), (LLAMA, 8)],
     adapters.frozen_layer: [(LLAMA, weights) for weights in adapters.UNREAD],
     adapters.adapter_bars: [(LLAMA, "q and v", 16), (LLAMA, "all linears", 256, "float32", True)],
@@ -106,12 +104,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     planned.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
     planned.runs_figure: [(nanotron_runs(),)],
 }  # fmt: skip
-
-
-def test_interleaving_names_what_chunks_buy_and_cost():
-    idle, held = schedules.interleaving(GPT3, schedules.with_pipeline(CUT, 8, 1), 16, (1, 2, 3, 4))
-    assert "from 30% to 10%" in idle.layout["title"]["text"]
-    assert "m = 2 44% more, with m = 4 22%" in held.layout["title"]["text"]
 
 
 def name_of(draw):

@@ -54,7 +54,8 @@ CONFIG = {
 }  # fmt: skip
 #: What the course is about, on the first screen.
 SENTENCE = (
-    "The weights fit, and training still runs out of memory: most of it is activations, what forward leaves for backward. "
+    "The weights fit, and training still runs out of memory: most of it is activations, the tensors that the forward pass saves "
+    "for the backward pass. "
     "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models fit. "
     "In this course you predict each of these bytes, then measure them."
 )

@@ -1,6 +1,5 @@
 """Figures at the ends of what they can show; test_kinds.py draws those of the chapters, wherever their controls stand."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -50,8 +49,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     partial(layer.keep_game, GPT3, **EMPTY): [()],
     partial(layer.keep_game, TINY, **RIGHT): [()],
     memory_wall.crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
-    memory_wall.memory_wall: [(method,) for method in memory_wall.METHODS],
-    memory_wall.front_door: [("175B", *methods) for methods in itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION)],
+    memory_wall.memory_wall: [*((method,) for method in memory_wall.METHODS), ("tensor", False)],
     tensor_parallel.mlp_cut: [(t, order) for order in tensor_parallel.ORDERS for t in (1, 4, 8)],
     tensor_parallel.qkv_cut: [(t, order) for order in tensor_parallel.ROW_ORDERS for t in (1, 2, 8)],
     tensor_parallel.floor_lines: [(GPT3, t) for t in (1, 8, 32)],

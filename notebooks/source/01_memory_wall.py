@@ -16,6 +16,7 @@ from actmem_course.figures import (
     Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, slider, text_table, worked,
 )
 from actmem_course.figures import ch01_memory_wall as show
+from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.others.paper import A100_BYTES
 
 checks = Checks()
@@ -107,9 +108,9 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
 
 # %% [markdown]
-# The larger the model, the more GPUs: so parameters, gradients and optimizer states fit. How many bytes is that for each
-# parameter? The matmuls read 16 bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates
-# a float32 copy, and holds two moments. The paper doesn't say what it counts; of three common recipes we take the first:
+# The larger the model, the more GPUs: so the parameters fit. How many bytes does each of them take? The matmuls read 16 bits.
+# Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy, and holds two moments.
+# The paper doesn't say what it counts; of three common recipes we take the first:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -129,17 +130,22 @@ Fold(
 # %% [markdown]
 # ## One layer: predict, then count
 #
-# How many bytes of activations does one layer save, on one device? Chapter 2 derives the paper's equation 1, tensor by tensor:
+# A transformer layer on one device saves 15 tensors. Here each is a box as wide as its bytes, at GPT-3's size:
+
+# %%
+LiveFigure(layer_picture(gpt3.shape))
+
+# %% [markdown]
+# Chapter 2 derives them one by one. Here you need only their sum, the paper's equation 1:
 #
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
-# * $34\,sbh$: tensors with a vector for each token. Between two layers a microbatch has the shape $[s, b, h]$, which takes $2sbh$
-#   bytes in 16 bits. A dropout mask takes $sbh$, one byte for each element.
+# * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes in 16 bits; a
+#   dropout mask takes $sbh$, one byte an element.
 # * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and the
 #   dropout output. This is the **attention core**.
 #
-# A formula is a claim, so test it. PyTorch runs a small layer in bfloat16, and `record` lists what autograd holds after the
-# forward pass:
+# A formula is a claim, so test it. PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
 
 # %%
 import torch
@@ -198,7 +204,7 @@ Panel(
 # and the crossover stays. All four models train at two to three times their crossover. (Fused attention, in wide use since the
 # paper, never saves the core: [chapter 5](05_recomputation.ipynb).)
 #
-# The bars at the top rest on such layers, on one of $t$ ranks, and on the parameters of a stage. Count both, for real modules:
+# The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both, for real modules:
 
 # %%
 from actmem.formulas.states import parameter_counts
@@ -248,8 +254,8 @@ for stages in (8, 16):
 # > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?** Activations
 # > don't, and more GPUs wait longer while the pipeline fills and empties.
 #
-# A smaller microbatch? Three of the four models already run with $b = 1$. More replicas for data parallelism? Each holds all of
-# this again. More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
+# A smaller microbatch? Three of the models already run with $b = 1$. More replicas? Each holds all of this again. More tensor
+# parallelism? It leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #
@@ -278,15 +284,14 @@ print(conditions(wall))
 LiveFigure(wall_bars(wall))
 
 # %% [markdown]
-# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran again with the whole card. Other
-# chapters' results of this GPU have the same conditions.
+# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran again with the whole card.
 
 # %% jupyter={"source_hidden": true}
 wall_remainder(wall)
 
 # %% [markdown]
-# This is the step with selective recomputation. The forward pass fills the memory, layer by layer, and the backward pass
-# empties it. Each tooth is a layer that recomputes its attention core:
+# In the step with selective recomputation, the forward pass fills the memory, layer by layer. The backward pass empties it; each
+# tooth is a layer that recomputes its attention core:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_curve(wall))

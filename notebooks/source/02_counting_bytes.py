@@ -4,8 +4,8 @@
 # *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess. On a web page, write
 # it at once.*
 #
-# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How much does its attention block
-# save for the backward pass now?**
+# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the largest tensor now
+# that it saves for the backward pass?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -13,37 +13,34 @@ import actmem as am
 from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1
 from actmem_course.figures import (
-    Checks, Fold, GuessLine, Panel, Prediction, Reveal, extras_text, saved_text, size_text, slider, steps, worked,
+    Checks, Fold, GuessLine, Panel, Prediction, Reveal, extras_text, play, saved_text, size_text, slider, steps,
+    text_table, worked,
 )
-from actmem_course.figures import ch02_counting_bytes as show
-from actmem_course.figures.terms import term_of
+from actmem_course.figures.layer_picture import layer_picture
+from actmem_course.figures.terms import formula_of, term_of
 
 gpt3 = PAPER_MODELS["175B"].shape
 checks = Checks()
 
 short = gpt3.with_sizes(seq_length=256)
-of_attention = lambda shape: sum(
-    row.bytes for row in am.layer_rows(shape) if term_of(row).block == "attention"
-)
-core_of_gpt3 = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
+largest_before, largest = (max(am.layer_rows(shape), key=lambda row: row.bytes) for shape in (short, gpt3))
+core_bytes = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 question = Prediction(
-    f"At s = {short.seq_length} tokens the attention block of a GPT-3 layer saves {size_text(of_attention(short))} for the "
-    f"backward pass. How much does it save at s = {gpt3.seq_length:,}, {gpt3.seq_length // short.seq_length} times as many?",
-    answer=of_attention(gpt3) / 2**30,
-    unit="GiB",
+    f"At s = {short.seq_length} tokens the largest tensor that a GPT-3 layer saves takes {size_text(largest_before.bytes)}: "
+    f"the {largest_before.term}. How large is the largest one at s = {gpt3.seq_length:,}?",
+    answer=largest.bytes / 2**20,
+    unit="MiB",
     because=(
-        f"Three of the block's tensors grow with s². Now they are {core_of_gpt3 / of_attention(gpt3):.0%} "
-        f"of the block, and {core_of_gpt3 / eq1(gpt3):.0%} of the whole layer."
+        f"It's another tensor, the {largest.term}. It has a number for each pair of tokens, so it grew with s². Three such "
+        f"tensors are {core_bytes / eq1(gpt3):.0%} of the layer now."
     ),
-    line=GuessLine(per=2**30),
+    line=GuessLine(per=2**20),
 )
 Reveal(
     question,
     Panel(
-        lambda s, b, h, a: show.layer_bars(
-            am.layer_rows(am.ModelShape(s, b, h, a)), am.ModelShape(s, b, h, a)
-        ),
+        lambda s, b, h, a: layer_picture(am.ModelShape(s, b, h, a)),
         s=slider("s", "tokens", 256, 8192, 256, start=short.seq_length),
         b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
         h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
@@ -76,31 +73,20 @@ Reveal(
 #
 # Weights don't count, because they stay in memory anyway.
 #
-# Guess first, derive later. The layer has eight kinds of operation. What does the backward pass need from each? A right answer
-# earns its bytes, and you can change your mind. ("Attention over V" is the matmul of the attention probabilities with V.)
-
-# %%
-from functools import partial
-
-Panel(partial(show.keep_game, gpt3), **show.keep_controls())
-
-# %% [markdown]
-# Here's the whole layer, from the attention block to the MLP. Follow the forward pass with the arrow keys, one saved tensor at a
-# time, and ask the two questions before each step. Point at a tensor, or tap it, to see which gradient reads it.
+# Here's the layer once more. The forward pass saves one tensor after the other, from the attention block to the MLP. Before each
+# step, ask the two questions. Point at a box, or tap it, to see which gradient reads it.
 
 # %%
 Panel(
-    lambda step, s: show.layer_drawing(
-        am.layer_rows(gpt3.with_sizes(seq_length=s)), gpt3.with_sizes(seq_length=s), step
-    ),
-    step=slider("step", "saved tensors", 1, 15, 1, start=1),
+    lambda step, s: layer_picture(gpt3.with_sizes(seq_length=s), stored=step),
+    step=play("step", "saved tensors", range(1, 16), 1),
     s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
 )
 
 # %% [markdown]
-# Now take a pencil, and derive them one by one.
+# Now take a pencil. For each operation say first what its gradient reads, then derive it.
 #
-# ### Layer norm saves its input (rows 1 and 11)
+# ### Layer norm: input or output? (rows 1 and 11)
 #
 # For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. With $\delta = \gamma\, dy$, and bars for means
 # over a token's $h$ elements,
@@ -110,7 +96,7 @@ Panel(
 # Both read $\hat x$, which PyTorch computes from $x$. So it saves $x$, **$2sbh$ bytes**, and two numbers a token, the mean and
 # $1/\sigma$. The paper leaves these out; here they are counted as *extra*.
 #
-# ### A linear saves its input (rows 2, 9, 12 and 14)
+# ### A linear (rows 2, 9, 12 and 14)
 #
 # $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$. So a linear
 # that is trained saves its input, and never its output.
@@ -123,6 +109,8 @@ Panel(
 # weights. The sizes are small:
 
 # %%
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -147,12 +135,12 @@ checks.add("linear, h→4h", [(2 * s * b * h, saved_bytes(up, (s, b, h), module=
 checks.show()
 
 # %% [markdown]
-# ### Scores: a matmul of two activations saves both (rows 3 and 4)
+# ### The scores, a matmul without a weight (rows 3 and 4)
 #
 # $S = QK^\top/\sqrt{h/a}$ has no weight: $dQ$ is $dS\,K$ and reads $K$, and $dK$ is $dS^\top Q$ and reads $Q$ (up to the
 # constant). Over all heads $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. No gradient reads the scores.
 #
-# ### Softmax saves its output (row 5)
+# ### Softmax: input or output? (row 5)
 #
 # With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, so
 # $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$, an $s \times s$ matrix for each head and sequence:
@@ -165,7 +153,7 @@ checks.add("softmax", [(2 * a * s**2 * b, saved_bytes(lambda x: torch.softmax(x,
 checks.show()
 
 # %% [markdown]
-# ### Dropout saves which elements it dropped (rows 6, 10 and 15)
+# ### Dropout (rows 6, 10 and 15)
 #
 # $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$. The mask is enough,
 # one byte an element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of the MLP.
@@ -173,7 +161,7 @@ checks.show()
 # A surprise: on a CPU, PyTorch's own `nn.Dropout` saves the mask in the dtype of its input. The course's layer draws a mask of
 # one byte an element on every device, as GPUs and the paper do.
 #
-# ### Attention over V saves both factors (rows 7 and 8)
+# ### Attention over V, a matmul again (rows 7 and 8)
 #
 # $C = DV$, so $dV = D^\top dC$ reads $D$, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$. Why save $D$, when $M$ and $P$ are
 # saved already? Autograd looks at one operation at a time. One cheap multiplication would recompute $D$: a first hint of
@@ -189,7 +177,7 @@ checks.add("attention over V", [(2 * a * s**2 * b + 2 * s * b * h, saved_bytes(t
 checks.show()
 
 # %% [markdown]
-# ### GeLU saves its input (row 13), adding the residual nothing
+# ### GeLU (row 13), and adding the residual
 #
 # $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. You can't get $Z$ back from $G$, because GeLU isn't monotonic, so
 # $Z$ is saved. It is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which saves it as row 14.
@@ -216,9 +204,6 @@ checks.show()
 # `layer_rows` has these rows in bytes, in the order of the forward pass:
 
 # %%
-from actmem_course.figures import text_table
-from actmem_course.figures.terms import formula_of
-
 rows = am.layer_rows(shape)
 lines = [(number, row.term, formula_of(row, shape), term_of(row).why) for number, row in enumerate(rows, 1)]
 display(Fold("The 15 rows", text_table(("", "saved tensor", "bytes", "the gradient that reads it"), lines, "r")))

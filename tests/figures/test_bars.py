@@ -11,7 +11,6 @@ from actmem_course.figures import ch09_your_model as planned
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem_course.figures.ch02_counting_bytes import layer_bars
 from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
 from actmem_course.figures.ch07_time import (
     days_bars,
@@ -24,6 +23,7 @@ from actmem_course.figures.ch07_time import (
 from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
 from actmem_course.figures.ch11_adapters import adapter_bars
 from actmem_course.figures.controls import BEFORE, after
+from actmem_course.figures.terms import term_of
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.llama_shape import LLAMA_MODELS
@@ -216,8 +216,10 @@ def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replica
 
 
 def at(s):
-    shape = GPT3.with_sizes(seq_length=s)
-    return layer_bars(layer_rows(shape), shape)
+    rows = layer_rows(GPT3.with_sizes(seq_length=s))
+    bars = {block: sum(row.bytes for row in rows if term_of(row).block == block) for block in ("attention", "MLP")}
+    norms = total(rows) - sum(bars.values())
+    return bar_chart("", {"layer norms": {"attention": norms // 2, "MLP": norms // 2}, "the block": bars}, "saved")
 
 
 def marks(drawing):

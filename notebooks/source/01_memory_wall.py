@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *30 minutes. In a notebook, <kbd>Shift</kbd> + <kbd>Enter</kbd> runs a cell: run the first one, then write your guess. On a web
-# page, write it at once.*
+# *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and optimizer
 # states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward pass. **How much
@@ -25,13 +24,12 @@ held = show.gpu_bytes(gpt3)
 without_activations = sum(held.values()) - held["activations"]
 question = Prediction(
     f"GPT-3 (the bar 175B) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and optimizer "
-    f"states take {size_text(without_activations)} of the fullest one. How much do the tensors take that autograd saves there "
-    "for the backward pass?",
+    f"states take {size_text(without_activations)} of the fullest one. How much do the saved tensors take there?",
     answer=held["activations"] / 2**30,
     unit="GiB",
     because=(
-        "That is more than all the rest together, and the four models of the figure all run out of memory. This chapter says "
-        "what these tensors are and why more GPUs don't help."
+        "That is more than all the rest together, and all four models of the figure run out of memory. This chapter says what "
+        "these tensors are, and why more GPUs don't help."
     ),
     line=GuessLine(per=2**30, start=without_activations),
 )
@@ -53,14 +51,13 @@ Reveal(
 # activations, and removes most of them at little cost in time. In this course you do the same. You **predict** each number with
 # a formula, PyTorch runs the layer, and you **count** the bytes that autograd holds. The two agree to the byte.
 #
-# After chapters 1 to 7 you can predict the activations of a transformer layer with a pencil, say what tensor, sequence and
-# pipeline parallelism shard, replicate and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module`
-# and an idea of what `backward()` does. You need neither a GPU nor Megatron.
+# After chapters 1 to 7 you can predict a transformer layer's activations with a pencil, say what tensor, sequence and pipeline
+# parallelism shard and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module` and an idea of what
+# `backward()` does. You need neither a GPU nor Megatron.
 #
 # <details><summary>How to use notebooks and labs</summary>
 #
-# *Run → Run All Cells* runs a whole notebook. Sliders also move with the arrow keys. On web pages figures move, and all else is
-# what the code printed.
+# *Run → Run All Cells* runs a whole notebook. Sliders also move with the arrow keys.
 #
 # In a lab you write the functions of its chapter, and a judge says what is wrong. `make labs` puts your copies into `my/labs`;
 # the first line of each is the command that runs it.
@@ -76,13 +73,13 @@ Reveal(
 # | **1 The memory wall** | What fills a GPU? | 30 | |
 # | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
 # | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
-# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest, and send no more? | 35 | [3](../labs/lab3_sequence_parallel.py) |
+# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 35 | [3](../labs/lab3_sequence_parallel.py) |
 # | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 45 | [4](../labs/lab4_recompute.py) |
 # | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 35 | [5](../labs/lab5_pipeline.py) |
-# | [7 Time](07_time.ipynb) | What does it all cost? | 30 | [6](../labs/lab6_train.py) |
+# | [7 Time](07_time.ipynb) | What does it cost? | 30 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
-# | [9 Your model](09_your_model.ipynb) | What does your own model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
+# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
 # | [10 The loss](10_the_loss.ipynb) | What do 128k words cost? | 35 | [9](../labs/lab9_the_ends.py) |
 # | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 30 | [10](../labs/lab10_keep_less.py) |
 # | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
@@ -189,8 +186,8 @@ checks.show()
 
 # %% [markdown]
 # So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. On logarithmic axes each term
-# is a straight line, and the core's is twice as steep. **Before you move the slider:** at what $s$ does GPT-3's core take ten
-# times as much as the rest?
+# is a straight line, the core's twice as steep. **Before you move the slider:** at what $s$ does GPT-3's core take ten times as
+# much as the rest?
 
 # %%
 Panel(
@@ -201,8 +198,8 @@ Panel(
 
 # %% [markdown]
 # At ten times the crossover: the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines rise together,
-# and the crossover stays. All four models train at two to three times their crossover. (Fused attention, in wide use since the
-# paper, never saves the core: [chapter 5](05_recomputation.ipynb).)
+# and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the paper, never saves the core:
+# [chapter 5](05_recomputation.ipynb).)
 #
 # The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both, for real modules:
 
@@ -325,7 +322,7 @@ worked(
 # >    parameters, gradients and optimizer states together.
 # > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the attention core, grows with $s^2$ and is the larger from
 # >    $s = 34h/(5a)$ on.
-# > 3. More stages and more replicas leave a GPU's activations as they are. You have to shard them, or recompute them.
+# > 3. More stages and more replicas leave a GPU's activations as they are. You have to shard or recompute them.
 # >
 # > **At work tomorrow:** read `torch.cuda.memory_allocated()` before and after the forward pass of your own training step. The
 # > difference is your activations. Which is larger, they or 18 bytes for each parameter on that GPU?

@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess. On a web page, write
-# it at once.*
+# *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the largest tensor now
 # that it saves for the backward pass?**

@@ -54,7 +54,7 @@ def test_without_activations_all_models_fit():
     assert "activations" not in {trace["name"] for trace in drawing.traces}
     for name, model in PAPER_MODELS.items():
         parts = memory_wall.gpu_bytes(model)
-        shown = sum(trace["x"][trace["y"].index(name)] for trace in drawing.traces[:-1]) * drawing.axis.unit
+        shown = sum(trace["x"][trace["y"].index(name)] for trace in drawing.traces[:-1]) * 2**30
         assert shown == sum(parts.values()) - parts["activations"]
 
 

@@ -65,7 +65,7 @@ def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) ->
     words += (
         " alone" if method == BASELINE_METHOD else f", {row.recompute} recomputation" if row.recompute != "none" else ""
     )
-    return bar_chart(
+    drawing = bar_chart(
         f"{words if with_activations else 'Activations left out'}:<br>{verdict} in {A100_BYTES // GIB} GiB",
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
@@ -74,6 +74,7 @@ def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) ->
         room_for=A100_BYTES,
         limit=("one A100", A100_BYTES),
     )
+    return drawing if with_activations else replace(drawing, axis=None)  # no mark where the bars ended without them
 
 
 def crossover_lines(shape: ModelShape) -> Drawing:

@@ -43,8 +43,6 @@ CONFIG = {
             "mathjax_path": "../mathjax/tex-chtml.js",
             "html_context": {"default_mode": "auto"},
             "html_copy_source": False,
-            "nb_code_prompt_show": "Show the code",
-            "nb_code_prompt_hide": "Hide the code",
             "html_show_copyright": False,
             "html_theme_options": {"show_navbar_depth": 1, "use_download_button": False, "navbar_persistent": []},
             # Anchors of the READMEs' own headings.
@@ -136,10 +134,8 @@ def page(notebook: NotebookNode) -> NotebookNode:
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            # A reader came for the figure, and not for the code that draws it.
-            shows_figure = any("actmem-shown" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
-            hidden = "remove-input" if shows_figure else "hide-input"
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), hidden]
+            # A reader came for what it shows, and not for the code that shows it.
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.

@@ -44,8 +44,8 @@ Reveal(
 
 # %% [markdown]
 # The saved tensors are **activations**: the forward pass computes them, the backward pass reads them. A dropout mask is one;
-# weights and gradients aren't. They are the larger part of every bar. That's the **memory wall**: the parameters fit, and
-# training still runs out of memory.
+# weights and gradients aren't. In the figure, activations are the larger part of every bar. That's the **memory wall**: the
+# parameters fit, and training still runs out of memory.
 #
 # *Reducing Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts
 # activations, and removes most of them at little cost in time. In this course you do the same. You **predict** each number with
@@ -105,7 +105,7 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
 
 # %% [markdown]
-# The larger the model, the more GPUs: so the parameters fit. How many bytes does each of them take? The matmuls read 16 bits.
+# Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? The matmuls read 16 bits.
 # Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy, and holds two moments.
 # The paper doesn't say what it counts; of three common recipes we take the first:
 
@@ -197,11 +197,11 @@ Panel(
 )
 
 # %% [markdown]
-# At ten times the crossover: the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines rise together,
-# and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the paper, never saves the core:
+# At ten times the crossover, because the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines rise
+# together, and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the paper, never saves the core:
 # [chapter 5](05_recomputation.ipynb).)
 #
-# The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both, for real modules:
+# The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both on real modules:
 
 # %%
 from actmem.formulas.states import parameter_counts
@@ -256,7 +256,7 @@ for stages in (8, 16):
 #
 # ## What does help
 #
-# Two methods, each a few dozen lines of code. **Sequence parallelism** (chapter 4) shards what tensor parallelism doesn't.
+# Two methods help, each a few dozen lines of code. **Sequence parallelism** (chapter 4) shards what tensor parallelism doesn't.
 # **Selective recomputation** (chapter 5) drops the attention core and recomputes it in the backward pass. Which of the two,
 # added to tensor parallelism, makes a model fit, and which model? What a method frees is dotted:
 

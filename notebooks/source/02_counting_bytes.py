@@ -3,8 +3,8 @@
 #
 # *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
-# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the largest tensor now
-# that it saves for the backward pass?**
+# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the largest tensor
+# that it saves for the backward pass now?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -104,8 +104,8 @@ Panel(
 # - Rows 9 and 12: the projection at the end of attention, and the first linear of the MLP, $h \to 4h$: $2sbh$ each.
 # - Row 14: the second linear, $4h \to h$. Its input is four times as wide: $8sbh$.
 #
-# Predict both with your formulas, and let PyTorch run them. `record` lists what autograd saves while a module runs, without its
-# weights. The sizes are small:
+# Predict a layer norm and a linear with your formulas, then let PyTorch run them. `record` lists what autograd saves while a
+# module runs, without its weights. The sizes are small:
 
 # %%
 from functools import partial
@@ -158,7 +158,7 @@ checks.show()
 # one byte an element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of the MLP.
 #
 # A surprise: on a CPU, PyTorch's own `nn.Dropout` saves the mask in the dtype of its input. The course's layer draws a mask of
-# one byte an element on every device, as GPUs and the paper do.
+# one byte an element on every device, as PyTorch does on GPUs and the paper counts.
 #
 # ### Attention over V, a matmul again (rows 7 and 8)
 #

@@ -43,6 +43,8 @@ CONFIG = {
             "mathjax_path": "../mathjax/tex-chtml.js",
             "html_context": {"default_mode": "auto"},
             "html_copy_source": False,
+            "nb_code_prompt_show": "Show the code",
+            "nb_code_prompt_hide": "Hide the code",
             "html_show_copyright": False,
             "html_theme_options": {"show_navbar_depth": 1, "use_download_button": False, "navbar_persistent": []},
             # Anchors of the READMEs' own headings.
@@ -129,18 +131,31 @@ def write_sources(folder: Path) -> None:
 
 def page(notebook: NotebookNode) -> NotebookNode:
     """A chapter for its page."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            # A reader came for what it shows, and not for the code that shows it.
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), fold(cell, is_first=cell is code[0])]
+            if cell is code[0]:
+                cell.metadata["mystnb"] = {"code_prompt_show": "Setup: what this chapter imports"}
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.
                 output.data["text/html"] = output.data["text/html"].replace("<table", '<table tabindex="0"')
     return notebook
+
+
+def fold(cell: NotebookNode, is_first: bool) -> str:
+    """How a page has a cell whose code is folded in notebooks.
+
+    A reader came for the figure, and not for the code that draws it; nothing is left of code that shows nothing.
+    """
+    if not cell.outputs and not is_first:
+        return "remove-cell"
+    shows_figure = any("actmem-shown" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
+    return "remove-input" if shows_figure else "hide-input"
 
 
 def lab_title(source: str) -> str:

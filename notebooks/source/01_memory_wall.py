@@ -3,9 +3,9 @@
 #
 # *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
-# You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and optimizer
-# states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward pass. **How much
-# memory do these saved tensors take on the fullest GPU?**
+# You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
+# optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
+# pass. **How much memory do these saved tensors take on the fullest GPU?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -43,24 +43,25 @@ Reveal(
 )
 
 # %% [markdown]
-# The saved tensors are **activations**: the forward pass computes them, the backward pass reads them. A dropout mask is one;
-# weights and gradients aren't. In the figure, activations are the larger part of every bar. That's the **memory wall**: the
-# parameters fit, and training still runs out of memory.
+# The saved tensors are **activations**: the forward pass computes them, the backward pass reads them. A dropout mask
+# is one; weights and gradients aren't. In the figure, activations are the larger part of every bar. That's the
+# **memory wall**: the parameters fit, and training still runs out of memory.
 #
-# *Reducing Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts
-# activations, and removes most of them at little cost in time. In this course you do the same. You **predict** each number with
-# a formula, PyTorch runs the layer, and you **count** the bytes that autograd holds. The two agree to the byte.
+# *Reducing Activation Recomputation in Large Transformer Models* ([arXiv
+# 2205.05198](https://arxiv.org/abs/2205.05198)) counts activations, and removes most of them at little cost in time.
+# In this course you do the same. You **predict** each number with a formula, PyTorch runs the layer, and you
+# **count** the bytes that autograd holds. The two agree to the byte.
 #
-# After chapters 1 to 7 you can predict a transformer layer's activations with a pencil, say what tensor, sequence and pipeline
-# parallelism shard and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module` and an idea of what
-# `backward()` does. You need neither a GPU nor Megatron.
+# After chapters 1 to 7 you can predict a transformer layer's activations with a pencil, say what tensor, sequence and
+# pipeline parallelism shard and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module`
+# and an idea of what `backward()` does. You need neither a GPU nor Megatron.
 #
 # <details><summary>How to use notebooks and labs</summary>
 #
 # *Run → Run All Cells* runs a whole notebook. Sliders also move with the arrow keys.
 #
-# In a lab you write the functions of its chapter, and a judge says what is wrong. `make labs` puts your copies into `my/labs`;
-# the first line of each is the command that runs it.
+# In a lab you write the functions of its chapter, and a judge says what is wrong. `make labs` puts your copies into
+# `my/labs`; the first line of each is the command that runs it.
 #
 # A GiB is $2^{30}$ bytes. ° marks other people's numbers that we couldn't check.
 # </details>
@@ -89,10 +90,11 @@ Reveal(
 # %% [markdown]
 # ## How the four models are spread
 #
-# The paper trains its models on A100s. **Tensor parallelism** lets $t$ GPUs share each layer. **Pipeline parallelism** divides
-# the $L$ layers into $p$ **stages**, each on a group of $t$ GPUs. Together $t \cdot p$ GPUs hold one copy of the model; each is
-# a **rank**, one process with one device. A batch goes through the stages in **microbatches** of $b$ sequences. Each sequence has
-# $s$ = 2,048 tokens, each token a vector of $h$ numbers (the hidden size), and each layer $a$ attention heads:
+# The paper trains its models on A100s. **Tensor parallelism** lets $t$ GPUs share each layer. **Pipeline
+# parallelism** divides the $L$ layers into $p$ **stages**, each on a group of $t$ GPUs. Together $t \cdot p$ GPUs
+# hold one copy of the model; each is a **rank**, one process with one device. A batch goes through the stages in
+# **microbatches** of $b$ sequences. Each sequence has $s$ = 2,048 tokens, each token a vector of $h$ numbers (the
+# hidden size), and each layer $a$ attention heads:
 
 # %% jupyter={"source_hidden": true}
 lines = []
@@ -105,9 +107,9 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
 
 # %% [markdown]
-# Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? The matmuls read 16 bits.
-# Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy, and holds two moments.
-# The paper doesn't say what it counts; of three common recipes we take the first:
+# Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? The matmuls read
+# 16 bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy,
+# and holds two moments. The paper doesn't say what it counts; of three common recipes we take the first:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -137,10 +139,10 @@ LiveFigure(layer_picture(gpt3.shape))
 #
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
-# * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes in 16 bits; a
-#   dropout mask takes $sbh$, one byte an element.
-# * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and the
-#   dropout output. This is the **attention core**.
+# * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes
+#   in 16 bits; a dropout mask takes $sbh$, one byte an element.
+# * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and
+#   the dropout output. This is the **attention core**.
 #
 # A formula is a claim, so test it. PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
 
@@ -163,11 +165,11 @@ checks.add(f"one layer, {extra:,} bytes of them extra", [(eq1(TINY) + extra, led
 checks.show()
 
 # %% [markdown]
-# That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for each
-# layer norm.)
+# That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for
+# each layer norm.)
 #
-# **Before you run the next cell:** GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its tensors have
-# shapes here but no storage, so it runs on a laptop:
+# **Before you run the next cell:** GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its
+# tensors have shapes here but no storage, so it runs on a laptop:
 
 # %%
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
@@ -185,9 +187,9 @@ print(f"Twice the tokens: {core[1] / core[0]:.0f} times the attention core, {res
 checks.show()
 
 # %% [markdown]
-# So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. On logarithmic axes each term
-# is a straight line, the core's twice as steep. **Before you move the slider:** at what $s$ does GPT-3's core take ten times as
-# much as the rest?
+# So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. On logarithmic axes
+# each term is a straight line, the core's twice as steep. **Before you move the slider:** at what $s$ does GPT-3's
+# core take ten times as much as the rest?
 
 # %%
 Panel(
@@ -197,11 +199,12 @@ Panel(
 )
 
 # %% [markdown]
-# At ten times the crossover, because the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines rise
-# together, and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the paper, never saves the core:
-# [chapter 5](05_recomputation.ipynb).)
+# At ten times the crossover, because the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines
+# rise together, and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the
+# paper, never saves the core: [chapter 5](05_recomputation.ipynb).)
 #
-# The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both on real modules:
+# The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both on real
+# modules:
 
 # %%
 from actmem.formulas.states import parameter_counts
@@ -244,34 +247,36 @@ for stages in (8, 16):
     )
 
 # %% [markdown]
-# Not a byte less. The first stage starts $p$ microbatches before the first of them comes back, and for each it holds the
-# activations of $L/p$ layers: $p \cdot L/p = L$ layers' worth, whatever $p$ is (the paper's equation 5;
-# [chapter 6](06_pipeline.ipynb)). The bar 175B has even more, because each of its GPUs holds several separate groups of layers.
+# Not a byte less. The first stage starts $p$ microbatches before the first of them comes back, and for each it holds
+# the activations of $L/p$ layers: $p \cdot L/p = L$ layers' worth, whatever $p$ is (the paper's equation 5; [chapter
+# 6](06_pipeline.ipynb)). The bar 175B has even more, because each of its GPUs holds several separate groups of
+# layers.
 #
-# > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?** Activations
-# > don't, and more GPUs wait longer while the pipeline fills and empties.
+# > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
+# > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
-# A smaller microbatch? Three of the models already run with $b = 1$. More replicas? Each holds all of this again. More tensor
-# parallelism? It leaves a part of the activations whole on every rank (chapter 3).
+# A smaller microbatch? Three of the models already run with $b = 1$. More replicas? Each holds all of this again.
+# More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #
-# Two methods help, each a few dozen lines of code. **Sequence parallelism** (chapter 4) shards what tensor parallelism doesn't.
-# **Selective recomputation** (chapter 5) drops the attention core and recomputes it in the backward pass. Which of the two,
-# added to tensor parallelism, makes a model fit, and which model? What a method frees is dotted:
+# Two methods help, each a few dozen lines of code. **Sequence parallelism** (chapter 4) shards what tensor
+# parallelism doesn't. **Selective recomputation** (chapter 5) drops the attention core and recomputes it in the
+# backward pass. Which of the two, added to tensor parallelism, makes a model fit, and which model? What a method
+# frees is dotted:
 
 # %%
 Panel(show.memory_wall, method=choice("method", show.METHODS, "tensor"))
 
 # %% [markdown]
-# With sequence parallelism no model fits, with selective recomputation only the smallest. With both, all four fit. Full
-# recomputation frees even more, but runs most of the forward pass twice: chapters 5 and 7 show what that costs.
+# With sequence parallelism no model fits, with selective recomputation only the smallest. With both, all four fit.
+# Full recomputation frees even more, but runs most of the forward pass twice: chapters 5 and 7 show what that costs.
 #
 # ## The wall on a real GPU
 #
-# One rank of the 22B model takes a training step, with all layers and Adam's states, on a newer GPU that may use no more memory
-# than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and what the backward pass
-# holds for a moment. (*Elementwise*: [chapter 8](08_todays_layer.ipynb).)
+# One rank of the 22B model takes a training step, with all layers and Adam's states, on a newer GPU that may use no
+# more memory than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and what
+# the backward pass holds for a moment. (*Elementwise*: [chapter 8](08_todays_layer.ipynb).)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import conditions, newest, step_curve, wall_bars, wall_remainder
@@ -281,14 +286,15 @@ print(conditions(wall))
 LiveFigure(wall_bars(wall))
 
 # %% [markdown]
-# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran again with the whole card.
+# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran again with the whole
+# card.
 
 # %% jupyter={"source_hidden": true}
 wall_remainder(wall)
 
 # %% [markdown]
-# In the step with selective recomputation, the forward pass fills the memory, layer by layer. The backward pass empties it; each
-# tooth is a layer that recomputes its attention core:
+# In the step with selective recomputation, the forward pass fills the memory, layer by layer. The backward pass
+# empties it; each tooth is a layer that recomputes its attention core:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_curve(wall))
@@ -302,8 +308,8 @@ checks
 # %% [markdown]
 # ## Check yourself
 #
-# The 22B model runs with four sequences in a microbatch, and doesn't fit. You take one sequence instead. Does it fit, and how
-# much room is left? Read the sizes off its bar in the first figure.
+# The 22B model runs with four sequences in a microbatch, and doesn't fit. You take one sequence instead. Does it fit,
+# and how much room is left? Read the sizes off its bar in the first figure.
 
 # %% jupyter={"source_hidden": true}
 small, b = show.gpu_bytes(PAPER_MODELS["22B"]), PAPER_MODELS["22B"].shape.micro_batch_size
@@ -318,17 +324,17 @@ worked(
 # %% [markdown]
 # > **Take away**
 # >
-# > 1. Activations are what the forward pass saves for the backward pass. In all four models they take more memory than
-# >    parameters, gradients and optimizer states together.
-# > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the attention core, grows with $s^2$ and is the larger from
-# >    $s = 34h/(5a)$ on.
+# > 1. Activations are what the forward pass saves for the backward pass. In all four models they take more memory
+# >    than parameters, gradients and optimizer states together.
+# > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the attention core, grows with $s^2$ and is the larger
+# >    from $s = 34h/(5a)$ on.
 # > 3. More stages and more replicas leave a GPU's activations as they are. You have to shard or recompute them.
 # >
-# > **At work tomorrow:** read `torch.cuda.memory_allocated()` before and after the forward pass of your own training step. The
-# > difference is your activations. Which is larger, they or 18 bytes for each parameter on that GPU?
+# > **At work tomorrow:** read `torch.cuda.memory_allocated()` before and after the forward pass of your own training
+# > step. The difference is your activations. Which is larger, they or 18 bytes for each parameter on that GPU?
 #
-# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, equations 1 and 5. The
-# 18 bytes are Megatron's count with float32 gradients; one of the other recipes is from Rajbhandari et al., [arXiv
-# 1910.02054](https://arxiv.org/abs/1910.02054).
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, equations
+# 1 and 5. The 18 bytes are Megatron's count with float32 gradients; one of the other recipes is from Rajbhandari et
+# al., [arXiv 1910.02054](https://arxiv.org/abs/1910.02054).
 #
 # This chapter has no lab. Next, [chapter 2](02_counting_bytes.ipynb): where the 34 and the 5 come from.

@@ -3,8 +3,8 @@
 #
 # *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
-# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the largest tensor
-# that it saves for the backward pass now?**
+# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
+# largest tensor that it saves for the backward pass now?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -54,26 +54,27 @@ Reveal(
 )
 
 # %% [markdown]
-# In this chapter you derive the 15 tensors that a transformer layer saves, predict their bytes, and find each of them among what
-# PyTorch saves. You need [chapter 1](01_memory_wall.ipynb) and a little calculus.
+# In this chapter you derive the 15 tensors that a transformer layer saves, predict their bytes, and find each of them
+# among what PyTorch saves. You need [chapter 1](01_memory_wall.ipynb) and a little calculus.
 #
-# A microbatch has $b$ sequences of $s$ tokens. Between two layers each token is a vector of $h$ numbers, the hidden size, and
-# attention divides these among $a$ heads. Numbers have 16 bits, so a tensor of shape $[s, b, h]$ takes $2sbh$ bytes. For a tensor
-# $X$, write $dX$ for the gradient of the loss with respect to it, which has the same shape.
+# A microbatch has $b$ sequences of $s$ tokens. Between two layers each token is a vector of $h$ numbers, the hidden
+# size, and attention divides these among $a$ heads. Numbers have 16 bits, so a tensor of shape $[s, b, h]$ takes
+# $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it, which has the same
+# shape.
 #
 # ## One rule
 #
-# The backward pass goes through the operations in reverse. At $Y = \text{op}(X)$ it has $dY$, and must compute $dX$, and $dW$ if
-# there are weights $W$. **Autograd saves a tensor if the code that computes one of these gradients reads it.** So ask of each
-# operation:
+# The backward pass goes through the operations in reverse. At $Y = \text{op}(X)$ it has $dY$, and must compute $dX$,
+# and $dW$ if there are weights $W$. **Autograd saves a tensor if the code that computes one of these gradients reads
+# it.** So ask of each operation:
 #
 # 1. Which tensors does its gradient read?
 # 2. Has another operation saved them already? Then they cost nothing more: memory holds a tensor once.
 #
 # Weights don't count, because they stay in memory anyway.
 #
-# Here's the layer once more. The forward pass saves one tensor after the other, from the attention block to the MLP. Before each
-# step, ask the two questions. Point at a box, or tap it, to see which gradient reads it.
+# Here's the layer once more. The forward pass saves one tensor after the other, from the attention block to the MLP.
+# Before each step, ask the two questions. Point at a box, or tap it, to see which gradient reads it.
 
 # %%
 Panel(
@@ -87,25 +88,25 @@ Panel(
 #
 # ### Layer norm: input or output? (rows 1 and 11)
 #
-# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. With $\delta = \gamma\, dy$, and bars for means
-# over a token's $h$ elements,
+# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. With $\delta = \gamma\, dy$, and bars
+# for means over a token's $h$ elements,
 #
 # $$dx = \frac{1}{\sigma}\Big(\delta - \overline{\delta} - \hat x\, \overline{\delta \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
-# Both read $\hat x$, which PyTorch computes from $x$. So it saves $x$, **$2sbh$ bytes**, and two numbers a token, the mean and
-# $1/\sigma$. The paper leaves these out; here they are counted as *extra*.
+# Both read $\hat x$, which PyTorch computes from $x$. So it saves $x$, **$2sbh$ bytes**, and two numbers a token, the
+# mean and $1/\sigma$. The paper leaves these out; here they are counted as *extra*.
 #
 # ### A linear (rows 2, 9, 12 and 14)
 #
-# $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$. So a linear
-# that is trained saves its input, and never its output.
+# $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$.
+# So a linear that is trained saves its input, and never its output.
 #
 # - Row 2: Q, K and V come from three matmuls with the **same** $X$, which is saved once: $2sbh$.
 # - Rows 9 and 12: the projection at the end of attention, and the first linear of the MLP, $h \to 4h$: $2sbh$ each.
 # - Row 14: the second linear, $4h \to h$. Its input is four times as wide: $8sbh$.
 #
-# Predict a layer norm and a linear with your formulas, then let PyTorch run them. `record` lists what autograd saves while a
-# module runs, without its weights. The sizes are small:
+# Predict a layer norm and a linear with your formulas, then let PyTorch run them. `record` lists what autograd saves
+# while a module runs, without its weights. The sizes are small:
 
 # %%
 from functools import partial
@@ -136,14 +137,14 @@ checks.show()
 # %% [markdown]
 # ### The scores, a matmul without a weight (rows 3 and 4)
 #
-# $S = QK^\top/\sqrt{h/a}$ has no weight: $dQ$ is $dS\,K$ and reads $K$, and $dK$ is $dS^\top Q$ and reads $Q$ (up to the
-# constant). Over all heads $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. No gradient reads the scores.
+# $S = QK^\top/\sqrt{h/a}$ has no weight: $dQ$ is $dS\,K$ and reads $K$, and $dK$ is $dS^\top Q$ and reads $Q$ (up to
+# the constant). Over all heads $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. No gradient reads the scores.
 #
 # ### Softmax: input or output? (row 5)
 #
 # With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, so
-# $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$, an $s \times s$ matrix for each head and sequence:
-# **$2as^2b$ bytes**, the first tensor that is quadratic in $s$.
+# $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$, an $s \times s$ matrix for each head and
+# sequence: **$2as^2b$ bytes**, the first tensor that is quadratic in $s$.
 
 # %%
 head, scores = (b * a, s, h // a), (b * a, s, s)
@@ -154,17 +155,18 @@ checks.show()
 # %% [markdown]
 # ### Dropout (rows 6, 10 and 15)
 #
-# $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$. The mask is enough,
-# one byte an element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of the MLP.
+# $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$. The
+# mask is enough, one byte an element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of
+# the MLP.
 #
-# A surprise: on a CPU, PyTorch's own `nn.Dropout` saves the mask in the dtype of its input. The course's layer draws a mask of
-# one byte an element on every device, as PyTorch does on GPUs and the paper counts.
+# A surprise: on a CPU, PyTorch's own `nn.Dropout` saves the mask in the dtype of its input. The course's layer draws
+# a mask of one byte an element on every device, as PyTorch does on GPUs and the paper counts.
 #
 # ### Attention over V, a matmul again (rows 7 and 8)
 #
-# $C = DV$, so $dV = D^\top dC$ reads $D$, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$. Why save $D$, when $M$ and $P$ are
-# saved already? Autograd looks at one operation at a time. One cheap multiplication would recompute $D$: a first hint of
-# *selective recomputation*.
+# $C = DV$, so $dV = D^\top dC$ reads $D$, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$. Why save $D$, when $M$
+# and $P$ are saved already? Autograd looks at one operation at a time. One cheap multiplication would recompute $D$:
+# a first hint of *selective recomputation*.
 
 # %%
 from actmem.parallel.rng import DropoutMask
@@ -178,8 +180,9 @@ checks.show()
 # %% [markdown]
 # ### GeLU (row 13), and adding the residual
 #
-# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. You can't get $Z$ back from $G$, because GeLU isn't monotonic, so
-# $Z$ is saved. It is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which saves it as row 14.
+# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. You can't get $Z$ back from $G$, because GeLU isn't
+# monotonic, so $Z$ is saved. It is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which saves it as row
+# 14.
 #
 # $Y = X + F$ has $dX = dY$ and $dF = dY$. Neither reads $X$ or $F$.
 
@@ -190,13 +193,13 @@ checks.add("adding the residual", [(0, saved_bytes(torch.add, (s, b, h), (s, b, 
 checks.show()
 
 # %% [markdown]
-# **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
-# --only 1.1`.
+# **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`:
+# `python my/labs/lab1_count_bytes.py --only 1.1`.
 #
 # ## The sum
 #
-# Attention (rows 2 to 10) saves $11sbh + 5as^2b$, the MLP (12 to 15) $19sbh$, the layer norms (1 and 11) $4sbh$. Together that is
-# the paper's equation 1:
+# Attention (rows 2 to 10) saves $11sbh + 5as^2b$, the MLP (12 to 15) $19sbh$, the layer norms (1 and 11) $4sbh$.
+# Together that is the paper's equation 1:
 #
 # $$34\,sbh + 5\,as^2b \;=\; sbh\Big(34 + 5\,\frac{as}{h}\Big)$$
 #
@@ -212,8 +215,8 @@ checks.show()
 # %% [markdown]
 # ## Run the whole layer
 #
-# Run attention, MLP, norms, dropouts and residuals together, in bfloat16. The *ledger* has a line for each tensor that autograd
-# holds after the forward pass, with the module and the operation that saved it:
+# Run attention, MLP, norms, dropouts and residuals together, in bfloat16. The *ledger* has a line for each tensor
+# that autograd holds after the forward pass, with the module and the operation that saved it:
 
 # %%
 torch.manual_seed(0)
@@ -227,9 +230,9 @@ Fold(
 )
 
 # %% [markdown]
-# There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are the course's own
-# operations: a saved mask, and a linear that ranks can share.) `rows_by_term` names each line as the formulas do, by its module
-# and operation and never by its size. Now you can compare term by term:
+# There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are the
+# course's own operations: a saved mask, and a linear that ranks can share.) `rows_by_term` names each line as the
+# formulas do, by its module and operation and never by its size. Now you can compare term by term:
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
@@ -249,8 +252,9 @@ Fold(
 )
 
 # %% [markdown]
-# Can a tensor escape `record`, which looks when autograd saves one? `census` doesn't look at saved tensors at all. It notes every
-# storage that appears in the forward pass, drops every reference but the graph, and adds up what is still alive:
+# Can a tensor escape `record`, which looks when autograd saves one? `census` doesn't look at saved tensors at all. It
+# notes every storage that appears in the forward pass, drops every reference but the graph, and adds up what is still
+# alive:
 
 # %%
 checks.add(
@@ -263,8 +267,9 @@ checks.show()
 # %% [markdown]
 # ## On your own module
 #
-# `record` takes any `nn.Module`. Does an MLP save less with ReLU than with GeLU? ReLU's gradient asks only where the output is
-# positive. So ReLU saves its *output*, and the next linear saves the same tensor. Predict both before you run this:
+# `record` takes any `nn.Module`. Does an MLP save less with ReLU than with GeLU? ReLU's gradient asks only where the
+# output is positive. So ReLU saves its *output*, and the next linear saves the same tensor. Predict both before you
+# run this:
 
 # %%
 for activation, of_sbh in ((nn.GELU(), 2 + 8 + 8), (nn.ReLU(), 2 + 8)):
@@ -274,21 +279,22 @@ for activation, of_sbh in ((nn.GELU(), 2 + 8 + 8), (nn.ReLU(), 2 + 8)):
 checks.show()
 
 # %% [markdown]
-# > **ReLU instead of GeLU. Why do this?** The rule's second question saves $8sbh$, nearly a quarter of the $34sbh$. **Why not?**
-# > The model is another one, and has to be trained as such.
+# > **ReLU instead of GeLU. Why do this?** The rule's second question saves $8sbh$, nearly a quarter of the $34sbh$.
+# > **Why not?** The model is another one, and has to be trained as such.
 #
-# **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`: `python my/labs/lab1_count_bytes.py
-# --only 1.3`.
+# **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`:
+# `python my/labs/lab1_count_bytes.py --only 1.3`.
 #
 # ## Where attention takes over
 #
-# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. You know the crossover from chapter 1: set $5as^2b = 34sbh$ and solve for $s$.
+# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. You know the crossover from chapter 1: set $5as^2b = 34sbh$ and
+# solve for $s$.
 #
-# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
-# my/labs/lab1_count_bytes.py --only 1.4`.
+# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`:
+# `python my/labs/lab1_count_bytes.py --only 1.4`.
 #
-# On paper: one GPT-3 layer reads 8,192 tokens instead of 2,048. Compute the two parts of $34sbh + 5as^2b$ in GiB, and say
-# how many times as much the layer saves. ($h$ = 12,288, $a$ = 96, $b$ = 1.)
+# On paper: one GPT-3 layer reads 8,192 tokens instead of 2,048. Compute the two parts of $34sbh + 5as^2b$ in GiB, and
+# say how many times as much the layer saves. ($h$ = 12,288, $a$ = 96, $b$ = 1.)
 
 # %% jupyter={"source_hidden": true}
 long = gpt3.with_sizes(seq_length=8192)
@@ -303,10 +309,10 @@ worked(
 # %% [markdown]
 # ## Does a GPU agree?
 #
-# Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and half of
-# these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. Two tests differ only in how many layers the last
-# pipeline stage has, three or two. Two others recompute nothing or everything, and both have their peak at the loss. Subtract
-# their logs, and all else cancels:
+# Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and
+# half of these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. Two tests differ only in how
+# many layers the last pipeline stage has, three or two. Two others recompute nothing or everything, and both have
+# their peak at the loss. Subtract their logs, and all else cancels:
 
 # %%
 from actmem_course.others.logged_pairs import logged_pairs
@@ -321,12 +327,13 @@ for formula, pair in zip((one_layer, 12 * (one_layer - only_its_input)), logged_
 checks.show()
 
 # %% [markdown]
-# To the byte. (Most other pairs of tests don't agree, because the allocator's blocks change what is logged, for instance. `python
-# labs/measure_runs.py` has more pairs that a formula explains.)
+# To the byte. (Most other pairs of tests don't agree, because the allocator's blocks change what is logged, for
+# instance. `python labs/measure_runs.py` has more pairs that a formula explains.)
 #
-# torch's allocator also counts the bytes that it is asked for, and those that it hands out in blocks of 512. One GPU ran a layer
-# of the 22B and one of the 175B model in the six ways that chapters 3 to 5 explain, and counted between forward and backward
-# pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how). Formula, ledger, requested and allocated bytes agree:
+# torch's allocator also counts the bytes that it is asked for, and those that it hands out in blocks of 512. One GPU
+# ran a layer of the 22B and one of the 175B model in the six ways that chapters 3 to 5 explain, and counted between
+# forward and backward pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how). Formula, ledger, requested
+# and allocated bytes agree:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest
@@ -353,8 +360,8 @@ checks
 #
 # <details><summary>Answer</summary>
 #
-# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is $(16e + 2)\,sbh + (2e +
-# 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
+# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is
+# $(16e + 2)\,sbh + (2e + 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
 #
 # </details>
 # <br>
@@ -363,8 +370,8 @@ checks
 #
 # <details><summary>Answer</summary>
 #
-# $2as^2b$. The mask is gone, and the "dropout output" is the softmax output itself: softmax and the matmul with $V$ save the
-# same storage.
+# $2as^2b$. The mask is gone, and the "dropout output" is the softmax output itself: softmax and the matmul with $V$
+# save the same storage.
 #
 # </details>
 # <br>
@@ -373,22 +380,23 @@ checks
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
 # - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
-# - **Counting outputs.** Autograd saves what gradients read, mostly inputs. Adding up outputs counts residual sums, which nobody
-#   saves, and misses the masks.
+# - **Counting outputs.** Autograd saves what gradients read, mostly inputs. Adding up outputs counts residual sums,
+#   which nobody saves, and misses the masks.
 #
 # > **Take away**
 # >
-# > 1. Autograd saves what gradients read: a linear its input, a matmul of two activations both, softmax its output, dropout a mask,
-# >    a sum nothing.
+# > 1. Autograd saves what gradients read: a linear its input, a matmul of two activations both, softmax its output,
+# >    dropout a mask, a sum nothing.
 # > 2. A layer saves 15 tensors, $34sbh + 5as^2b$ bytes. Three of them, the attention core, grow with $s^2$.
 # > 3. Memory holds a tensor once. Two operations that read the same tensor share it.
 # >
-# > **At work tomorrow:** run `am.record` around one block of your own model, and find the line that you didn't expect. (`actmem
-# > record my_model.py:factory --fake` lists them all: [chapter 9](09_your_model.ipynb).)
+# > **At work tomorrow:** run `am.record` around one block of your own model, and find the line that you didn't
+# > expect. (`actmem record my_model.py:factory --fake` lists them all: [chapter 9](09_your_model.ipynb).)
 #
-# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1 · PyTorch,
-# [Hooks for autograd saved tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html):
-# how `record` sees what it sees.
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1 ·
+# PyTorch, [Hooks for autograd saved
+# tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html): how `record`
+# sees what it sees.
 #
-# Now do [lab 1](../labs/lab1_count_bytes.py); its exercise 1.2 comes in chapter 5. Next,
-# [chapter 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.
+# Now do [lab 1](../labs/lab1_count_bytes.py); its exercise 1.2 comes in chapter 5. Next, [chapter
+# 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.

@@ -3,7 +3,7 @@
 import pytest
 
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
-from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
 from actmem.rows import total
 from actmem_course.figures import ch08_todays_layer as today
@@ -23,7 +23,6 @@ from actmem_course.figures.ch07_time import (
 from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
 from actmem_course.figures.ch11_adapters import adapter_bars
 from actmem_course.figures.controls import after
-from actmem_course.figures.terms import term_of
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.llama_shape import LLAMA_MODELS
@@ -217,9 +216,8 @@ def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replica
 
 def at(s):
     rows = layer_rows(GPT3.with_sizes(seq_length=s))
-    bars = {block: sum(row.bytes for row in rows if term_of(row).block == block) for block in ("attention", "MLP")}
-    norms = total(rows) - sum(bars.values())
-    return bar_chart("", {"layer norms": {"attention": norms // 2, "MLP": norms // 2}, "the block": bars}, "saved")
+    core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
+    return bar_chart("", {"core": {"layer": core}, "rest": {"layer": total(rows) - core}}, "saved")
 
 
 @pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])

@@ -186,9 +186,9 @@ _ON_MAP = re.compile(r"^\| \[[^]]*\]\(([^)]*\.ipynb)\) \| ([^|]*) \| (\d+) \|", 
 
 
 def about_chapters() -> dict[str, str]:
-    """What the first chapter's map says of each of the others, by file name."""
+    """What the first chapter's map says of each chapter, by file name."""
     prose = "\n".join(cell.source for cell in nbformat.read(chapters()[0], as_version=4).cells if cell.cell_type == "markdown")
-    return {name: f"<br>{what}; {minutes} minutes" for name, what, minutes in _ON_MAP.findall(prose)}
+    return {name: f"<br>{what} {minutes} minutes" for name, what, minutes in _ON_MAP.findall(prose)}
 
 
 def front_page() -> str:

@@ -23,13 +23,14 @@ gpt3 = PAPER_MODELS["175B"]
 held = show.gpu_bytes(gpt3)
 without_activations = sum(held.values()) - held["activations"]
 question = Prediction(
-    f"GPT-3 (the bar 175B) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and optimizer "
-    f"states take {size_text(without_activations)} of the fullest one. How much do the saved tensors take there?",
+    f"GPT-3 (the bar 175B) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
+    f"optimizer states take {size_text(without_activations)} of the fullest one. How much do the saved tensors take "
+    "there?",
     answer=held["activations"] / 2**30,
     unit="GiB",
     because=(
-        "That is more than all the rest together, and all four models of the figure run out of memory. This chapter says what "
-        "these tensors are, and why more GPUs don't help."
+        "That is more than all the rest together, and all four models of the figure run out of memory. This chapter "
+        "says what these tensors are, and why more GPUs don't help."
     ),
     line=GuessLine(per=2**30, start=without_activations),
 )
@@ -71,7 +72,7 @@ Reveal(
 #
 # | chapter | question | minutes | lab |
 # |---|---|---|---|
-# | **1 The memory wall** | What fills a GPU? | 30 | |
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
 # | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
 # | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
 # | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 35 | [3](../labs/lab3_sequence_parallel.py) |
@@ -154,9 +155,8 @@ from actmem.formulas.activations import eq1, layer_extra_rows
 from actmem.rows import by_term, total
 
 layer = am.TransformerLayer(TINY, dtype=torch.bfloat16)
-x = torch.randn(
-    TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=True
-)
+s, b, h = TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size
+x = torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True)
 with am.record(layer) as ledger:
     y = layer(x)
 
@@ -180,10 +180,14 @@ with am.emulated_rank(1):
     for length in (1024, 2048, 4096):
         shape = gpt3.shape.with_sizes(seq_length=length)
         rows = measure_layer(shape)
-        checks.add_rows(f"GPT-3's layer, s = {length:,}", am.layer_rows(shape) + layer_extra_rows(shape), rows)
+        predicted = am.layer_rows(shape) + layer_extra_rows(shape)
+        checks.add_rows(f"GPT-3's layer, s = {length:,}", predicted, rows)
         core.append(sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS))
         rest.append(total(rows) - core[-1])
-print(f"Twice the tokens: {core[1] / core[0]:.0f} times the attention core, {rest[1] / rest[0]:.0f} times the rest.")
+print(
+    f"Twice the tokens: {core[1] / core[0]:.0f} times the attention core, "
+    f"{rest[1] / rest[0]:.0f} times the rest."
+)
 checks.show()
 
 # %% [markdown]
@@ -210,21 +214,22 @@ Panel(
 from actmem.formulas.states import parameter_counts
 
 pairs = []
-for name, model in PAPER_MODELS.items():
-    parallel = am.Parallel(model.parallel.tensor_parallel_size)
-    predicted = by_term(am.layer_rows(model.shape, parallel) + layer_extra_rows(model.shape, parallel))
+for model in PAPER_MODELS.values():
+    shape, parallel = model.shape, am.Parallel(model.parallel.tensor_parallel_size)
+    predicted = by_term(am.layer_rows(shape, parallel) + layer_extra_rows(shape, parallel))
     with am.emulated_rank(parallel.tensor_parallel_size):
-        counted = by_term(measure_layer(model.shape, am.tensor_parallel()))
-    pairs += [(predicted.get(term, 0), counted.get(term, 0)) for term in predicted | counted]
+        counted = by_term(measure_layer(shape, am.tensor_parallel()))
+    for term in predicted | counted:
+        pairs.append((predicted.get(term, 0), counted.get(term, 0)))
 checks.add("a layer of each model, on one of its ranks", pairs)
 
-largest = PAPER_MODELS["1T"]
-with am.emulated_rank(largest.parallel.tensor_parallel_size):
-    first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
-    stage = am.GPT(largest.shape, am.tensor_parallel(sequence_parallel=True), layers=first_layers)
-num_parameters = sum(parameter.numel() for parameter in stage.parameters())
-predicted_parameters = sum(parameter_counts(largest.shape, largest.parallel).values())
-checks.add("first stage of the 1T model, on one rank", [(predicted_parameters, num_parameters)], "parameters")
+shape, parallel = PAPER_MODELS["1T"].shape, PAPER_MODELS["1T"].parallel
+layers = range(shape.num_layers // parallel.pipeline_parallel_size)
+with am.emulated_rank(parallel.tensor_parallel_size):
+    stage = am.GPT(shape, am.tensor_parallel(sequence_parallel=True), layers=layers)
+predicted = sum(parameter_counts(shape, parallel).values())
+counted = sum(parameter.numel() for parameter in stage.parameters())
+checks.add("first stage of the 1T model, on one rank", [(predicted, counted)], "parameters")
 checks.show()
 
 # %% [markdown]
@@ -315,10 +320,12 @@ checks
 small, b = show.gpu_bytes(PAPER_MODELS["22B"]), PAPER_MODELS["22B"].shape.micro_batch_size
 states, four = small["parameters"] + small["gradients and optimizer"], small["activations"]
 worked(
-    f"Every term of the activations has one factor b, so one sequence saves {size_text(four)} / {b} = {size_text(four // b)}.",
+    f"Every term of the activations has one factor b, so one sequence saves {size_text(four)} / {b} = "
+    f"{size_text(four // b)}.",
     f"Parameters, gradients and optimizer states don't depend on b: {size_text(states)}.",
     f"Together {size_text(states + four // b)} of {size_text(A100_BYTES)}: it fits, with "
-    f"{size_text(A100_BYTES - states - four // b)} to spare. The price: each matmul has a quarter of the rows, and is less efficient.",
+    f"{size_text(A100_BYTES - states - four // b)} to spare. The price: each matmul has a quarter of the rows, and is "
+    "less efficient.",
 )
 
 # %% [markdown]

@@ -26,13 +26,14 @@ largest_before, largest = (max(am.layer_rows(shape), key=lambda row: row.bytes) 
 core_bytes = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 question = Prediction(
-    f"At s = {short.seq_length} tokens the largest tensor that a GPT-3 layer saves takes {size_text(largest_before.bytes)}: "
-    f"the {largest_before.term}. How large is the largest one at s = {gpt3.seq_length:,}?",
+    f"At s = {short.seq_length} tokens the largest tensor that a GPT-3 layer saves takes "
+    f"{size_text(largest_before.bytes)}: the {largest_before.term}. How large is the largest one at "
+    f"s = {gpt3.seq_length:,}?",
     answer=largest.bytes / 2**20,
     unit="MiB",
     because=(
-        f"It's another tensor, the {largest.term}. It has a number for each pair of tokens, so it grew with s². Three such "
-        f"tensors are {core_bytes / eq1(gpt3):.0%} of the layer now."
+        f"It's another tensor, the {largest.term}. It has a number for each pair of tokens, so it grew with s². Three "
+        f"such tensors are {core_bytes / eq1(gpt3):.0%} of the layer now."
     ),
     line=GuessLine(per=2**20),
 )
@@ -130,7 +131,8 @@ def saved_bytes(run, *sizes, module=nn.Module()):
 
 norm = nn.LayerNorm(h, dtype=torch.bfloat16)
 up = nn.Linear(h, 4 * h, dtype=torch.bfloat16)
-checks.add("layer norm", [(2 * s * b * h + 4 * s * b, saved_bytes(norm, (s, b, h), module=norm))])
+with_statistics = 2 * s * b * h + 4 * s * b
+checks.add("layer norm", [(with_statistics, saved_bytes(norm, (s, b, h), module=norm))])
 checks.add("linear, h→4h", [(2 * s * b * h, saved_bytes(up, (s, b, h), module=up))])
 checks.show()
 
@@ -148,8 +150,10 @@ checks.show()
 
 # %%
 head, scores = (b * a, s, h // a), (b * a, s, s)
-checks.add("QKᵀ", [(4 * s * b * h, saved_bytes(lambda q, k: torch.bmm(q, k.transpose(1, 2)), head, head))])
-checks.add("softmax", [(2 * a * s**2 * b, saved_bytes(lambda x: torch.softmax(x, dim=-1), scores))])
+scores_of = lambda q, k: torch.bmm(q, k.transpose(1, 2))
+softmax = partial(torch.softmax, dim=-1)
+checks.add("QKᵀ", [(4 * s * b * h, saved_bytes(scores_of, head, head))])
+checks.add("softmax", [(2 * a * s**2 * b, saved_bytes(softmax, scores))])
 checks.show()
 
 # %% [markdown]
@@ -172,9 +176,11 @@ checks.show()
 from actmem.parallel.rng import DropoutMask
 
 mask = DropoutMask(0.1, torch.Generator().manual_seed(1234))
-checks.add("dropout of our layer", [(a * s**2 * b, saved_bytes(lambda x: mask(x).drop(x), scores))])
-checks.add("dropout of PyTorch, on a CPU", [(2 * a * s**2 * b, saved_bytes(nn.Dropout(0.1), scores))])
-checks.add("attention over V", [(2 * a * s**2 * b + 2 * s * b * h, saved_bytes(torch.bmm, scores, head))])
+drop = lambda x: mask(x).drop(x)
+over_v = 2 * a * s**2 * b + 2 * s * b * h
+checks.add("dropout of our layer", [(a * s**2 * b, saved_bytes(drop, scores))])
+checks.add("dropout of PyTorch, on a CPU", [(2 * a * s**2 * b, saved_bytes(nn.Dropout(), scores))])
+checks.add("attention over V", [(over_v, saved_bytes(torch.bmm, scores, head))])
 checks.show()
 
 # %% [markdown]
@@ -207,9 +213,15 @@ checks.show()
 
 # %%
 rows = am.layer_rows(shape)
-lines = [(number, row.term, formula_of(row, shape), term_of(row).why) for number, row in enumerate(rows, 1)]
-display(Fold("The 15 rows", text_table(("", "saved tensor", "bytes", "the gradient that reads it"), lines, "r")))
-checks.add("one layer", [(sum(row.bytes for row in rows), eq1(shape))], sides=("sum of the rows", "equation 1"))
+lines = [
+    (number, row.term, formula_of(row, shape), term_of(row).why)
+    for number, row in enumerate(rows, 1)
+]
+header = ("", "saved tensor", "bytes", "the gradient that reads it")
+display(Fold("The 15 rows", text_table(header, lines, "r")))
+
+sides = ("sum of the rows", "equation 1")
+checks.add("one layer", [(sum(row.bytes for row in rows), eq1(shape))], sides=sides)
 checks.show()
 
 # %% [markdown]

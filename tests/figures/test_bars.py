@@ -3,7 +3,7 @@
 import pytest
 
 from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
-from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures import ch08_todays_layer as today
@@ -11,7 +11,6 @@ from actmem_course.figures import ch09_your_model as planned
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem_course.figures.ch02_counting_bytes import layer_bars
 from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
 from actmem_course.figures.ch07_time import table4_bars
 from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
@@ -195,8 +194,9 @@ def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replica
 
 
 def at(s):
-    shape = GPT3.with_sizes(seq_length=s)
-    return layer_bars(layer_rows(shape), shape)
+    rows = layer_rows(GPT3.with_sizes(seq_length=s))
+    core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
+    return bar_chart("", {"core": {"layer": core}, "rest": {"layer": total(rows) - core}}, "saved")
 
 
 @pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])

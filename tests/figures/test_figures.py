@@ -1,16 +1,13 @@
 """Figures at the ends of what they can show; test_kinds.py draws those of the chapters, wherever their controls stand."""
 
-import itertools
 from collections.abc import Callable
-from functools import partial
 
+import plotly.graph_objects as go
 import pytest
 
 from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel, model_shape
-from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem_course.figures import ch01_memory_wall as memory_wall
-from actmem_course.figures import ch02_counting_bytes as layer
 from actmem_course.figures import ch03_tensor_parallelism as tensor_parallel
 from actmem_course.figures import ch04_sequence_parallelism as sequence_parallel
 from actmem_course.figures import ch05_recomputation as recomputation
@@ -36,25 +33,15 @@ LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
 LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
 CUT, STEP = Parallel(8, True), GPT3.with_sizes(num_layers=4)
 PAYLOAD = 2 * 2048 * 12288
-RIGHT = dict(zip(layer.keep_controls(), map(layer.kept_by, layer.operations()), strict=True))
-EMPTY = dict.fromkeys(RIGHT, layer.NO_ANSWER)
 RANK = {"pipeline_rank": 0, "predicted_bytes": 9, "extra_bytes": 0, "samples": [{"kept_bytes": n} for n in (9, 0)]}
 #: A function that draws, and the arguments of each of its figures.
 DRAWN: dict[Callable, list[tuple]] = {
-    layer.layer_bars: [
-        (layer_rows(GPT3), GPT3), (layer_rows(TINY) + layer_extra_rows(TINY), TINY),
-        (layer_rows(GPT3, CUT, "selective"), GPT3), (layer_rows(GPT3, recompute="full"), GPT3),
-    ],
     bar_chart: [
         ("One part", {"": {"a": 3 << 30, "b": 5}}, "bytes"),
         ("Two parts beside each other", {"one": {"a": 0.5, "b": 2}, "two": {"b": 1.25}}, "time", "ms", True),
     ],
-    layer.layer_drawing: [(layer_rows(TINY), TINY, step) for step in range(1, 16)],
-    partial(layer.keep_game, GPT3, **EMPTY): [()],
-    partial(layer.keep_game, TINY, **RIGHT): [()],
     memory_wall.crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
-    memory_wall.memory_wall: [(method,) for method in memory_wall.METHODS],
-    memory_wall.front_door: [("175B", *methods) for methods in itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION)],
+    memory_wall.memory_wall: [*((method,) for method in memory_wall.METHODS), ("tensor", False)],
     tensor_parallel.mlp_shards: [(t, order) for order in tensor_parallel.ORDERS for t in (1, 4, 8)],
     tensor_parallel.qkv_shards: [(t, order) for order in tensor_parallel.ROW_ORDERS for t in (1, 2, 8)],
     tensor_parallel.floor_lines: [(GPT3, t) for t in (1, 8, 32)],
@@ -107,7 +94,7 @@ DRAWN: dict[Callable, list[tuple]] = {
 
 
 def name_of(draw):
-    return getattr(draw, "func", draw).__name__
+    return draw.__name__
 
 
 @pytest.mark.by_day(37)
@@ -115,3 +102,11 @@ def name_of(draw):
 def test_plotly_knows_every_property_and_the_words_fit(draw):
     for arguments in DRAWN[draw]:
         assert_valid(draw(*arguments))
+
+
+def test_a_fingerprint_changes_with_the_drawing_only_whatever_plotly_does_with_it(tmp_path):
+    drawing = memory_wall.memory_wall()
+    spec = drawing.spec()
+    go.Figure(spec["data"], spec["layout"]).write_html(tmp_path / "page.html", config=spec["config"])
+    assert memory_wall.memory_wall().fingerprint() == drawing.fingerprint()
+    assert memory_wall.memory_wall("full").fingerprint() != drawing.fingerprint()

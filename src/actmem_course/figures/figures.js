@@ -20,11 +20,15 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
   return lines;
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
-const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22;
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22, BESIDE_BOX = 18, SMALL = 0.75;
 const TALL = 600;  // pixels of a figure that a window would not show whole
-const smaller = (size) => Math.max(10, 0.75 * size);
+const smaller = (size) => Math.max(10, SMALL * size);
 const worded = (data, isDiagram) => data.map((trace) => {
-  if (isDiagram) return trace.textfont ? { ...trace, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } } : trace;
+  if (isDiagram) {
+    if (!trace.textfont) return trace;
+    const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX)) : trace.text;
+    return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
+  }
   if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;
   return { ...trace, text: trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) };
 });
@@ -47,6 +51,10 @@ const fitted = (layout, width) => {
     const text = wrap(axis.title.text, Math.max(12, Math.floor(room / LETTER)));
     fit[name] = { nticks: plot < 120 ? 2 : 4, ...axis, title: { ...axis.title, text } };
     lines = Math.max(lines, text.split("<br>").length);
+  }
+  if (layout.xaxis?.visible === false) {  // a diagram, whose words are smaller, and those before a row of boxes wrapped
+    const { l, r } = layout.margin;
+    return { ...fit, margin: { ...layout.margin, l: Math.min(SMALL * l, 0.75 * LETTER * BESIDE_BOX), r: SMALL * r } };
   }
   const more = LINE * (lines - 1);
   return { ...fit, height: layout.height + more, margin: { ...layout.margin, l: left, b: layout.margin.b + more } };

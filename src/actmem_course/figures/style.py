@@ -23,6 +23,12 @@ class Fill:
     pattern: str
     text: str = BLACK
 
+    @property
+    def edge(self) -> str:
+        """A dark shade of the colour, for outlines of boxes that may be a few pixels wide."""
+        parts = (int(self.colour[place : place + 2], 16) // 2 for place in (1, 3, 5))
+        return "#" + "".join(f"{part:02X}" for part in parts)
+
     def texture(self) -> dict:
         """The pattern as plotly has it; empty where there is none."""
         look = {"shape": self.pattern, "fgcolor": INK, "fgopacity": 0.3, "size": 9, "solidity": 0.15}

@@ -73,7 +73,7 @@ WHOLE = total(layer_rows(GPT3))
 OPERATIONS = forward_operations(SMALL, CUT)
 #: A figure, and what its bars add up to, from the top.
 SUMS = {
-    "a layer of today": (today.kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
+    "a layer of today": (today.saved_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
     "its terms": (today.llama_bars(QWEN), [size / inputs(QWEN) for size in (total(llama_rows(QWEN)), *(row.bytes for row in llama_rows(QWEN) if row.bytes))]),
     "the loss": (loss_bars(LONG, 1, "full"), [32 * total(llama_rows(LONG, Parallel(), "full")), *loss_totals(LONG, 1)]),
     "the loss on 8 ranks": (loss_bars(LLAMA, 8), [32 * total(llama_rows(LLAMA, CUT)), *loss_totals(LLAMA, 8)]),
@@ -235,7 +235,7 @@ def test_bytes_stay_bytes_on_every_axis(before, now):
 
 
 def test_words_beside_bars_go_where_the_bars_end():
-    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
+    drawn = after(today.saved_today(LLAMA), today.saved_today(LLAMA.with_sizes(seq_length=2048)))
     found = list(sums(drawn).values())
     # The others are the bars' names.
     beside = [note for note in drawn.layout["annotations"] if note.get("xref") != "paper"]
@@ -261,7 +261,7 @@ def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
 
 
 def test_marks_are_as_high_as_their_bars_and_there_are_none_beside_other_bars():
-    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
+    drawn = after(today.saved_today(LLAMA), today.saved_today(LLAMA.with_sizes(seq_length=2048)))
     (mark,), bar = marks(drawn), bars_of(drawn)[0]
     assert (mark["offset"], mark["width"]) == (bar["offset"], bar["width"])
     assert marks(after(stage_work(LLAMA, 8), stage_work(LLAMA, 16))) == []

@@ -88,7 +88,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     long_sequences.memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in long_sequences.SEGMENTS],
     long_sequences.reserved_lines: [(order,) for order in long_sequences.BATCH_ORDERS],
     ends.stage_work: [(LLAMA, 8), (LLAMA, 16, True)],
-    today.kept_today: [(LLAMA, CUT)],
+    today.saved_today: [(LLAMA, CUT)],
     today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     today.llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],

@@ -1,4 +1,4 @@
-"""Chapter 8: what today's layers keep, and every choice of what to recompute, offload or compress."""
+"""Chapter 8: what today's layers save, and every choice of what to recompute, offload or compress."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from actmem_tools.plan.step_time import DEVICES, PRODUCT_SHARE
 
 #: Mode → its words.
 _BARS = {
-    "none": "keep everything",
-    "selective": "selective: core again",
-    "elementwise": "elementwise: no product again",
-    "full": "full: all again",
+    "none": "save everything",
+    "selective": "selective: core recomputed",
+    "elementwise": "elementwise: no matmul recomputed",
+    "full": "full: all recomputed",
 }
 _NORMED_HEADS = ("Q", "K", "Q latent", "KV latent")
 _KINDS = {
@@ -55,8 +55,8 @@ _KINDS = {
 _NAMED = ("none", "selective", "elementwise", "full")
 
 
-def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
-    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16
+def saved_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
+    """What a layer of a Llama saves: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16
     bits.
 
     modes: those that are drawn; the others' places stay empty.
@@ -65,9 +65,9 @@ def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequen
     totals = {mode: sum(each.values()) for mode, each in rows.items()}
     saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
     finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>"
-    finding += f"and what needs no product {saved['elementwise']:.0%}"
+    finding += f"and what needs no matmul {saved['elementwise']:.0%}"
     if "selective" not in modes:
-        finding = f"A Llama layer keeps {size_text(totals['none'])}"
+        finding = f"A Llama layer saves {size_text(totals['none'])}"
     kinds = {kind: of for kind, of in _KINDS.items() if rows["none"].keys() & set(of[1])}
     parts = {
         kind: {
@@ -79,7 +79,7 @@ def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequen
     return bar_chart(
         finding,
         parts,
-        "kept by one layer on one rank",
+        "saved by one layer on one rank",
         fills=[FILLS[fill] for fill, _ in kinds.values()],
         notes={bar: "?" for mode, bar in _BARS.items() if mode not in modes},
     )
@@ -97,9 +97,9 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
     parts = {kind: {term: sizes[term] for term in terms if term in sizes} for kind, (_, terms) in kinds.items()}
     what = "With nothing recomputed the layer" if recompute == "none" else f"With {recompute} recomputation it"
     return bar_chart(
-        f"{what} keeps {size_text(kept)}: {kept / once:.1f} times its input",
+        f"{what} saves {size_text(kept)}: {kept / once:.1f} times its input",
         {"together": {"together": kept / once}, **parts},
-        "kept by one layer",
+        "saved by one layer",
         "times its input",
         fills=[FILLS["activations"], *(FILLS[fill] for fill, _ in kinds.values())],
         order=["together", *(row.term for row in rows)],
@@ -109,7 +109,7 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
 
 
 def others_bars(shape: LlamaShape) -> Drawing:
-    """What a Llama layer of each implementation without stored scores keeps in 16 bits, in sbh, ours last."""
+    """What a Llama layer of each implementation without stored scores saves in 16 bits, in sbh, ours last."""
     compiled = [layer for layer in FRAMEWORKS if layer.name == "torchtitan's style, torch.compile"]
     llamas = [layer for layer in OTHERS if "experts" not in layer.name and "GPT-2" not in layer.name]
     layers = [layer for layer in compiled + llamas if layer.dtype == "bfloat16" and "as²b" not in layer.formula]
@@ -117,12 +117,12 @@ def others_bars(shape: LlamaShape) -> Drawing:
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
     kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers}
     return bar_chart(
-        f"A Llama layer keeps {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
+        f"A Llama layer saves {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
         {
             "others": {name: size for name, size in kept.items() if not name.startswith("ours")},
             "ours": {name: size for name, size in kept.items() if name.startswith("ours")},
         },
-        "kept by one layer",
+        "saved by one layer",
         "sbh",
         fills=[FILLS["others"], FILLS["ours"]],
         about={layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers},
@@ -136,10 +136,10 @@ def _choices_of(shape: ModelShape, *allowed: str) -> tuple[LayerChoice, ...]:
 
 
 def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
-    """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
+    """What a layer saves for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
     x: time added to the layer's forward and backward, in percent, by recomputed matmuls and by copies that
-    computing can't hide; what needs no matmul counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that
+    computing can't hide; what needs no matmul counts as free.  y: bytes saved on the device, in sbh.  gigabytes: that
     the link to the host takes a second, each way.
     """
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
@@ -155,7 +155,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         return 100 * choice.seconds(rates) / (3 * rates.forward)
 
     def said(choice: LayerChoice) -> str:
-        parts = [f"{', '.join(choice.products) or 'no product'} again"]
+        parts = [f"recompute: {', '.join(choice.products) or 'no matmul'}"]
         for action in ("offload", "compress"):
             terms = ", ".join(term for term, chosen in choice.actions.items() if chosen == action)
             parts += [f"{action}: {terms}"] if terms else []
@@ -180,10 +180,10 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
-        f"At no cost in products or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
+        f"At no cost in matmuls or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
         f"{free['or offload']:.0f} with offload at {gigabytes} GB/s, {free['or 8 bits']:.0f} with 8 bits too",
         [
-            of("one set of products", recompute, COMPARED, symbol="circle-open", size=6),
+            of("one set of matmuls", recompute, COMPARED, symbol="circle-open", size=6),
             *lines.values(),
             points(
                 "the named modes", added.values(), kept.values(), HELD, f"%{{text}}: {hover}", mode="markers+text",
@@ -191,10 +191,10 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
                 textposition="top right", marker={"color": HELD, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],
-        "Points, percent of time added and sbh kept: "
+        "Points, percent of time added and sbh saved: "
         + ", ".join(f"{mode} {added[mode]:.2f} and {kept[mode]:.1f}" for mode in _NAMED)
-        + "; kept for no product and no wait: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
-        xaxis=scale("time added by products and copies (%)", -1, 34),
-        yaxis=scale("kept on the device (sbh)", 0, 1.15 * kept["none"]),
+        + "; saved for no matmul and no wait: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
+        xaxis=scale("time added by matmuls and copies (%)", -1, 34),
+        yaxis=scale("saved on the device (sbh)", 0, 1.15 * kept["none"]),
         height=480,
     )  # fmt: skip

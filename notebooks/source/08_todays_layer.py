@@ -76,7 +76,9 @@ LiveFigure(show.llama_bars(LLAMA))
 # %%
 from actmem_more.llama_measured import measure_llama_layer
 
-checks.add_rows("a small layer", llama.llama_rows(shapes.TINY_LLAMA), measure_llama_layer(shapes.TINY_LLAMA))
+checks.add_rows(
+    "a small layer", llama.llama_rows(shapes.TINY_LLAMA), measure_llama_layer(shapes.TINY_LLAMA)
+)
 large = shapes.llama_shape("llama3-70b")
 for t in (8, 16):
     with am.emulated_rank(t):
@@ -167,7 +169,9 @@ LiveFigure(show.others_bars(LLAMA))
 # %%
 forward = sum(llama.llama_products(LLAMA).values())
 added = lambda mode: float(100 * llama.llama_recomputed_flops(LLAMA, mode) / (3 * forward))
-lines = [(mode, f"{freed(mode):.1f}%", f"{added(mode):.2f}%") for mode in ("selective", "elementwise", "full")]
+lines = [
+    (mode, f"{freed(mode):.1f}%", f"{added(mode):.2f}%") for mode in ("selective", "elementwise", "full")
+]
 print(text_table(("mode", "bytes freed", "FLOPs added to forward and backward"), lines, " rr"))
 
 # %% [markdown]
@@ -190,7 +194,10 @@ gpt3 = model_shape("175B")
 pairs = []
 for model in PAPER_MODELS.values():
     sbh = model.shape.seq_length * model.shape.micro_batch_size * model.shape.hidden_size
-    sizes = 20 * sbh // model.parallel.tensor_parallel_size, layer_bytes(model.shape, model.parallel, "elementwise")
+    sizes = (
+        20 * sbh // model.parallel.tensor_parallel_size,
+        layer_bytes(model.shape, model.parallel, "elementwise"),
+    )
     pairs.append(sizes)
 checks.add("the paper's four models, elementwise", pairs, sides=("20sbh/t", "sum of the tensors"))
 checks.show()
@@ -230,7 +237,11 @@ small, stores = model_shape("tiny"), {"offload": HostMemory(), "compress": Eight
 core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
 ways = {
     "nothing": {},
-    "GeLU input offloaded, core and GeLU output recomputed": {"GeLU input": "offload", "4h→h input": "recompute", **core},
+    "GeLU input offloaded, core and GeLU output recomputed": {
+        "GeLU input": "offload",
+        "4h→h input": "recompute",
+        **core,
+    },
     "GeLU input compressed": {"GeLU input": "compress"},
 }
 gradients = {}
@@ -246,7 +257,9 @@ for name, actions in ways.items():
     layer(x).square().sum().backward()
     gradients[name] = [x.grad, *(p.grad for p in layer.parameters())]
     pairs = zip(gradients[name], gradients["nothing"])
-    print(f"{name}: gradients {max(((one - other).norm() / other.norm()).item() for one, other in pairs):.2%} off")
+    print(
+        f"{name}: gradients {max(((one - other).norm() / other.norm()).item() for one, other in pairs):.2%} off"
+    )
 checks.show()
 
 # %% jupyter={"source_hidden": true}

@@ -9,8 +9,8 @@
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem.rows import total
-from actmem_course.figures import Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart
-from actmem_course.figures import choice, size_text, slider, text_table, worked
+from actmem_course.figures import Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal
+from actmem_course.figures import bar_chart, choice, size_text, slider, text_table, worked
 from actmem_course.figures import ch09_your_model as show
 from actmem_more.llama_shape import LlamaShape, llama_shape
 
@@ -18,8 +18,8 @@ LLAMA = llama_shape("llama3-8b")
 checks = Checks()
 
 question = Prediction(
-    f"The {LLAMA.num_layers} layers of Llama 3 8B read {LLAMA.seq_length:,} tokens. In plain PyTorch operators they save "
-    f"{size_text(LLAMA.num_layers * sum(show.written_bytes(LLAMA).values()))} for backward. Change three things, and "
+    f"The {LLAMA.num_layers} layers of Llama 3 8B read {LLAMA.seq_length:,} tokens. "
+    f"In plain PyTorch operators they save {size_text(LLAMA.num_layers * sum(show.written_bytes(LLAMA).values()))} for backward. Change three things, and "
     "recompute no matmul. How many GiB do they save then?",
     answer=LLAMA.num_layers * sum(show.changed_bytes(LLAMA).values()) / 2**30,
     unit="GiB",
@@ -103,7 +103,9 @@ class MLP(nn.Module):
 norm, x = Norm(128).to(torch.bfloat16), torch.randn(2, 64, 128, dtype=torch.bfloat16, requires_grad=True)
 with am.record(norm) as ledger:
     y = norm(x)
-print(f"the norm saves {ledger.total_bytes / x.numel():.1f} bytes for each element of its input, which has 2")
+print(
+    f"the norm saves {ledger.total_bytes / x.numel():.1f} bytes for each element of its input, which has 2"
+)
 
 # %% jupyter={"source_hidden": true}
 class Layer(nn.Module):
@@ -126,7 +128,6 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
     model = Layer(h, a, k, f, **parts).to(torch.bfloat16)
     return model, torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
 
-
 # %% [markdown]
 # ## Record it
 #
@@ -139,7 +140,9 @@ with am.record(model) as ledger:
     y = model(x)
 
 small = LlamaShape(s, b, h, a, k, f)
-checks.add("the layer in plain operators", [(sum(show.written_bytes(small).values()), ledger.total_bytes)])
+checks.add(
+    "the layer in plain operators", [(sum(show.written_bytes(small).values()), ledger.total_bytes)]
+)
 display(checks.show())
 ledger
 
@@ -160,7 +163,8 @@ def count(sizes):
     return seen.rows()
 
 
-found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # the letters; sizes to try for h are multiples of 2a
+# The letters; sizes to try for h are multiples of 2a.
+found = solve_rows(count, "sbhf", {"h": (2 * a, ())})
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
@@ -232,8 +236,11 @@ with am.record(lean_model) as lean_ledger:
 checks.add("with three changes", [(sum(show.changed_bytes(small).values()), lean_ledger.total_bytes)])
 pairs = zip(gradients(**lean), gradients(norm=WideNorm))
 worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in pairs)
-checks.add("gradients of both layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)])
-print(f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less, waste left: {len(findings(lean_ledger.tensors))}")
+checks.add(
+    "gradients of both layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)]
+)
+freed = 1 - lean_ledger.total_bytes / ledger.total_bytes
+print(f"{freed:.0%} less, and {len(findings(lean_ledger.tensors))} kinds of waste left")
 checks.show()
 
 # %% [markdown]
@@ -247,12 +254,14 @@ checks.show()
 # this layer's peak come in the forward pass, the backward pass or the optimizer's step?
 
 # %%
+from actmem_course.figures.step_timeline import step_timeline
+
 model, x = layer(s=256)
 optimizer = torch.optim.AdamW(model.parameters())
 am.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
 optimizer.zero_grad()
 bill = am.step(model, x, optimizer=optimizer)
-LiveFigure(show.step_timeline(bill))
+LiveFigure(step_timeline(bill))
 
 # %% [markdown]
 # Backward frees what it has used, but the gradients it makes are alive at the same time as what the layer saved. (This is a CPU's
@@ -335,7 +344,9 @@ def factory(parts):
 
 letters, rules, _ = parsed_letters("s,b,h:2a,a:k,k,f,v", "")
 codes = {"in plain operators": {}, "with three changes": lean}
-solved = {name: solved_blocks(factory(parts), letters, rules, "bfloat16") for name, parts in codes.items()}
+solved = {
+    name: solved_blocks(factory(parts), letters, rules, "bfloat16") for name, parts in codes.items()
+}
 tiny = {"s": 256, "h": h, "a": a, "k": k, "f": f, "v": 1000}
 for name, parts in codes.items():
     planned = OwnModel(solved[name], tiny, 6, Cluster(1, 80 * GIBIBYTE), b)
@@ -345,7 +356,10 @@ for name, parts in codes.items():
     optimizer.zero_grad()
     counters = 4 * len(list(model.parameters()))  # Adam's count of steps, in each parameter's state
     predicted = planned.bytes(Way(b, 0, False)) + 8 * inputs["ids"].numel() + counters
-    checks.add(f"peak of six layers {name}", [(predicted, am.step(model, inputs, optimizer=optimizer).peak_bytes)])
+    checks.add(
+        f"peak of six layers {name}",
+        [(predicted, am.step(model, inputs, optimizer=optimizer).peak_bytes)],
+    )
 checks.show()
 
 # %% [markdown]
@@ -360,10 +374,13 @@ parts = {"saved by the layers": {}, "everything else": {}}
 for name in codes:
     planned = OwnModel(solved[name], sizes, LLAMA.num_layers, gpus, gpus.gpus)
     plan = outcome(planned, Way(1, 0, True), "bfloat16")
-    of_layers = sum(line["bytes"] for line in plan["bill"] if line["term"].startswith(f"{plan['blocks']['path']}."))
+    of_layers = sum(
+        line["bytes"] for line in plan["bill"] if line["term"].startswith(f"{plan['blocks']['path']}.")
+    )
     parts["saved by the layers"][name] = of_layers
     parts["everything else"][name] = plan["asked"]["bytes"] - of_layers
-    verdict = "it fits" if plan["fits"] else f"recompute {plan['ways'][0]['blocks_again']} of {LLAMA.num_layers} layers"
+    again = f"recompute {plan['ways'][0]['blocks_again']} of {LLAMA.num_layers} layers"
+    verdict = "it fits" if plan["fits"] else f"it doesn't fit: {again}"
     print(f"{name}: {size_text(plan['asked']['bytes'])} of {size_text(gpus.usable_bytes)}, {verdict}")
 LiveFigure(
     bar_chart(
@@ -405,7 +422,10 @@ from actmem_tools.plan.step_time import MODEL_ERROR
 
 model, cluster = planned_model_of("llama3-70b"), Cluster(64, 80 * GIBIBYTE)
 plans = find_plans(model, cluster, 512)
-print(f"{plans.fitting:,} of {plans.counted:,} layouts fit; the estimated times of {plans.near} are within {MODEL_ERROR:.0%}\n")
+print(
+    f"{plans.fitting:,} of {plans.counted:,} layouts fit; "
+    f"the estimated times of {plans.near} are within {MODEL_ERROR:.0%}\n"
+)
 shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for plan in plans.plans[:3]]
 print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
 
@@ -421,7 +441,9 @@ print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
 
 # %%
 bill = bill_of(model, plans.plans[0])
-lines = sorted(((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True)
+lines = sorted(
+    ((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True
+)
 shown = {f"{part}: {term}": size for size, part, term in lines[:6]}
 shown[f"{len(lines) - 6} smaller lines"] = sum(size for size, *_ in lines[6:])
 shown["left for CUDA, NCCL and the allocator"] = cluster.memory_bytes - bill.bytes
@@ -444,7 +466,9 @@ fitting = find_plans(small_model, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
 for pipeline in (1, 2, 4):
     sharded = [plan for plan in fitting if plan.layout.tensor_parallel_size > 1]
     plan = next(plan for plan in sharded if plan.layout.pipeline_parallel_size == pipeline)
-    pairs = [(term.predicted or 0, term.measured or 0) for term in verify_plan(small_model, plan).matches]
+    pairs = [
+        (term.predicted or 0, term.measured or 0) for term in verify_plan(small_model, plan).matches
+    ]
     checks.add(layout_text(plan.layout), pairs)
 runs = nanotron_runs()
 farthest = max(abs(run.difference_percent) for run in runs)
@@ -498,7 +522,8 @@ stages = {
 needed = {stage: parameters * size / GIBIBYTE for stage, size in stages.items()}
 worked(
     *(
-        f"Stage {stage}: {size:g} bytes a parameter, {needed[stage]:.0f} GiB{'' if needed[stage] <= 60 else ', too much'}."
+        f"Stage {stage}: {size:g} bytes a parameter, {needed[stage]:.0f} GiB"
+        f"{'' if needed[stage] <= 60 else ', too much'}."
         for stage, size in stages.items()
     ),
     "Stage 2 is the first that leaves 20 GiB. Stage 3 leaves more, but all-gathers every weight in each pass.",

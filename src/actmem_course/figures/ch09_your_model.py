@@ -1,22 +1,17 @@
-"""Chapter 9: a layer in plain operators beside a fused one, a step's memory over time, and what to change first."""
+"""Chapter 9: a layer in plain operators beside one with three changes, and what to change where a plan doesn't fit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.marks import Drawing, chart, line, scale
-from actmem_course.figures.style import FILLS, INK
-from actmem_course.figures.units import axis_unit, size_text
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.style import FILLS
+from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 from actmem_tools.plan.plan_report import layout_text
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import Plan, find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
-
-if TYPE_CHECKING:  # pages have no torch
-    from actmem.ledger.whole_step import StepBill
 
 WRITTEN, CHANGED = "in plain operators", "with three changes"
 #: Part of a layer → its fill, and the terms of ``llama_rows`` in it.
@@ -68,56 +63,6 @@ def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
         "saved for backward",
         fills=[FILLS[fill] for fill, _ in _PARTS.values()],
         notes={} if shown == CHANGED else {CHANGED: "?"},
-    )
-
-
-#: What ``step_timeline`` tells apart, from the bottom: its fill, and kinds of a step's bill.
-_ALIVE = {
-    "weights": ("weights", ("weight", "buffer", "cast weight", "gathered weight")),
-    "optimizer states": ("optimizer states", ("optimizer state",)),
-    "gradients": ("gradients", ("gradient", "main gradient")),
-    "activations": ("activations", ("activation", "recomputed activation", "input", "output")),
-}
-_REST = "everything else"
-
-
-def step_timeline(bill: StepBill) -> Drawing:
-    """Bytes alive after each operation of a training step, by kind, with its phases and its peak."""
-    part_of = {kind: part for part, (_, kinds) in _ALIVE.items() for kind in kinds}
-    alive = {part: [0] * len(bill.curve) for part in (*_ALIVE, _REST)}
-    for row, sizes in bill.lives:
-        part = alive[part_of.get(row.kind, _REST)]
-        for (start, size), (end, _) in zip(sizes, [*sizes[1:], (len(bill.curve), 0)]):
-            for moment in range(start, end):
-                part[moment] += size
-    unit, name = axis_unit(bill.peak_bytes)
-    fills = [FILLS[fill] for fill in (*(fill for fill, _ in _ALIVE.values()), "transient")]
-    areas = [
-        line(
-            part, range(len(sizes)), [size / unit for size in sizes], INK, f"{part}: %{{y:.2f}} {name}", width=1,
-            shape="hv", stackgroup="alive", fillcolor=fill.colour, fillpattern=fill.texture() | {"bgcolor": fill.colour},
-        )
-        for (part, sizes), fill in zip(alive.items(), fills)
-    ]  # fmt: skip
-    ends = [*(start for _, start in bill.phases[1:]), len(bill.curve)]
-    phases = [(what, start) for (what, start), end in zip(bill.phases, ends) if end > start]
-    top = bill.peak_bytes / unit
-    named = {"y": 1.18 * top, "xanchor": "left", "showarrow": False}
-    return chart(
-        f"The peak, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
-        areas,
-        f"Areas over {len(bill.curve)} operations: memory rises through forward, peaks at {size_text(bill.peak_bytes)} "
-        f"in {bill.peak_phase}, and falls.",
-        xaxis=scale("operations since the step began", 0, len(bill.curve)),
-        yaxis=scale(f"alive ({name})", 0, 1.25 * top),
-        shapes=[
-            {"type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot"}}
-            for _, start in phases[1:]
-        ],
-        annotations=[
-            *({**named, "x": start, "text": what} for what, start in phases),
-            {"x": bill.peak_at, "y": top, "text": "peak", "ax": 40, "ay": -14},
-        ],
     )
 
 

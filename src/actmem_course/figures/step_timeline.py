@@ -1,0 +1,63 @@
+"""The memory of one training step over time, by kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actmem_course.figures.marks import Drawing, chart, line, scale
+from actmem_course.figures.style import FILLS, INK
+from actmem_course.figures.units import axis_unit, size_text
+
+if TYPE_CHECKING:  # pages have no torch
+    from actmem.ledger.whole_step import StepBill
+
+#: What ``step_timeline`` tells apart, from the bottom: its fill, and kinds of a step's bill.
+_ALIVE = {
+    "weights": ("weights", ("weight", "buffer", "cast weight", "gathered weight")),
+    "optimizer states": ("optimizer states", ("optimizer state",)),
+    "gradients": ("gradients", ("gradient", "main gradient")),
+    "activations": ("activations", ("activation", "recomputed activation", "input", "output")),
+}
+_REST = "everything else"
+
+
+def step_timeline(bill: StepBill) -> Drawing:
+    """Bytes alive after each operation of a training step, by kind, with its phases and its peak."""
+    part_of = {kind: part for part, (_, kinds) in _ALIVE.items() for kind in kinds}
+    alive = {part: [0] * len(bill.curve) for part in (*_ALIVE, _REST)}
+    for row, sizes in bill.lives:
+        part = alive[part_of.get(row.kind, _REST)]
+        for (start, size), (end, _) in zip(sizes, [*sizes[1:], (len(bill.curve), 0)]):
+            for moment in range(start, end):
+                part[moment] += size
+    unit, name = axis_unit(bill.peak_bytes)
+    fills = [FILLS[fill] for fill in (*(fill for fill, _ in _ALIVE.values()), "transient")]
+    areas = [
+        line(
+            part, range(len(sizes)), [size / unit for size in sizes], INK, f"{part}: %{{y:.2f}} {name}",
+            width=1, shape="hv", stackgroup="alive",
+            fillcolor=fill.colour, fillpattern=fill.texture() | {"bgcolor": fill.colour},
+        )
+        for (part, sizes), fill in zip(alive.items(), fills)
+    ]  # fmt: skip
+    ends = [*(start for _, start in bill.phases[1:]), len(bill.curve)]
+    phases = [(what, start) for (what, start), end in zip(bill.phases, ends) if end > start]
+    top = bill.peak_bytes / unit
+    named = {"y": 1.18 * top, "xanchor": "left", "showarrow": False}
+    return chart(
+        f"The peak, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
+        areas,
+        f"Areas over {len(bill.curve)} operations; at the peak, in {bill.peak_phase}: "
+        + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items())
+        + ".",
+        xaxis=scale("operations since the step began", 0, len(bill.curve)),
+        yaxis=scale(f"alive ({name})", 0, 1.25 * top),
+        shapes=[
+            {"type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot"}}
+            for _, start in phases[1:]
+        ],
+        annotations=[
+            *({**named, "x": start, "text": what} for what, start in phases),
+            {"x": bill.peak_at, "y": top, "text": "peak", "ax": 40, "ay": -14},
+        ],
+    )

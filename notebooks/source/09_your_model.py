@@ -17,10 +17,11 @@ from actmem_more.llama_shape import LlamaShape, llama_shape
 LLAMA = llama_shape("llama3-8b")
 checks = Checks()
 
+in_operators = LLAMA.num_layers * sum(show.written_bytes(LLAMA).values())
 question = Prediction(
-    f"The {LLAMA.num_layers} layers of Llama 3 8B read {LLAMA.seq_length:,} tokens. "
-    f"In plain PyTorch operators they save {size_text(LLAMA.num_layers * sum(show.written_bytes(LLAMA).values()))} for backward. Change three things, and "
-    "recompute no matmul. How many GiB do they save then?",
+    f"The {LLAMA.num_layers} layers of Llama 3 8B read {LLAMA.seq_length:,} tokens. In plain PyTorch operators "
+    f"they save {size_text(in_operators)} for backward. Change three things, and recompute no matmul. "
+    "How many GiB do they save then?",
     answer=LLAMA.num_layers * sum(show.changed_bytes(LLAMA).values()) / 2**30,
     unit="GiB",
     because="The norms, the copies of K and V, and silu(gate) made up the difference. You find all three below.",

@@ -23,7 +23,6 @@ from actmem_course.figures import ch11_adapters as adapters
 from actmem_course.figures import ch12_long_sequences as long_sequences
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
-from actmem_course.others.nanotron import nanotron_runs
 from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from tests.drawings import assert_valid
 
@@ -87,15 +86,13 @@ DRAWN: dict[Callable, list[tuple]] = {
     long_sequences.eight_bit_bars: [(LLAMA,), (LLAMA.with_sizes(seq_length=131072),)],
     long_sequences.memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in long_sequences.SEGMENTS],
     long_sequences.reserved_lines: [(order,) for order in long_sequences.BATCH_ORDERS],
-    ends.stage_work: [(LLAMA, 8), (LLAMA, 16, True)],
     today.saved_today: [(LLAMA, CUT)],
     today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     today.llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     planned.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
-    planned.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
-    planned.runs_figure: [(nanotron_runs(),)],
+    planned.code_bars: [(LLAMA,), (LLAMA, planned.WRITTEN)],
 }  # fmt: skip
 
 

@@ -39,16 +39,17 @@ def step_timeline(bill: StepBill) -> Drawing:
             fillcolor=fill.colour, fillpattern=fill.texture() | {"bgcolor": fill.colour},
         )
         for (part, sizes), fill in zip(alive.items(), fills)
+        if any(sizes)
     ]  # fmt: skip
     ends = [*(start for _, start in bill.phases[1:]), len(bill.curve)]
     phases = [(what, start) for (what, start), end in zip(bill.phases, ends) if end > start]
     top = bill.peak_bytes / unit
-    named = {"y": 1.18 * top, "xanchor": "left", "showarrow": False}
+    named = {"y": 1.18 * top, "xanchor": "left", "xshift": 4, "showarrow": False}
     return chart(
         f"The peak, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
         areas,
         f"Areas over {len(bill.curve)} operations; at the peak, in {bill.peak_phase}: "
-        + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items())
+        + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items() if any(sizes))
         + ".",
         xaxis=scale("operations since the step began", 0, len(bill.curve)),
         yaxis=scale(f"alive ({name})", 0, 1.25 * top),

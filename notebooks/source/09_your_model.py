@@ -445,11 +445,11 @@ bill = bill_of(model, plans.plans[0])
 lines = sorted(
     ((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True
 )
-shown = {f"{part}: {term}": size for size, part, term in lines[:6]}
-shown[f"{len(lines) - 6} smaller lines"] = sum(size for size, *_ in lines[6:])
-shown["left for CUDA, NCCL and the allocator"] = cluster.memory_bytes - bill.bytes
+held = {f"{part}: {term}": size for size, part, term in lines[:6]}
+held[f"{len(lines) - 6} smaller lines"] = sum(size for size, *_ in lines[6:])
+left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
 title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
-LiveFigure(bar_chart(title, {"": shown}, "lines of the bill"))
+LiveFigure(bar_chart(title, {"held": held, "left": left}, "lines of the bill"))
 
 # %% [markdown]
 # Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight

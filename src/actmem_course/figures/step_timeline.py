@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actmem_course.figures.marks import Drawing, chart, line, scale
+from actmem_course.figures.marks import Drawing, chart, legend, line, scale
 from actmem_course.figures.style import FILLS, INK
 from actmem_course.figures.units import axis_unit, size_text
 
@@ -31,15 +31,15 @@ def step_timeline(bill: StepBill) -> Drawing:
             for moment in range(start, end):
                 part[moment] += size
     unit, name = axis_unit(bill.peak_bytes)
-    fills = [FILLS[fill] for fill in (*(fill for fill, _ in _ALIVE.values()), "transient")]
+    fills = {part: FILLS[fill] for part, (fill, _) in _ALIVE.items()} | {_REST: FILLS["transient"]}
+    fills = {part: fill for part, fill in fills.items() if any(alive[part])}
     areas = [
         line(
-            part, range(len(sizes)), [size / unit for size in sizes], INK, f"{part}: %{{y:.2f}} {name}",
-            width=1, shape="hv", stackgroup="alive",
+            part, range(len(bill.curve)), [size / unit for size in alive[part]], INK, f"{part}: %{{y:.2f}} {name}",
+            width=1, shape="hv", stackgroup="alive", showlegend=False,
             fillcolor=fill.colour, fillpattern=fill.texture() | {"bgcolor": fill.colour},
         )
-        for (part, sizes), fill in zip(alive.items(), fills)
-        if any(sizes)
+        for part, fill in fills.items()
     ]  # fmt: skip
     ends = [*(start for _, start in bill.phases[1:]), len(bill.curve)]
     phases = [(what, start) for (what, start), end in zip(bill.phases, ends) if end > start]
@@ -47,18 +47,18 @@ def step_timeline(bill: StepBill) -> Drawing:
     named = {"y": 1.18 * top, "xanchor": "left", "xshift": 4, "showarrow": False}
     return chart(
         f"The peak, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
-        areas,
+        [*legend(fills), *areas],
         f"Areas over {len(bill.curve)} operations; at the peak, in {bill.peak_phase}: "
-        + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items() if any(sizes))
+        + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items() if part in fills)
         + ".",
         xaxis=scale("operations since the step began", 0, len(bill.curve)),
         yaxis=scale(f"alive ({name})", 0, 1.25 * top),
         shapes=[
-            {"type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot"}}
+            {"type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": INK, "dash": "dot"}}
             for _, start in phases[1:]
         ],
         annotations=[
             *({**named, "x": start, "text": what} for what, start in phases),
-            {"x": bill.peak_at, "y": top, "text": "peak", "ax": 40, "ay": -14},
+            {**named, "x": bill.peak_at, "y": top, "yanchor": "bottom", "text": "peak"},
         ],
     )

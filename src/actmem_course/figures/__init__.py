@@ -12,7 +12,6 @@ _HOMES = {
     "in_page": ("LiveFigure", "Panel", "Prediction", "Reveal"),
     "controls": ("choice", "play", "slider", "steps"),
     "bars": ("bar_chart",),
-    "layer_picture": ("layer_picture",),
     "marks": ("GuessLine",),
     "checks": ("Checks", "Fold", "in_the_paper", "worked"),
     "units": ("size_text",),

@@ -26,7 +26,7 @@ const smaller = (size) => Math.max(10, SMALL * size);
 const worded = (data, isDiagram) => data.map((trace) => {
   if (isDiagram) {
     if (!trace.textfont) return trace;
-    const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX)) : trace.text;
+    const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
   if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;
@@ -174,6 +174,7 @@ const write = (plot, notes) => {
 // The legend is text of the page as well: it wraps, and costs Plotly a third of its time.  A swatch is 30 by 14.
 const HATCHES = {
   "/": "M8 10L17 1M13 13L22 4", "x": "M8 10L17 1M13 13L22 4M8 4L17 13M13 1L22 10", "-": "M8 5H22M8 9H22", "+": "M8 5H22M8 9H22M12 1V13M18 1V13",
+  "|": "M12 1V13M18 1V13", "\\": "M8 4L17 13M13 1L22 10",
   ".": "M11 4h2M16 4h2M13 7h2M18 7h2M11 10h2M16 10h2",
 };
 const SYMBOLS = {

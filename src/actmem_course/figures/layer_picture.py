@@ -4,102 +4,88 @@ A box is as wide as its bytes, in the colour of its kind (``style.FILLS``).  Eac
 tensor is narrow in all of them, and a copied one as wide as ever.  What is recomputed is hatched, what is offloaded
 stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each sends.
 
-``layer_picture`` draws all of it, the paper's layer and today's.  Every number comes from actmem's formulas.
+``layer_picture`` draws the paper's layer and today's; ``block_picture`` what a chapter has changed in the blocks;
+``pipeline_picture`` the microbatches in flight.  Every number comes from actmem's formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_choice
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.communication import Exchange, activation_bytes
+from actmem.formulas.communication import Exchange
 from actmem.recipes import PAPER_LAYER, LayerTerms, Mode
 from actmem.rows import Row
-from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
-from actmem_course.figures.marks import Drawing, line
-from actmem_course.figures.style import FILLS, INK
-from actmem_course.figures.terms import formula_of, term_of
-from actmem_course.figures.units import axis_unit, size_text, three_digits
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.sketch import Block, Sketch, Transfer
+from actmem_course.figures.terms import formula_of, llama_formula
+from actmem_course.figures.units import size_text
+from actmem_more.llama_shape import LlamaShape, llama_layer_terms
+from actmem_more.llama_terms import FLOAT32, context_exchanges, llama_rows
 
-#: More ranks than this are not drawn: their columns would be too narrow.
-MOST_RANKS = 8
-#: Which collectives are drawn.
-PASSES = ("", "forward", "backward")
-#: Pixels: a row of a tensor, its box, a row of a collective, the ranks' names.
-_ROW, _BOX, _TRANSFER, _HEAD = 27, 21, 34, 24
-#: Pixels of a letter of the words beside the boxes, and the room between two ranks, as a share of all columns.
-_LETTER, _WORDS, _GAP = 6.7, 13, 0.035
-#: Pixels of all columns on a narrow page, in pixels of a wide page's words.
-_NARROWEST = 200
-#: Between a box and its words: one that no page takes away.
-_SPACE = "\u00a0"
-#: Widths of arrows that carry a shard, and all of a tensor.
-_THIN, _THICK = 1.5, 4.0
-#: Places along x and y of a line.
-Stroke = tuple[Sequence[float], Sequence[float]]
-#: Which way a collective's bytes go in and out: one rank's shard, or the whole tensor.
-_ENDS = {"all-reduce": (_THICK, _THICK), "all-gather": (_THIN, _THICK), "reduce-scatter": (_THICK, _THIN)}
-
-
-@dataclass(frozen=True)
-class Block:
-    """One saved tensor in the picture.
-
-    Attributes:
-        row: As one rank saves it if nothing is recomputed.
-        whole: Bytes of the tensor without any parallelism.
-        held: Bytes that stay on the device; 0 if the tensor is recomputed or offloaded.
-        action: What becomes of it: one of ``recipes.ACTIONS``.
-        gathered: Bytes that backward gathers from the other ranks for a moment.
-    """
-
-    row: Row
-    whole: int
-    held: int
-    action: str = "keep"
-    gathered: int = 0
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether every rank has all of it."""
-        return self.row.bytes == self.whole
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A collective in the picture.
-
-    Attributes:
-        exchange: What is sent.
-        after: The term below whose row it is drawn.
-        name: What stands beside it; its kind if empty.
-    """
-
-    exchange: Exchange
-    after: str
-    name: str = ""
+Shape = ModelShape | LlamaShape
+#: Which collectives are drawn: those of a pass, or those that recomputation repeats in backward.
+PHASES = ("", "forward", "recompute", "backward")
+#: How c ranks share a sequence in the picture: as ``CONTEXT_KINDS`` says, or K and V from rank to rank around a ring.
+CONTEXT_KINDS = ("gather", "ring", "ulysses")
+#: What computes from each tensor, above its row.
+OPERATIONS = {
+    "layer-norm 1 input": "layer norm",
+    "QKV projection input": "matmuls to Q, K, V",
+    "Q": "QKᵀ",
+    "softmax output": "softmax",
+    "softmax dropout mask": "dropout",
+    "softmax dropout output": "attention over V",
+    "attention projection input": "matmul: projection",
+    "attention dropout mask": "dropout",
+    "layer-norm 2 input": "+ the layer's input (saves nothing), layer norm",
+    "h→4h input": "matmul: h→4h",
+    "GeLU input": "GeLU",
+    "4h→h input": "matmul: 4h→h",
+    "MLP dropout mask": "dropout, + the block's input (saves nothing)",
+}
+#: Sharded by whole heads, along the MLP's width, by whole experts.
+_BY_HEAD = ("Q", "K", "V", *PAPER_LAYER.core, "log-sum-exp", "Q before its norm", "K before its norm")
+_BY_HEAD += ("attention output before all-to-all", "attention projection input")
+_BY_WIDTH = ("GeLU input", "4h→h input", "gate", "up", "down input", "shared gate", "shared up", "shared down input")
+_OF_EXPERTS = ("gate", "up", "down input", "dispatched weights")
+COPIED, ALONG_S = "a copy on every rank", "sharded along s"
 
 
 def layer_picture(
-    shape: ModelShape,
+    shape: Shape,
     parallel: Parallel = Parallel(),
     recompute: Mode = "none",
     *,
     collectives: str = "",
     stored: int | None = None,
+    in_memory: Collection[str] | None = None,
+    not_saved: Collection[str] = (),
+    keeps_gathered: bool = False,
+    operations: bool = False,
+    context_kind: str = "gather",
+    routed_tokens: Sequence[int] = (),
     title: str = "",
 ) -> Drawing:
     """The layer with all that it saves for backward on each rank.
 
     Args:
-        shape: The paper's layer.
-        parallel: t ranks share it, under sequence parallelism or not; at most MOST_RANKS of them are drawn.
+        shape: The paper's layer, or one of today's: Llama's, with experts, with latent attention.
+        parallel: t ranks share the layer, under sequence parallelism or not, or c ranks share its sequence.
         recompute: A mode, a set of terms to recompute, or an action for each term, as ``layer_rows`` takes it.
-        collectives: "forward" or "backward" draws the pass's collectives between the ranks; "" none.
+        collectives: "forward", "backward" or "recompute" draws the collectives of a pass, or of forward's second run;
+            "" none.  In backward the arrows point upwards.
         stored: How many tensors the forward pass has stored so far; None for all.  The last one is framed.
+        in_memory: The terms in memory at a moment, in place of those that the forward pass saves.  Recomputed ones
+            among them are framed.
+        not_saved: Terms that no gradient reads, because their weights are frozen.
+        keeps_gathered: The plain form of sequence parallelism, which saves the gathered inputs whole.
+        operations: Name the operations of the paper's layer above the tensors that they save.
+        context_kind: How c ranks share a sequence, one of CONTEXT_KINDS.
+        routed_tokens: Of experts, the pairs of a token and an expert on each rank; if empty, alike on all.
         title: In place of the finding that the picture states by itself.
 
     Returns:
@@ -108,253 +94,282 @@ def layer_picture(
     Raises:
         ConfigError: If the ranks can't share the layer, a set can't be recomputed, or another argument is out of range.
     """
-    check_choice("collectives", collectives, PASSES)
-    blocks = paper_blocks(shape, parallel, recompute, collectives == "backward")
-    if stored is not None and not 1 <= stored <= len(blocks):
-        raise ConfigError("stored", f"must be from 1 to {len(blocks)}, got {stored}")
-    moves = paper_transfers(shape, parallel, collectives) if collectives else []
-    sketch = Sketch(blocks, parallel.tensor_parallel_size, shape, collectives == "backward")
-    sketch.draw(moves, len(blocks) if stored is None else stored, framed=stored is not None)
-    a, b, h, s = shape.letters()
-    finding = title or _finding(blocks, parallel, stored)
-    about = f"One layer at s={s}, b={b}, h={h}, a={a}, t={parallel.tensor_parallel_size}"
-    return sketch.drawing(finding, f"{about}: {sketch.told(moves)}.")
+    check_choice("collectives", collectives, PHASES)
+    check_choice("context_kind", context_kind, CONTEXT_KINDS)
+    blocks = layer_blocks(shape, parallel, recompute, keeps_gathered, context_kind, routed_tokens)
+    moves = transfers(shape, parallel, collectives, recompute, context_kind) if collectives else []
+    blocks = [replace(block, action="not saved", is_present=False) if block.row.term in not_saved else block
+              for block in blocks]  # fmt: skip
+    if collectives == "backward" and not keeps_gathered:
+        blocks = _with_gathered_again(blocks, moves)
+    saved = blocks
+    if stored is not None:
+        if not 1 <= stored <= len(blocks):
+            raise ConfigError("stored", f"must be from 1 to {len(blocks)}, got {stored}")
+        in_memory = [block.row.term for block in blocks[:stored] if block.is_present]
+    if in_memory is not None:
+        blocks = [replace(block, is_present=block.row.term in in_memory) for block in blocks]
+    ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
+    captions = OPERATIONS if operations else _regions(blocks) if ranks > 1 else {}
+    now = None if stored is None else blocks[stored - 1]
+    finding = title or (_finding(blocks, ranks) if in_memory is None else _now_finding(blocks, saved, now))
+    letters = f"s={shape.seq_length}, b={shape.micro_batch_size}, h={shape.hidden_size}, a={shape.num_attention_heads}"
+    sketch = Sketch(blocks, ranks, collectives == "backward")
+    sketch.draw(moves, captions, now.row.term if now else "", marks_again=in_memory is not None)
+    return sketch.drawing(finding, f"One layer at {letters}, {ranks} ranks: {sketch.told(moves)}.")
 
 
-def paper_blocks(
-    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", gathers_again: bool = False
+def block_picture(
+    blocks: Sequence[Block],
+    title: str,
+    ranks: int = 1,
+    moves: Sequence[Transfer] = (),
+    captions: Mapping[str, str] | None = None,
+) -> Drawing:
+    """The picture of any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
+
+    Args:
+        blocks: A row each.
+        title: The finding.
+        ranks: Columns.
+        moves: Collectives, from ``transfers`` or made by the caller.
+        captions: Words above the row of a term; None: how the ranks share it.
+    """
+    sketch = Sketch(blocks, ranks)
+    sketch.draw(moves, _regions(blocks) if captions is None else captions)
+    return sketch.drawing(title, f"One layer, {ranks} ranks: {sketch.told(moves)}.")
+
+
+def layer_blocks(
+    shape: Shape,
+    parallel: Parallel = Parallel(),
+    recompute: Mode = "none",
+    keeps_gathered: bool = False,
+    context_kind: str = "gather",
+    routed_tokens: Sequence[int] = (),
 ) -> list[Block]:
-    """The 15 tensors of the paper's layer.  gathers_again: with what backward gathers under sequence parallelism."""
-    whole, shards = layer_rows(shape), layer_rows(shape, parallel)
-    held = {row.term: row.bytes for row in layer_rows(shape, parallel, recompute)}
-    actions = _actions(PAPER_LAYER, recompute)
-    again = ("QKV projection input", "h→4h input") if gathers_again and parallel.sequence_parallel else ()
-    return [
-        Block(
-            row, all_of_it.bytes, held.get(row.term, 0), actions.get(row.term, "keep"),
-            all_of_it.bytes - row.bytes if row.term in again else 0,
+    """The saved tensors of a layer, after the forward pass; arguments as those of ``layer_picture``.
+
+    Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
+    """
+    t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
+    if isinstance(shape, ModelShape):
+        terms, actions = PAPER_LAYER, _actions(PAPER_LAYER, recompute)
+        whole, shards = layer_rows(shape), layer_rows(shape, parallel)
+        held = layer_rows(shape, parallel, recompute)
+        formulas = [formula_of(row, shape) for row in shards]
+    else:
+        if t > 1 and c > 1:
+            raise ConfigError("context_parallel_size", f"must be 1 in a picture of t = {t} ranks, got {c}")
+        kind = "gather" if context_kind == "ring" else context_kind
+        terms = llama_layer_terms(shape, kind == "ulysses" and c > 1)
+        actions = _actions(terms, recompute)
+        whole, shards = llama_rows(shape), llama_rows(shape, parallel, context_kind=kind)
+        held = llama_rows(shape, parallel, recompute, context_kind=kind)
+        whole, shards, held = (_statistics_last(rows, terms) for rows in (whole, shards, held))
+        formulas = [llama_formula(row, shape, "c" if c > 1 else "t") for row in shards]
+    sizes, left = {row.term: row.bytes for row in whole}, {row.term: row.bytes for row in held}
+    blocks = []
+    for row, formula in zip(shards, formulas, strict=True):
+        all_of_it = sizes.get(row.term, sizes.get("attention projection input", 0))
+        if keeps_gathered and parallel.sequence_parallel and row.term in _edges(shape, parallel)[0]:
+            row, formula, left[row.term] = (
+                replace(row, bytes=all_of_it, split_by=1),
+                formula.removesuffix("/t"),
+                all_of_it,
+            )
+        action = actions.get(row.term, "keep" if row.term in left else "recompute")
+        split = "" if max(t, c) == 1 else _split(row, all_of_it, shape, context_kind if c > 1 else "")
+        blocks.append(
+            Block(
+                row,
+                all_of_it,
+                left.get(row.term, row.bytes),
+                action,
+                action in ("keep", "compress"),
+                0,
+                (),
+                formula,
+                split,
+            )
         )
-        for row, all_of_it in zip(shards, whole, strict=True)
-    ]  # fmt: skip
+    return [_by_rank(block, shape, parallel, routed_tokens) for block in blocks] if routed_tokens else blocks
 
 
 def _actions(terms: LayerTerms, recompute: Mode) -> dict[str, str]:
     return {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
 
 
-def paper_transfers(shape: ModelShape, parallel: Parallel, phase: str) -> list[Transfer]:
-    """The collectives of one pass, each below the tensor that it follows in the forward pass.
+def _statistics_last(rows: Sequence[Row], terms: LayerTerms) -> list[Row]:
+    """Today's rows with all statistics in one: each is too small to see."""
+    small = [row for row in rows if row.term in (*terms.statistics, "log-sum-exp")]
+    others = [row for row in rows if row not in small]
+    return [*others, replace(small[0], term="statistics", bytes=sum(row.bytes for row in small))] if small else others
 
-    f and g stand at the inputs of the two column-parallel matmuls, f̄ and ḡ behind the two row-parallel ones.
+
+def _split(row: Row, whole: int, shape: Shape, context_kind: str) -> str:
+    """How the ranks share a tensor."""
+    if row.term == "statistics":
+        return ""
+    if row.bytes == whole:
+        return COPIED
+    if context_kind:
+        by_head = context_kind == "ulysses" and row.term in _BY_HEAD and row.term != "attention projection input"
+        return "sharded by heads" if by_head else ALONG_S
+    if isinstance(shape, LlamaShape) and shape.num_experts and row.term in _OF_EXPERTS:
+        return "whole experts on each rank"
+    if row.term in _BY_HEAD:
+        return "sharded by heads"
+    return "sharded along the MLP's width" if row.term in _BY_WIDTH else ALONG_S
+
+
+def _by_rank(block: Block, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> Block:
+    """A block of experts with the bytes of each rank, by the pairs that it takes."""
+    assert isinstance(shape, LlamaShape)
+    if block.row.term not in _OF_EXPERTS:
+        return block
+    sizes = [
+        row.bytes
+        for tokens in routed_tokens
+        for row in llama_rows(shape, parallel, routed_tokens=tokens)
+        if row.term == block.row.term
+    ]
+    return replace(block, by_rank=tuple(sizes))
+
+
+def _with_gathered_again(blocks: Sequence[Block], moves: Sequence[Transfer]) -> list[Block]:
+    """What backward gathers again for a moment: the rest of each tensor whose shard is saved."""
+    again = {move.after for move in moves if move.name.endswith("again") and move.kind in ("all-gather", "ring")}
+    terms = again | ({"K"} if "V" in again else set())
+    return [
+        replace(block, gathered=block.whole - block.row.bytes) if block.row.term in terms else block for block in blocks
+    ]
+
+
+def _regions(blocks: Sequence[Block]) -> dict[str, str]:
+    """How the ranks share the blocks, above the first of each run that they share alike."""
+    found = {}
+    for split, run in groupby(blocks, lambda block: block.split):
+        found[next(run).row.term] = split
+    return found
+
+
+def transfers(
+    shape: Shape, parallel: Parallel, phase: str, recompute: Mode = "none", context_kind: str = "gather"
+) -> list[Transfer]:
+    """The collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
+
+    Raises: ConfigError for layers whose collectives actmem has no formula for.
     """
+    if isinstance(shape, LlamaShape):
+        if shape.latent or shape.shared_ffn_size:
+            raise ConfigError("collectives", "no formula counts those of latent attention and of shared experts")
+        if parallel.context_parallel_size > 1:
+            return _among_context_ranks(shape, parallel, phase, recompute, context_kind)
     t = parallel.tensor_parallel_size
     if t == 1:
         return []
+    starts, ends = _edges(shape, parallel)
+    payload = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
 
-    def after(kind: str, *terms: str, name: str = "") -> list[Transfer]:
-        exchange = Exchange(kind, phase, "", t, activation_bytes(shape, 2))
-        return [Transfer(exchange, term, name) for term in terms]
+    def after(kind: str, terms: Collection[str], again: str = "") -> list[Transfer]:
+        return [Transfer([Exchange(kind, phase, "", t, payload)], term, kind + again, kind) for term in terms]
 
-    starts, ends = ("QKV projection input", "h→4h input"), ("attention projection input", "4h→h input")
+    if phase == "recompute":
+        products = PAPER_LAYER.products_again(recompute)
+        starts = [term for term, product in zip(starts, ("QKV projection", "h→4h")) if product in products]
+        ends = [term for term, product in zip(ends, ("attention projection", "4h→h")) if product in products]
+        if not parallel.sequence_parallel:
+            return after("all-reduce", ends, " again")
+        return after("all-gather", starts, " again") + after("reduce-scatter", ends, " again")
+    experts = _of_experts(shape, parallel, phase) if isinstance(shape, LlamaShape) and shape.num_experts else []
     if not parallel.sequence_parallel:
-        return after("all-reduce", *(ends if phase == "forward" else starts))
+        return after("all-reduce", ends if phase == "forward" else starts) + experts
     if phase == "forward":
-        return after("all-gather", *starts) + after("reduce-scatter", *ends)
-    again = after("all-gather", *starts, name="all-gather again")
-    return again + after("reduce-scatter", *starts) + after("all-gather", *ends)
+        return after("all-gather", starts) + after("reduce-scatter", ends) + experts
+    return after("all-gather", starts, " again") + after("reduce-scatter", starts) + after("all-gather", ends) + experts
 
 
-def _finding(blocks: Sequence[Block], parallel: Parallel, stored: int | None) -> str:
-    """What the picture shows, in two lines at most."""
-    held, t = sum(block.held for block in blocks), parallel.tensor_parallel_size
-    if stored is not None:
-        now, so_far = blocks[stored - 1], sum(block.held for block in blocks[:stored])
-        return (
-            f"{stored} of {len(blocks)}, {now.row.term}: {size_text(now.held)};<br>"
-            f"stored so far {size_text(so_far)} of {size_text(held)}"
+def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
+    """Inputs of the column-parallel matmuls, where f and g stand, and of the row-parallel ones, before f̄ and ḡ."""
+    if isinstance(shape, ModelShape):
+        return ("QKV projection input", "h→4h input"), ("attention projection input", "4h→h input")
+    starts, ends = ("QKV projection input", "gate and up input"), ("attention projection input", "down input")
+    if not shape.num_experts:
+        return starts, ends
+    # Under sequence parallelism the experts' all-to-alls are in place of the MLP's collectives.
+    return (starts[:1], ends[:1]) if parallel.sequence_parallel else ((starts[0], "router input"), ends)
+
+
+def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Transfer]:
+    """Tokens to the ranks of their experts and back, and their weights."""
+    t, taken = parallel.tensor_parallel_size, shape.experts_per_token or 0
+    pairs = shape.seq_length * shape.micro_batch_size * taken // parallel.sequence_parts
+    if not parallel.sequence_parallel:
+        sums = [Exchange("all-reduce", phase, "", t, FLOAT32 * pairs)]
+        return [Transfer(sums, "routing weights", "all-reduce of weights", "all-reduce")] if phase == "backward" else []
+    if phase not in ("forward", "backward"):
+        raise ConfigError("collectives", "of recomputed experts the picture draws none")
+    rows, weights = (Exchange("all-to-all", phase, "", t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32))
+    if phase == "forward":
+        sent = [(weights, "dispatch order", "weights"), (rows, "dispatched weights", "dispatch")]
+        sent += [(rows, "down input", "combine")]
+    else:
+        sent = [(weights, "dispatch order", "weights' gradients"), (rows, "dispatched weights", "gradients back")]
+        sent += [(rows, "dispatched weights", "dispatch again"), (rows, "down input", "gradients to experts")]
+    return [Transfer([each], term, f"{what}: all-to-all", "all-to-all") for each, term, what in sent]
+
+
+def _among_context_ranks(
+    shape: LlamaShape, parallel: Parallel, phase: str, recompute: Mode, context_kind: str
+) -> list[Transfer]:
+    """K and V to all ranks, at once or around a ring, or all-to-alls from tokens to heads and back."""
+    kind = "gather" if context_kind == "ring" else context_kind
+    of_phase = [each for each in context_exchanges(shape, parallel, kind, recompute) if each.phase == phase]
+    if kind == "ulysses":
+        to_heads, back = (
+            [each for each in of_phase if ("result" in each.where) == is_back] for is_back in (False, True)
         )
-    who = f"Each of {t} ranks" if t > 1 else "One layer"
-    gone = {
-        name: size_text(size)
-        for action, name in (("recompute", "recomputed"), ("offload", "on the host"))
-        if (size := sum(block.row.bytes for block in blocks if block.action == action))
-    }
-    if gone:
-        rest = ", ".join(f"{size} {name}" for name, size in gone.items())
-        return f"{who} saves {size_text(held)} on the GPU;<br>{rest}"
-    says = f"{who} saves {size_text(held)} for backward"
-    copied = [block for block in blocks if block.is_copied]
-    if t > 1 and copied:
-        return f"{says};<br>{size_text(sum(block.held for block in copied))} of it is a copy of what the others save"
-    if t > 1:
-        return f"{says};<br>no byte is there twice"
-    most = max(blocks, key=lambda block: block.held)
-    return f"{says},<br>{most.held / held:.0%} of it one tensor: {most.row.term}"
-
-
-@dataclass
-class Sketch:
-    """A picture while it is drawn, from the top down, in pixels; x counts bytes.
-
-    Attributes:
-        blocks: The rows.
-        of_ranks: How many ranks there are; the picture has columns for MOST_RANKS of them.
-        shape: For the letters of the blocks' formulas.
-        is_backward: Whether collectives bring bytes upwards.
-    """
-
-    blocks: Sequence[Block]
-    of_ranks: int
-    shape: Any
-    is_backward: bool = False
-    drawn: list[Box] = field(default_factory=list)
-    names: list[tuple[float, float, str]] = field(default_factory=list)
-    sizes: list[tuple[float, float, str]] = field(default_factory=list)
-    heads: list[tuple[float, float, str]] = field(default_factory=list)
-    strokes: dict[tuple[float, bool], list[Stroke]] = field(default_factory=dict)
-    y: float = 0
-
-    def __post_init__(self) -> None:
-        self.ranks = min(self.of_ranks, MOST_RANKS)
-        self.column = max(max(block.row.bytes, block.held + block.gathered) for block in self.blocks)
-        offloaded = [block.row.bytes for block in self.blocks if block.action == "offload"]
-        self.host = max(offloaded, default=0)
-        self.gap = _GAP * (self.ranks * self.column + self.host)
-        self.unit, self.unit_name = axis_unit(min(block.row.bytes for block in self.blocks if block.row.bytes))
-
-    def left_of(self, rank: int) -> float:
-        """Where a rank's column begins; that of the host comes after the last rank's."""
-        return rank * (self.column + self.gap)
-
-    @property
-    def width(self) -> float:
-        """Of all columns."""
-        return self.left_of(self.ranks) - self.gap + (self.gap + self.host if self.host else 0)
-
-    def draw(self, moves: Iterable[Transfer], stored: int, framed: bool) -> None:
-        """All rows, each with the collectives that follow it."""
-        moves = list(moves)
-        self._heads()
-        for number, block in enumerate(self.blocks, 1):
-            self._row(block, number <= stored)
-            if framed and number == stored:
-                edge = Box(0, self.y - _ROW, max(block.row.bytes, 0.004 * self.width), _BOX, EMPTY)
-                self._stroke(_THICK, *edge.outline())
-            for move in moves:
-                if move.after == block.row.term:
-                    self._transfer(move)
-
-    def _heads(self) -> None:
-        if self.ranks == 1 and not self.host:
-            return
-        for rank in range(self.ranks):
-            is_last_of_many = rank == self.ranks - 1 < self.of_ranks - 1
-            name = f"rank {rank}" if 1 < self.ranks <= 4 else str(rank)
-            name = "GPU" if self.ranks == 1 else f"… {self.of_ranks - 1}" if is_last_of_many else name
-            self.heads.append((self.left_of(rank) + self.column / 2, _HEAD / 2, name))
-        if self.host:
-            self.heads.append((self.left_of(self.ranks) + self.host / 2, _HEAD / 2, "host"))
-        self.y = _HEAD
-
-    def _row(self, block: Block, is_stored: bool) -> None:
-        """One tensor on all ranks, its name before the first box, its bytes after the last."""
-        size, about = block.row.bytes, term_of(block.row)
-        for rank in range(self.ranks):
-            self._boxes(block, rank, is_stored)
-        end = self.left_of(self.ranks - 1) + max(size, block.held + block.gathered)
-        if block.action == "offload":
-            at = self.left_of(self.ranks)
-            hover = f"<b>{block.row.term}</b> in the host's memory: {size:,} B"
-            self.drawn.append(Box(at, self.y, size, _BOX, FILLS[about.kind], "", hover))
-            self._stroke(_THIN, [end, at], [self.y + _BOX / 2] * 2, has_head=True)
-            end = at + size
-        self.names.append((0, self.y + _BOX / 2, f"{block.row.term}{_SPACE}"))
-        if is_stored:
-            self.sizes.append((end, self.y + _BOX / 2, self._said(block)))
-        self.y += _ROW
-
-    def _boxes(self, block: Block, rank: int, is_stored: bool) -> None:
-        """A tensor's box on one rank: what is held in its colour, what has gone as a frame."""
-        x, size, about = self.left_of(rank), block.row.bytes, term_of(block.row)
-        where = "" if self.ranks == 1 else f", rank {rank}" + (", a copy of all of it" if block.is_copied else "")
-        hover = f"<b>{block.row.term}</b>{where}<br>{block.held:,} B<br>{about.why}"
-        if block.action == "recompute":
-            hover = f"<b>{block.row.term}</b>{where}<br>not saved: recomputed in backward, {size:,} B"
-        if not is_stored or block.held < size:
-            look = FILLS["recomputed"] if is_stored and block.action == "recompute" else EMPTY
-            self.drawn.append(Box(x, self.y, size, _BOX, look, "", hover))
-        if is_stored and block.held:
-            self.drawn.append(Box(x, self.y, block.held, _BOX, FILLS[about.kind], "", hover))
-        if block.gathered:
-            said = f"<b>{block.row.term}</b>{where}<br>gathered again for a moment: {block.gathered:,} B"
-            self.drawn.append(Box(x + block.held, self.y, block.gathered, _BOX, FILLS["transient"], "", said))
-
-    def _said(self, block: Block) -> str:
-        if block.action == "recompute":
-            return f"{_SPACE}<i>recomputed</i>"
-        number = f"{three_digits((block.held or block.row.bytes) / self.unit)} {self.unit_name}"
-        formula = formula_of(block.row, self.shape) if block.action != "compress" else "8 bits"
-        copied = " copied" if self.ranks > 1 and block.is_copied else ""
-        return f"{_SPACE}<b>{formula}</b> {number}{copied}"
-
-    def _transfer(self, move: Transfer) -> None:
-        """A row of arrows: down into the ranks' exchange and out of it, upwards in backward."""
-        top, bottom = self.y - 2, self.y + _TRANSFER - 6
-        middle = (top + bottom) / 2
-        before, after = (bottom, top) if self.is_backward else (top, bottom)
-        width_in, width_out = _ENDS[move.exchange.kind]
-        middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]
-        self._stroke(_THIN, [middles[0], middles[-1]], [middle] * 2)
-        for x in middles:
-            self._stroke(width_in, [x, x], [before, middle])
-            self._stroke(width_out, [x, x], [middle, after], has_head=True)
-        self.names.append((0, middle, f"<i>{move.name or move.exchange.kind}</i>{_SPACE}"))
-        sent = f"{three_digits(move.exchange.wire_bytes / self.unit)} {self.unit_name} sent"
-        self.sizes.append((middles[-1] + 0.3 * self.gap, middle, f"{_SPACE}<i>{sent}</i>"))
-        self.y += _TRANSFER
-
-    def _stroke(self, width: float, x: Sequence[float], y: Sequence[float], has_head: bool = False) -> None:
-        self.strokes.setdefault((width, has_head), []).append((x, y))
-
-    def _lines(self) -> list[dict]:
-        """One trace for each width, because plotly takes a millisecond for a trace; arrows have a head at their end."""
-        traces = []
-        for (width, has_head), strokes in self.strokes.items():
-            x = [place for xs, _ in strokes for place in (*xs, None)]
-            y = [place for _, ys in strokes for place in (*ys, None)]
-            head: dict[str, Any] = {}
-            if has_head:
-                sizes = [size for xs, _ in strokes for size in (*[0] * (len(xs) - 1), 7 + 1.5 * width, 0)]
-                marker = {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": INK, "opacity": 1}
-                head = {"mode": "lines+markers", "marker": marker}
-            traces.append(line("", x, y, INK, width=width, showlegend=False, **head))
-        return traces
-
-    def drawing(self, title: str, alt: str) -> Drawing:
-        """The picture with its title; words stand beside the boxes, in margins of their own."""
-        letters = max(len(text) - 7 * ("<i>" in text) for *_, text in self.names)
-        # A size may begin before the columns end, by a few pixels at least on the narrowest page.
-        beyond = max((len(text) - 7) * _LETTER - (1 - x / self.width) * _NARROWEST for x, _, text in self.sizes)
-        names = {**labels(self.names, _WORDS, "middle left"), "meta": "names"}
-        words = [names, labels(self.sizes, _WORDS, "middle right")]
-        if self.heads:
-            words.append(labels(self.heads, _WORDS))
-        return diagram(
-            title, [*boxes(self.drawn, _WORDS), *self._lines(), *words], alt,
-            1.001 * self.width, self.y, round(self.y) + 88,
-            margins=(round(_LETTER * letters) + 10, max(16, round(beyond) + 10)),
-        )  # fmt: skip
-
-    def told(self, moves: Iterable[Transfer]) -> str:
-        """The picture in words."""
-        said = []
-        for block in self.blocks:
-            what = {"recompute": "recomputed", "offload": f"{block.row.bytes:,} bytes on the host"}.get(block.action)
-            copied = " on every rank" if self.ranks > 1 and block.is_copied else ""
-            said.append(f"{block.row.term} {what or f'{block.held:,} bytes{copied}'}")
-        sent = [
-            f"{move.name or move.exchange.kind} after {move.after}, {move.exchange.wire_bytes:,} bytes sent by each"
-            for move in moves
+        rows = [
+            (to_heads, "QKV projection input", "Q, K, V"),
+            (back, "attention output before all-to-all", "the result"),
         ]
-        held = f"each rank saves {sum(block.held for block in self.blocks):,} bytes"
-        return "; ".join([held, *said, *sent])
+        return [Transfer(sent, term, f"all-to-all: {what}", "all-to-all") for sent, term, what in rows if sent]
+    again = "" if phase == "forward" else " again"
+    gathers = [each for each in of_phase if each.kind == "all-gather"]
+    sums = [each for each in of_phase if each.kind == "reduce-scatter"]
+    name, look = ("ring of sends", "ring") if context_kind == "ring" else ("all-gather", "all-gather")
+    found = [Transfer(gathers, "V", f"{name}, K and V{again}", look)] if gathers else []
+    return found + ([Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter")] if sums else [])
+
+
+def _finding(blocks: Sequence[Block], ranks: int) -> str:
+    """What the picture shows, in two lines at most."""
+    held = sum(max(block.by_rank) if block.by_rank else block.on_device for block in blocks)
+    who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
+    actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
+    gone = [
+        f"{size_text(size)} {name}"
+        for action, name in actions
+        if (size := sum(block.row.bytes for block in blocks if block.action == action))
+    ]
+    if gone:
+        return f"{who} saves {size_text(held)} on the GPU;<br>{', '.join(gone)}"
+    if any(block.by_rank for block in blocks):
+        return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
+    says = f"{who} saves {size_text(held)} for backward"
+    if ranks > 1:
+        copied = sum(block.on_device for block in blocks if block.split == COPIED)
+        more = f"{size_text(copied)} of it is a copy of what the others save" if copied else "no byte is there twice"
+        return f"{says};<br>{more}"
+    most = max(blocks, key=lambda block: block.on_device)
+    return f"{says},<br>{most.on_device / held:.0%} of it one tensor: {most.row.term}"
+
+
+def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:
+    """What is in memory at a moment.  saved: the same blocks after the forward pass.  now: stored last."""
+    held, of_all = (size_text(sum(block.on_device for block in each)) for each in (blocks, saved))
+    if now is None:
+        return f"In memory now: {held};<br>after the forward pass: {of_all}"
+    size = size_text(now.on_device) if now.on_device else "not saved, recomputed in backward"
+    return f"{now.row.term}: {size};<br>stored so far {held} of {of_all}"

@@ -49,6 +49,8 @@ FILLS = {
     "softmax": Fill(VERMILION, "/"),
     "dropout mask": Fill(YELLOW, "."),
     "GeLU input": Fill(ORANGE, "x"),  # and what stands there in other MLPs: gate and up, experts
+    "latents": Fill("#A6E1F0", "|"),  # what Q, K and V are made from, where that is narrower
+    "routing": Fill("#7FCDBB", "\\"),  # which tokens go to which experts
     "extra": Fill("#BBBBBB", "+"),
     # What fills a GPU.
     "activations": Fill(GREEN, ""),  # all together, or what the figure doesn't tell apart

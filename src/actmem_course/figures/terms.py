@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.rows import Row
+from actmem_more.llama_shape import LlamaShape
 
 #: The kinds of tensor, in the order of legends.
-KINDS = ("layer-norm input", "input of a linear", "Q, K, V", "softmax", "dropout mask", "GeLU input", "extra")
+KINDS = (
+    *("layer-norm input", "input of a linear", "latents", "Q, K, V", "softmax", "dropout mask"),
+    *("routing", "GeLU input", "extra"),
+)
 
 #: The blocks of the layer, in the order of the forward pass, and rows that the paper leaves out.
 BLOCKS = ("layer norms", "attention", "MLP", "extra")
@@ -48,9 +52,77 @@ TERMS = {
 }
 
 
+_NORM_WHY, _LINEAR_WHY = "the gradient needs x/rms again", "dW = Xᵀ dY"
+_NORM, _LINEAR, _ROUTE = "layer-norm input", "input of a linear", "routing"
+#: Those of the layers since: a dropped softmax, gates, experts, latents.
+TERMS_TODAY = {
+    "norm 1 input": Term(_NORM, "layer norms", _NORM_WHY),
+    "Q latent": Term("latents", "attention", _NORM_WHY),
+    "Q up-projection input": Term(_LINEAR, "attention", _LINEAR_WHY),
+    "Q before its norm": Term(_NORM, "attention", _NORM_WHY),
+    "KV latent": Term("latents", "attention", _NORM_WHY),
+    "KV up-projection input": Term(_LINEAR, "attention", _LINEAR_WHY),
+    "K before its norm": Term(_NORM, "attention", _NORM_WHY),
+    "attention output before all-to-all": Term(_LINEAR, "attention", "the kernel's gradient reads its own result"),
+    "log-sum-exp": Term("softmax", "attention", "the kernel makes the scores' softmax again from it, tile by tile"),
+    "norm 2 input": Term(_NORM, "layer norms", _NORM_WHY),
+    "gate and up input": Term(_LINEAR, "MLP", "dW = Xᵀ dY for both; they share X"),
+    "gate": Term("GeLU input", "MLP", "d up = silu(gate) ∘ dY, and silu′ is a function of gate"),
+    "up": Term("GeLU input", "MLP", "d gate = silu′(gate) ∘ up ∘ dY"),
+    "down input": Term(_LINEAR, "MLP", _LINEAR_WHY),
+    "router input": Term(_LINEAR, "MLP", "dW = Xᵀ dY of the router; the experts' rows are sent again from it"),
+    "chosen experts": Term(_ROUTE, "MLP", "which scores a gradient goes to"),
+    "routing weights": Term(_ROUTE, "MLP", "the softmax's gradient reads its result"),
+    "dispatch order": Term(_ROUTE, "MLP", "where each row goes, and where its gradient comes from"),
+    "dispatched weights": Term(_ROUTE, "MLP", "each row was multiplied by its weight"),
+    "shared gate": Term("GeLU input", "MLP", "as gate, of the experts that every token takes"),
+    "shared up": Term("GeLU input", "MLP", "as up, of the experts that every token takes"),
+    "shared down input": Term(_LINEAR, "MLP", _LINEAR_WHY),
+    "statistics": Term("extra", "extra", "a number or two for each token, head or query"),
+}
+
+
 def term_of(row: Row) -> Term:
     """What a row's tensor is; a row that the paper leaves out gives its own reason."""
-    return TERMS.get(row.term) or Term("extra", "extra", row.extra)
+    return TERMS.get(row.term) or TERMS_TODAY.get(row.term) or Term("extra", "extra", row.extra)
+
+
+def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
+    """Elements of a token in each tensor of today's layer, in letters and as a number."""
+    hidden = "h", shape.hidden_size
+    queries = hidden if shape.query_size == shape.hidden_size else ("ad", shape.query_size)
+    keys = "kd", shape.key_value_size
+    values, outputs, latents = keys, queries, {}
+    if shape.latent is not None:
+        queries = keys = "a(n+r)", shape.query_size
+        values = outputs = "av", shape.num_attention_heads * shape.value_size
+        q, c, r = shape.latent.query_rank, shape.latent.key_value_rank, shape.latent.rope_head_size
+        latents = {"Q latent": ("q", q), "KV latent": ("(c+r)", c + r)}
+        latents |= {"Q up-projection input": ("q", q), "KV up-projection input": ("c", c)}
+    taken = shape.experts_per_token
+    wide = ("κf", taken * shape.ffn_hidden_size) if taken else ("f", shape.ffn_hidden_size)
+    inputs = ("norm 1 input", "QKV projection input", "norm 2 input", "gate and up input", "router input")
+    return {
+        **dict.fromkeys(inputs, hidden),
+        **dict.fromkeys(("Q", "Q before its norm"), queries),
+        **dict.fromkeys(("K", "K before its norm"), keys),
+        **latents,
+        "V": values,
+        **dict.fromkeys(("attention projection input", "attention output before all-to-all"), outputs),
+        **dict.fromkeys(("gate", "up", "down input"), wide),
+    }
+
+
+def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
+    """A row's bytes in the letters of today's layers, such as ``2sbkd/t``; empty for numbers of tokens and heads.
+
+    shape: with the whole sequence.  ranks: the letter of the ranks that share the layer.
+    """
+    letters, width = _widths(shape).get(row.term, ("", 0))
+    if not width:
+        return ""
+    coefficient, rest = divmod(row.bytes * row.split_by, shape.seq_length * shape.micro_batch_size * width)
+    return "" if rest else f"{coefficient}sb{letters}{f'/{ranks}' if row.split_by > 1 else ''}"
 
 
 def formula_of(row: Row, shape: ModelShape) -> str:

@@ -67,7 +67,9 @@ Reveal(
 # That is the layer that saves **nothing twice**:
 
 # %% jupyter={"source_hidden": true}
-LiveFigure(show.llama_bars(LLAMA))
+from actmem_course.figures.layer_picture import layer_picture
+
+LiveFigure(layer_picture(LLAMA))
 
 # %% [markdown]
 # The layer in `src/actmem_more/llama.py` saves exactly these. Count them on a small layer, then at Llama 3 70B's size on an
@@ -174,6 +176,12 @@ lines = [
 ]
 print(text_table(("mode", "bytes freed", "FLOPs added to forward and backward"), lines, " rr"))
 
+# %%
+MODES = ["none", "selective", "elementwise", "full"]
+Panel(
+    lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute", MODES, "elementwise")
+)
+
 # %% [markdown]
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations take time
 # > at the speed of memory. Where everything fits anyway, save it.
@@ -224,7 +232,12 @@ Panel(
 )
 
 # %% [markdown]
-# Every point runs. Give a layer a set of terms to recompute, or an action for each term:
+# Every point runs. Give a layer a set of terms to recompute, or an action for each term, such as this one:
+
+# %%
+core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
+mixed = {"GeLU input": "offload", "4h→h input": "recompute", **core}
+LiveFigure(layer_picture(gpt3, recompute=mixed))
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
@@ -234,16 +247,7 @@ from actmem.rows import on_host
 from actmem_more.store import EightBits, HostMemory
 
 small, stores = model_shape("tiny"), {"offload": HostMemory(), "compress": EightBits()}
-core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
-ways = {
-    "nothing": {},
-    "GeLU input offloaded, core and GeLU output recomputed": {
-        "GeLU input": "offload",
-        "4h→h input": "recompute",
-        **core,
-    },
-    "GeLU input compressed": {"GeLU input": "compress"},
-}
+ways = {"nothing": {}, "offloaded and recomputed": mixed, "GeLU input compressed": {"GeLU input": "compress"}}
 gradients = {}
 for name, actions in ways.items():
     layer = am.TransformerLayer(small, recompute=actions, stores=stores, seed=1)

@@ -8,7 +8,6 @@
 # %%
 # Setup: imports, and the numbers of the question
 import actmem as am
-from actmem.rows import total
 from actmem_course.figures import Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal
 from actmem_course.figures import bar_chart, choice, size_text, slider, text_table, worked
 from actmem_course.figures import ch09_your_model as show
@@ -17,12 +16,12 @@ from actmem_more.llama_shape import LlamaShape, llama_shape
 LLAMA = llama_shape("llama3-8b")
 checks = Checks()
 
-in_operators = LLAMA.num_layers * sum(show.written_bytes(LLAMA).values())
+in_operators = LLAMA.num_layers * show.saved_bytes(LLAMA, show.WRITTEN)
 question = Prediction(
     f"The {LLAMA.num_layers} layers of Llama 3 8B read {LLAMA.seq_length:,} tokens. In plain PyTorch operators "
     f"they save {size_text(in_operators)} for backward. Change three things, and recompute no matmul. "
     "How many GiB do they save then?",
-    answer=LLAMA.num_layers * sum(show.changed_bytes(LLAMA).values()) / 2**30,
+    answer=LLAMA.num_layers * show.saved_bytes(LLAMA, show.CHANGED) / 2**30,
     unit="GiB",
     because="The norms, the copies of K and V, and silu(gate) made up the difference. You find all three below.",
     line=GuessLine(2**30),
@@ -141,9 +140,7 @@ with am.record(model) as ledger:
     y = model(x)
 
 small = LlamaShape(s, b, h, a, k, f)
-checks.add(
-    "the layer in plain operators", [(sum(show.written_bytes(small).values()), ledger.total_bytes)]
-)
+checks.add("the layer in plain operators", [(show.saved_bytes(small, show.WRITTEN), ledger.total_bytes)])
 display(checks.show())
 ledger
 
@@ -234,7 +231,7 @@ lean = {"norm": LeanNorm, "attention": LeanAttention, "mlp": LeanMLP}
 lean_model, _ = layer(**lean)
 with am.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
-checks.add("with three changes", [(sum(show.changed_bytes(small).values()), lean_ledger.total_bytes)])
+checks.add("with three changes", [(show.saved_bytes(small, show.CHANGED), lean_ledger.total_bytes)])
 pairs = zip(gradients(**lean), gradients(norm=WideNorm))
 worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in pairs)
 checks.add(
@@ -243,6 +240,12 @@ checks.add(
 freed = 1 - lean_ledger.total_bytes / ledger.total_bytes
 print(f"{freed:.0%} less, and {len(findings(lean_ledger.tensors))} kinds of waste left")
 checks.show()
+
+# %%
+Panel(
+    lambda code: show.code_picture(LLAMA, code),
+    code=choice("Llama 3 8B's layer", [show.WRITTEN, show.CHANGED], show.CHANGED),
+)
 
 # %% [markdown]
 # > **Why do this?** You free a third of the layer, and backward recomputes only elementwise operations. **Why not?** Each
@@ -485,7 +488,7 @@ checks.show()
 # Stop at the first bar that ends before the line:
 
 # %%
-LiveFigure(show.first_aid("llama3-70b", 80))
+LiveFigure(show.first_aid())
 
 # %% [markdown]
 # Ask in this order:

@@ -23,7 +23,7 @@ from actmem_course.figures import ch11_adapters as adapters
 from actmem_course.figures import ch12_long_sequences as long_sequences
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
-from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
+from actmem_more.llama_shape import LLAMA_MODELS
 from tests.drawings import assert_valid
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
@@ -88,11 +88,11 @@ DRAWN: dict[Callable, list[tuple]] = {
     long_sequences.reserved_lines: [(order,) for order in long_sequences.BATCH_ORDERS],
     today.saved_today: [(LLAMA, CUT)],
     today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
-    today.llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
-    planned.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
+    planned.first_aid: [()],
     planned.code_bars: [(LLAMA,), (LLAMA, planned.WRITTEN)],
+    planned.code_picture: [(LLAMA, planned.WRITTEN), (LLAMA, planned.CHANGED)],
 }  # fmt: skip
 
 

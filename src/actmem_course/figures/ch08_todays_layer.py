@@ -14,6 +14,7 @@ from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, chart, points, scale
 from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE
+from actmem_course.figures.terms import term_of
 from actmem_course.figures.units import size_text
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_more.llama_shape import LlamaShape
@@ -28,29 +29,13 @@ _BARS = {
     "elementwise": "elementwise: no matmul recomputed",
     "full": "full: all recomputed",
 }
-_NORMED_HEADS = ("Q", "K", "Q latent", "KV latent")
+#: Kind of tensor → its words; other kinds are too small to tell apart.
 _KINDS = {
-    "norm inputs": ("layer-norm input", ("norm 1 input", "norm 2 input")),
-    "inputs of linears": (
-        "input of a linear",
-        (
-            *("QKV projection input", "Q up-projection input", "KV up-projection input", "attention projection input"),
-            *("gate and up input", "router input", "down input", "shared down input"),
-        ),
-    ),
-    "Q, K, V": ("Q, K, V", ("Q", "K", "V")),
-    "gate and up": ("GeLU input", ("gate", "up", "shared gate", "shared up")),
-    "log-sum-exp": ("softmax", ("log-sum-exp",)),
-    "Q, K before their norms": ("layer-norm input", ("Q before its norm", "K before its norm")),
-    "latents": ("layer-norm input", ("Q latent", "KV latent")),
-    "who goes to which expert": (
-        "dropout mask",
-        ("chosen experts", "routing weights", "dispatch order", "dispatched weights"),
-    ),
-    "statistics": (
-        "extra",
-        tuple(f"{name} statistics" for name in ("norm 1", "norm 2", *(f"{x} norm" for x in _NORMED_HEADS))),
-    ),
+    "layer-norm input": "norm inputs",
+    "input of a linear": "inputs of linears",
+    "Q, K, V": "Q, K, V",
+    "GeLU input": "gate and up",
+    "extra": "statistics",
 }
 _NAMED = ("none", "selective", "elementwise", "full")
 
@@ -61,50 +46,26 @@ def saved_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Seque
 
     modes: those that are drawn; the others' places stay empty.
     """
-    rows = {mode: {row.term: row.bytes for row in llama_rows(shape, parallel, mode)} for mode in _BARS}
-    totals = {mode: sum(each.values()) for mode, each in rows.items()}
-    saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
-    finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>"
-    finding += f"and what needs no matmul {saved['elementwise']:.0%}"
+    saved: dict[str, dict[str, int]] = {mode: dict.fromkeys(_KINDS, 0) for mode in _BARS}
+    for mode, by_kind in saved.items():
+        for row in llama_rows(shape, parallel, mode):
+            kind = term_of(row).kind
+            by_kind[kind if kind in _KINDS else "extra"] += row.bytes
+    totals = {mode: sum(by_kind.values()) for mode, by_kind in saved.items()}
+    freed = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
+    finding = f"Selective recomputation frees {freed['selective']:.1%} of a Llama layer,<br>"
+    finding += f"and what needs no matmul {freed['elementwise']:.0%}"
     if "selective" not in modes:
         finding = f"A Llama layer saves {size_text(totals['none'])}"
-    kinds = {kind: of for kind, of in _KINDS.items() if rows["none"].keys() & set(of[1])}
-    parts = {
-        kind: {
-            bar: sum(rows[mode].get(term, 0) for term in terms) if mode in modes else None
-            for mode, bar in _BARS.items()
-        }
-        for kind, (_, terms) in kinds.items()
-    }
     return bar_chart(
         finding,
-        parts,
+        {
+            words: {bar: saved[mode][kind] if mode in modes else None for mode, bar in _BARS.items()}
+            for kind, words in _KINDS.items()
+        },
         "saved by one layer on one rank",
-        fills=[FILLS[fill] for fill, _ in kinds.values()],
+        fills=[FILLS[kind] for kind in _KINDS],
         notes={bar: "?" for mode, bar in _BARS.items() if mode not in modes},
-    )
-
-
-def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
-    """A bar for each term of ``llama_rows`` in forward order, and one for all, in inputs of the layer, 2sbh bytes
-    each.
-    """
-    rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
-    once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    kept = total(rows)
-    sizes = {row.term: row.bytes / once for row in rows}
-    kinds = {kind: of for kind, of in _KINDS.items() if sizes.keys() & set(of[1])}
-    parts = {kind: {term: sizes[term] for term in terms if term in sizes} for kind, (_, terms) in kinds.items()}
-    what = "With nothing recomputed the layer" if recompute == "none" else f"With {recompute} recomputation it"
-    return bar_chart(
-        f"{what} saves {size_text(kept)}: {kept / once:.1f} times its input",
-        {"together": {"together": kept / once}, **parts},
-        "saved by one layer",
-        "times its input",
-        fills=[FILLS["activations"], *(FILLS[fill] for fill, _ in kinds.values())],
-        order=["together", *(row.term for row in rows)],
-        notes={"together": size_text(kept), **{row.term: size_text(row.bytes) for row in rows}},
-        about={row.term: f"{row.bytes:,} B<br>{row.source}" for row in rows},
     )
 
 

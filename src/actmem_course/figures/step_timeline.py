@@ -44,6 +44,7 @@ def step_timeline(bill: StepBill) -> Drawing:
     ends = [*(start for _, start in bill.phases[1:]), len(bill.curve)]
     phases = [(what, start) for (what, start), end in zip(bill.phases, ends) if end > start]
     top = bill.peak_bytes / unit
+    border = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": INK, "dash": "dot"}}
     named = {"y": 1.18 * top, "xanchor": "left", "xshift": 4, "showarrow": False}
     return chart(
         f"The peak, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
@@ -53,10 +54,7 @@ def step_timeline(bill: StepBill) -> Drawing:
         + ".",
         xaxis=scale("operations since the step began", 0, len(bill.curve)),
         yaxis=scale(f"alive ({name})", 0, 1.25 * top),
-        shapes=[
-            {"type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": INK, "dash": "dot"}}
-            for _, start in phases[1:]
-        ],
+        shapes=[{**border, "x0": start, "x1": start} for _, start in phases[1:]],
         annotations=[
             *({**named, "x": start, "text": what} for what, start in phases),
             {**named, "x": bill.peak_at, "y": top, "yanchor": "bottom", "text": "peak"},

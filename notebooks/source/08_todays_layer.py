@@ -158,10 +158,18 @@ checks.show()
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`:
 # `python my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
-# So one layer differs from library to library. (`python labs/measure_peers.py --today` counts these bars to the byte.)
+# So one layer differs from library to library. (`python labs/measure_peers.py --today` counts these bytes.)
 
-# %% jupyter={"source_hidden": true}
-LiveFigure(show.others_bars(LLAMA))
+# %%
+from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
+
+names = ("Hugging Face Llama, sdpa", "torchtitan's style, torch.compile", "ours", "ours, elementwise")
+layers = {layer.name: layer for layer in (*OTHERS, *FRAMEWORKS) if layer.dtype == "bfloat16"}
+sbh = LLAMA.seq_length * LLAMA.micro_batch_size * LLAMA.hidden_size
+lines = [
+    (name, layers[name].formula, f"{bytes_of_other(layers[name], LLAMA) / sbh:.1f} sbh") for name in names
+]
+print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 
 # %% [markdown]
 # ## What needs no matmul

@@ -87,7 +87,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     long_sequences.memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in long_sequences.SEGMENTS],
     long_sequences.reserved_lines: [(order,) for order in long_sequences.BATCH_ORDERS],
     today.saved_today: [(LLAMA, CUT)],
-    today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     planned.first_aid: [()],

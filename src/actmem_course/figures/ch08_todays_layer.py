@@ -16,7 +16,6 @@ from actmem_course.figures.marks import Drawing, chart, points, scale
 from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE
 from actmem_course.figures.terms import term_of
 from actmem_course.figures.units import size_text
-from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 from actmem_more.per_tensor_choices import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
@@ -67,27 +66,6 @@ def saved_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Seque
         fills=[FILLS[kind] for kind in _KINDS],
         notes={bar: "?" for mode, bar in _BARS.items() if mode not in modes},
     )
-
-
-def others_bars(shape: LlamaShape) -> Drawing:
-    """What a Llama layer of each implementation without stored scores saves in 16 bits, in sbh, ours last."""
-    compiled = [layer for layer in FRAMEWORKS if layer.name == "torchtitan's style, torch.compile"]
-    llamas = [layer for layer in OTHERS if "experts" not in layer.name and "GPT-2" not in layer.name]
-    layers = [layer for layer in compiled + llamas if layer.dtype == "bfloat16" and "as²b" not in layer.formula]
-    layers.sort(key=lambda layer: -bytes_of_other(layer, shape))
-    sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers}
-    return bar_chart(
-        f"A Llama layer saves {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
-        {
-            "others": {name: size for name, size in kept.items() if not name.startswith("ours")},
-            "ours": {name: size for name, size in kept.items() if name.startswith("ours")},
-        },
-        "saved by one layer",
-        "sbh",
-        fills=[FILLS["others"], FILLS["ours"]],
-        about={layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers},
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=32)

@@ -94,8 +94,15 @@ checks.show()
 # ## More ranks than key heads
 #
 # A head is never sharded: its queries need whole keys. So with $t > k$, $t/k$ neighbouring ranks hold the same key and value
-# head, and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$.
-#
+# head, and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$. With two key heads:
+
+# %%
+Panel(
+    lambda t: layer_picture(LLAMA.with_sizes(num_key_value_heads=2), am.Parallel(t, t > 1)),
+    t=steps("t", "ranks", (1, 2, 4, 8), 4),
+)
+
+# %% [markdown]
 # And the gradients? Each rank's query heads give a part of the gradient of their key head. The collective at the block's entry
 # sums the input's gradient over all $t$ ranks anyway. But the head's weight is a replica on $t/k$ ranks, and each has only its own
 # part of the gradient. Those ranks must add up their parts after backward. If you forget it, you train $t/k$ different copies of

@@ -16,6 +16,7 @@ from actmem_course.figures.pipeline_picture import pipeline_moments, pipeline_pi
 from actmem_course.figures.sketch import MOST_RANKS
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.terms import KINDS
+from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
 from tests.drawings import assert_valid
@@ -161,6 +162,15 @@ def test_ranks_that_share_a_sequence_send_the_formulas_bytes(kind, phase):
     assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in exchanges if each.phase == phase)
     drawing = picture.layer_picture(LLAMA, parallel, collectives=phase, context_kind=kind)
     assert saved(drawing) == pytest.approx(4 * total(llama_rows(LLAMA, parallel, context_kind=formula_kind)))
+
+
+def test_more_ranks_than_heads_hold_copies_of_them():
+    parallel, shape = Parallel(16), LLAMA  # 8 heads of keys and values
+    drawing = picture.layer_picture(shape, parallel)
+    copied = sum(row.bytes for row in llama_rows(shape, parallel) if row.split_by < 16)
+    assert f"{size_text(copied)} of it is a copy" in drawing.layout["title"]["text"]
+    labels = [text for trace in drawing.traces if trace.get("mode") == "text" for text in trace["text"]]
+    assert sum("2sbkd/k" in text for text in labels) == 2 and "<i>each head on 2 ranks</i>" in labels
 
 
 def test_a_one_sided_router_fills_one_rank():

@@ -165,6 +165,7 @@ def bar_chart(
         legend={"traceorder": "normal"},
         margin={"r": min(max(24, 8 * words), 150), "l": 16 if rows.above else 60},
         yaxis={
+            "showgrid": False,
             "categoryorder": "array",
             "categoryarray": [*rows.names.values()],
             "range": [len(names) - 0.5, -0.5],

@@ -154,7 +154,8 @@ const write = (plot, notes) => {
   for (const [name, words] of before) if (!place.named.has(name)) words.remove();
   for (const [which, { text, x, y, xref, yshift = 0, yanchor = "middle", bgcolor = "none" }] of notes.entries()) {
     const words = place.named.get(names[which]);
-    const left = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
+    const wanted = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
+    const left = Math.max(0, Math.min(wanted, plot.clientWidth - Math.max(...text.split("<br>").map(wide)) - 4));  // never over the edge
     words.className = yanchor;
     words.style.cssText = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift}px;background:${bgcolor}`;
     if (words.said !== text) words.innerHTML = words.said = text;

@@ -152,89 +152,81 @@ def layer_blocks(
 
     Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
     """
-    t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
-    if isinstance(shape, ModelShape):
-        terms, actions = PAPER_LAYER, _actions(PAPER_LAYER, recompute)
-        whole, shards = layer_rows(shape), layer_rows(shape, parallel)
-        held = layer_rows(shape, parallel, recompute)
-        formulas = [formula_of(row, shape) for row in shards]
-    else:
-        if t > 1 and c > 1:
-            raise ConfigError("context_parallel_size", f"must be 1 in a picture of t = {t} ranks, got {c}")
-        kind = "gather" if context_kind == "ring" else context_kind
-        terms = llama_layer_terms(shape, kind == "ulysses" and c > 1)
-        actions = _actions(terms, recompute)
-        whole, shards = llama_rows(shape), llama_rows(shape, parallel, context_kind=kind)
-        held = llama_rows(shape, parallel, recompute, context_kind=kind)
-        whole, shards, held = (_statistics_last(rows, terms) for rows in (whole, shards, held))
-        formulas = [llama_formula(row, shape, "c" if c > 1 else "t") for row in shards]
+    ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
+    if ranks < parallel.tensor_parallel_size * parallel.context_parallel_size:
+        raise ConfigError("context_parallel_size", "must be 1 in a picture of tensor-parallel ranks")
+    if routed_tokens:
+        check_choice("number of routed_tokens", len(routed_tokens), [ranks])
+    terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
+    actions = {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
     sizes, left = {row.term: row.bytes for row in whole}, {row.term: row.bytes for row in held}
+    sizes["attention output before all-to-all"] = sizes.get("attention projection input", 0)
+    plain = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
     blocks = []
-    for row, formula in zip(shards, formulas, strict=True):
-        all_of_it = sizes.get(row.term, sizes.get("attention projection input", 0))
-        if keeps_gathered and parallel.sequence_parallel and row.term in _edges(shape, parallel)[0]:
-            row, formula, left[row.term] = (
-                replace(row, bytes=all_of_it, split_by=1),
-                formula.removesuffix("/t"),
-                all_of_it,
-            )
+    for row in shards:
+        if row.term in plain:
+            row = replace(row, bytes=sizes[row.term], split_by=1)
+            left[row.term] = row.bytes
         action = actions.get(row.term, "keep" if row.term in left else "recompute")
-        split = "" if max(t, c) == 1 else _split(row, all_of_it, shape, context_kind if c > 1 else "")
-        blocks.append(
-            Block(
-                row,
-                all_of_it,
-                left.get(row.term, row.bytes),
-                action,
-                action in ("keep", "compress"),
-                0,
-                (),
-                formula,
-                split,
-            )
-        )
-    return [_by_rank(block, shape, parallel, routed_tokens) for block in blocks] if routed_tokens else blocks
+        block = Block(row, sizes[row.term], left.get(row.term, row.bytes), action, action in ("keep", "compress"))
+        of_rank = _by_rank(row.term, shape, parallel, routed_tokens)
+        split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
+        blocks.append(replace(block, by_rank=of_rank, split=split, formula=_formula(row, shape, parallel)))
+    return blocks
 
 
-def _actions(terms: LayerTerms, recompute: Mode) -> dict[str, str]:
-    return {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
+def _rows(
+    shape: Shape, parallel: Parallel, recompute: Mode, context_kind: str
+) -> tuple[LayerTerms, list[Row], list[Row], list[Row]]:
+    """The layer's terms, and its rows without parallelism, as one rank saves them, and with recomputation."""
+    if isinstance(shape, ModelShape):
+        shards = layer_rows(shape, parallel)
+        return PAPER_LAYER, layer_rows(shape), shards, layer_rows(shape, parallel, recompute)
+    terms = llama_layer_terms(shape, context_kind == "ulysses" and parallel.context_parallel_size > 1)
+    shards = llama_rows(shape, parallel, context_kind=context_kind)
+    held = llama_rows(shape, parallel, recompute, context_kind=context_kind)
+    small = [row for row in shards if row.term in (*terms.statistics, *terms.by_products)]
+    alike = {row.term for row in small if row.split_by == small[0].split_by}
+    return terms, _together(llama_rows(shape), alike), _together(shards, alike), _together(held, alike)
 
 
-def _statistics_last(rows: Sequence[Row], terms: LayerTerms) -> list[Row]:
-    """Today's rows with all statistics in one: each is too small to see."""
-    small = [row for row in rows if row.term in (*terms.statistics, "log-sum-exp")]
-    others = [row for row in rows if row not in small]
+def _together(rows: Sequence[Row], alike: Collection[str]) -> list[Row]:
+    """Rows with statistics that the ranks share alike in one, at the end: each is too small to see."""
+    small, others = ([row for row in rows if (row.term in alike) == is_small] for is_small in (True, False))
     return [*others, replace(small[0], term="statistics", bytes=sum(row.bytes for row in small))] if small else others
 
 
-def _split(row: Row, whole: int, shape: Shape, context_kind: str) -> str:
+def _formula(row: Row, shape: Shape, parallel: Parallel) -> str:
+    if isinstance(shape, ModelShape):
+        return formula_of(row, shape)
+    is_context = parallel.context_parallel_size > 1
+    fewer = row.split_by < parallel.tensor_parallel_size  # as many ranks as there are key and value heads
+    return llama_formula(row, shape, "c" if is_context else "k" if fewer else "t")
+
+
+def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) -> str:
     """How the ranks share a tensor."""
-    if row.term == "statistics":
-        return ""
-    if row.bytes == whole:
+    term, t = block.row.term, parallel.tensor_parallel_size
+    if block.row.bytes == block.whole:
         return COPIED
-    if context_kind:
-        by_head = context_kind == "ulysses" and row.term in _BY_HEAD and row.term != "attention projection input"
+    if term == "statistics":
+        return ""
+    if parallel.context_parallel_size > 1:
+        by_head = context_kind == "ulysses" and term in _BY_HEAD and term != "attention projection input"
         return "sharded by heads" if by_head else ALONG_S
-    if isinstance(shape, LlamaShape) and shape.num_experts and row.term in _OF_EXPERTS:
+    if isinstance(shape, LlamaShape) and shape.num_experts and term in _OF_EXPERTS:
         return "whole experts on each rank"
-    if row.term in _BY_HEAD:
-        return "sharded by heads"
-    return "sharded along the MLP's width" if row.term in _BY_WIDTH else ALONG_S
+    if term in _BY_HEAD:
+        return "sharded by heads" if block.row.split_by == t else f"each head on {t // block.row.split_by} ranks"
+    return "sharded along the MLP's width" if term in _BY_WIDTH else ALONG_S
 
 
-def _by_rank(block: Block, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> Block:
-    """A block of experts with the bytes of each rank, by the pairs that it takes."""
-    assert isinstance(shape, LlamaShape)
-    if block.row.term not in _OF_EXPERTS:
-        return block
-    sizes = [
-        row.bytes
-        for tokens in routed_tokens
-        for row in llama_rows(shape, parallel, routed_tokens=tokens)
-        if row.term == block.row.term
-    ]
-    return replace(block, by_rank=tuple(sizes))
+def _by_rank(term: str, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of a tensor of experts on each rank, by the pairs that it takes."""
+    if isinstance(shape, ModelShape) or term not in _OF_EXPERTS:
+        return ()
+    rows = [row for tokens in routed_tokens for row in llama_rows(shape, parallel, routed_tokens=tokens)]
+    return tuple(row.bytes for row in rows if row.term == term)
 
 
 def _with_gathered_again(blocks: Sequence[Block], moves: Sequence[Transfer]) -> list[Block]:
@@ -359,7 +351,7 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
     says = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
-        copied = sum(block.on_device for block in blocks if block.split == COPIED)
+        copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
         more = f"{size_text(copied)} of it is a copy of what the others save" if copied else "no byte is there twice"
         return f"{says};<br>{more}"
     most = max(blocks, key=lambda block: block.on_device)

@@ -82,12 +82,12 @@ checks.add_rows(
     "a small layer", llama.llama_rows(shapes.TINY_LLAMA), measure_llama_layer(shapes.TINY_LLAMA)
 )
 large = shapes.llama_shape("llama3-70b")
-for t in (8, 16):
-    with am.emulated_rank(t):
+for ranks in (8, 16):
+    with am.emulated_rank(ranks):
         measured = measure_llama_layer(large, am.tensor_parallel(sequence_parallel=True))
-    predicted = llama.llama_rows(large, am.Parallel(t, True))
-    checks.add_rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
-    print(f"t = {t}: K is divided by {next(row.split_by for row in predicted if row.term == 'K')}")
+    predicted = llama.llama_rows(large, am.Parallel(ranks, True))
+    checks.add_rows(f"Llama 3 70B, one of {ranks} ranks", predicted, measured)
+    print(f"t = {ranks}: K is divided by {next(row.split_by for row in predicted if row.term == 'K')}")
 checks.show()
 
 # %% [markdown]

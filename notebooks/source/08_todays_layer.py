@@ -174,7 +174,8 @@ names = ("Hugging Face Llama, sdpa", "torchtitan's style, torch.compile", "ours"
 layers = {layer.name: layer for layer in (*OTHERS, *FRAMEWORKS) if layer.dtype == "bfloat16"}
 sbh = LLAMA.seq_length * LLAMA.micro_batch_size * LLAMA.hidden_size
 lines = [
-    (name, layers[name].formula, f"{bytes_of_other(layers[name], LLAMA) / sbh:.1f} sbh") for name in names
+    (name, layers[name].formula, f"{bytes_of_other(layers[name], LLAMA) / sbh:.1f} sbh")
+    for name in names
 ]
 print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 
@@ -193,9 +194,7 @@ print(text_table(("mode", "bytes freed", "FLOPs added to forward and backward"),
 
 # %%
 MODES = ["none", "selective", "elementwise", "full"]
-Panel(
-    lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute", MODES, "elementwise")
-)
+Panel(lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute", MODES, "elementwise"))
 
 # %% [markdown]
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations take time
@@ -262,7 +261,11 @@ from actmem.rows import on_host
 from actmem_more.store import EightBits, HostMemory
 
 small, stores = model_shape("tiny"), {"offload": HostMemory(), "compress": EightBits()}
-ways = {"nothing": {}, "offloaded and recomputed": mixed, "GeLU input compressed": {"GeLU input": "compress"}}
+ways = {
+    "nothing": {},
+    "offloaded and recomputed": mixed,
+    "GeLU input compressed": {"GeLU input": "compress"},
+}
 gradients = {}
 for name, actions in ways.items():
     layer = am.TransformerLayer(small, recompute=actions, stores=stores, seed=1)

@@ -265,7 +265,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 am.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
 optimizer.zero_grad()
 bill = am.step(model, x, optimizer=optimizer)
-LiveFigure(step_timeline(bill))
+LiveFigure(step_timeline(bill, "one layer's step"))
 
 # %% [markdown]
 # Backward frees what it has used, but the gradients it makes are alive at the same time as what the layer saved. (This is a CPU's

@@ -95,7 +95,7 @@ def loss_step(loss, s=8192, chunk=1024, returned=False):
     return bill
 
 
-LiveFigure(step_timeline(loss_step("16 bits")))
+LiveFigure(step_timeline(loss_step("16 bits"), "the loss of 16-bit logits"))
 
 # %% [markdown]
 # **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only 9.1`.
@@ -146,7 +146,7 @@ checks.show()
 # and of one chunk its logits in float32 and 16 bits, $6uv$, or their gradient and a part of the weight's, $2uv + 2vh$:
 
 # %% jupyter={"source_hidden": true}
-LiveFigure(step_timeline(loss_step("in chunks")))
+LiveFigure(step_timeline(loss_step("in chunks"), "the loss in chunks of 1,024"))
 
 # %% jupyter={"source_hidden": true}
 weight = 2 * v * h

@@ -13,7 +13,7 @@ from tests.drawings import assert_valid
 def test_areas_add_up_to_what_is_alive_after_each_operation():
     model, x = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), torch.randn(4, 8)
     bill = step(model, x, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    drawing = step_timeline(bill)
+    drawing = step_timeline(bill, "a small model")
     assert_valid(drawing)
     unit, _ = axis_unit(bill.peak_bytes)
     sums = [

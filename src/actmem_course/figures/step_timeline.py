@@ -21,8 +21,11 @@ _ALIVE = {
 _REST = "everything else"
 
 
-def step_timeline(bill: StepBill) -> Drawing:
-    """Bytes alive after each operation of a training step, by kind, with its phases and its peak."""
+def step_timeline(bill: StepBill, of: str) -> Drawing:
+    """Bytes alive after each operation of a training step, by kind, with its phases and its peak.
+
+    of: whose step it is, for the title.
+    """
     part_of = {kind: part for part, (_, kinds) in _ALIVE.items() for kind in kinds}
     alive = {part: [0] * len(bill.curve) for part in (*_ALIVE, _REST)}
     for row, sizes in bill.lives:
@@ -47,7 +50,7 @@ def step_timeline(bill: StepBill) -> Drawing:
     border = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": INK, "dash": "dot"}}
     named = {"y": 1.18 * top, "xanchor": "left", "xshift": 4, "showarrow": False}
     return chart(
-        f"The peak, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
+        f"The peak of {of}, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
         [*legend(fills), *areas],
         f"Areas over {len(bill.curve)} operations; at the peak, in {bill.peak_phase}: "
         + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items() if part in fills)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 8 · Today's layer
 #
-# Llama 3 8B reads 8,192 tokens. Its attention kernel stores no scores, so selective recomputation frees next to nothing. Recompute
-# everything that needs no matmul instead. What percentage of a layer's bytes goes? Press Shift+Enter in the cell below and write
-# your guess.
+# Llama 3 8B reads 8,192 tokens. Its attention kernel stores no scores, so selective recomputation frees next to
+# nothing. Recompute everything that needs no matmul instead. What percentage of a layer's bytes goes? Press Shift+Enter
+# in the cell below and write your guess.
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -47,21 +47,21 @@ Reveal(
 # %% [markdown]
 # *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb).
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d = h/a$ elements of a head,
-# $f$ width of the MLP, $t$ tensor-parallel ranks.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d = h/a$ elements of a
+# head, $f$ width of the MLP, $t$ tensor-parallel ranks.
 #
 # ## The layer changed
 #
-# After 2022 the layer norm lost its mean and biases (RMSNorm). Q and K are rotated by position (RoPE). Several query heads share a
-# key and value head. The MLP has a gate (SwiGLU). Dropout is gone, and attention runs in one fused kernel. So $5as^2b$ and the
-# masks are gone as well. What is left? Ask what each gradient reads, as in chapter 2:
+# After 2022 the layer norm lost its mean and biases (RMSNorm). Q and K are rotated by position (RoPE). Several query
+# heads share a key and value head. The MLP has a gate (SwiGLU). Dropout is gone, and attention runs in one fused
+# kernel. So $5as^2b$ and the masks are gone as well. What is left? Ask what each gradient reads, as in chapter 2:
 #
 # - **RMSNorm**: its input and one number per token, $2sbh + 4sb$.
-# - **A linear**: its input. $2sbh$ for Q, K, V together and for gate and up together; $2sbh$ for the projection; $2sbf$ for
-#   down.
+# - **A linear**: its input. $2sbh$ for Q, K, V together and for gate and up together; $2sbh$ for the projection; $2sbf$
+#   for down.
 # - **A rotation**: only its tables. It's linear, and its gradient is the rotation backwards.
-# - **Flash attention**: Q, K, V, its output and the log-sum-exp of each row, $2sbh + 4sbkd + 2sbh + 4asb$. The output is
-#   the projection's input: one tensor, counted once.
+# - **Flash attention**: Q, K, V, its output and the log-sum-exp of each row, $2sbh + 4sbkd + 2sbh + 4asb$. The output
+#   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`: gate and up, $4sbf$.
 #
 # That is the layer that saves **nothing twice**:
@@ -72,8 +72,9 @@ from actmem_course.figures.layer_picture import layer_picture
 LiveFigure(layer_picture(LLAMA))
 
 # %% [markdown]
-# The layer in `src/actmem_more/llama.py` saves exactly these. Count them on a small layer, then at Llama 3 70B's size on an
-# emulated rank with tensor and sequence parallelism. Guess first: by how much are K and V divided on 16 ranks, with $k = 8$?
+# The layer in `src/actmem_more/llama.py` saves exactly these. Count them on a small layer, then at Llama 3 70B's size
+# on an emulated rank with tensor and sequence parallelism. Guess first: by how much are K and V divided on 16 ranks,
+# with $k = 8$?
 
 # %%
 from actmem_more.llama_measured import measure_llama_layer
@@ -93,8 +94,9 @@ checks.show()
 # %% [markdown]
 # ## More ranks than key heads
 #
-# A head is never sharded: its queries need whole keys. So with $t > k$, $t/k$ neighbouring ranks hold the same key and value
-# head, and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$. With two key heads:
+# A head is never sharded: its queries need whole keys. So with $t > k$, $t/k$ neighbouring ranks hold the same key and
+# value head, and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$. With two key
+# heads:
 
 # %%
 Panel(
@@ -103,18 +105,18 @@ Panel(
 )
 
 # %% [markdown]
-# And the gradients? Each rank's query heads give a part of the gradient of their key head. The collective at the block's entry
-# sums the input's gradient over all $t$ ranks anyway. But the head's weight is a replica on $t/k$ ranks, and each has only its own
-# part of the gradient. Those ranks must add up their parts after backward. If you forget it, you train $t/k$ different copies of
-# one head.
+# And the gradients? Each rank's query heads give a part of the gradient of their key head. The collective at the
+# block's entry sums the input's gradient over all $t$ ranks anyway. But the head's weight is a replica on $t/k$ ranks,
+# and each has only its own part of the gradient. Those ranks must add up their parts after backward. If you forget it,
+# you train $t/k$ different copies of one head.
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
 #
 # ## What plain operators save instead
 #
-# Write the same norm and gate in plain PyTorch, as Hugging Face does, and autograd saves what each operator reads: the norm's input
-# in float32, what it is normalised to, and `silu(gate)`:
+# Write the same norm and gate in plain PyTorch, as Hugging Face does, and autograd saves what each operator reads: the
+# norm's input in float32, what it is normalised to, and `silu(gate)`:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -162,8 +164,8 @@ checks.add("fused norm, 2sbh + 4sb, and gate, 4sbf", fused)
 checks.show()
 
 # %% [markdown]
-# **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`:
-# `python my/labs/lab7_todays_layer.py --only 7.2,7.3`.
+# **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
+# my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
 # So one layer differs from library to library. (`python labs/measure_peers.py --today` counts these bytes.)
 
@@ -182,7 +184,8 @@ print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 # %% [markdown]
 # ## What needs no matmul
 #
-# You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. The mode `elementwise` drops both:
+# You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. The mode `elementwise` drops
+# both:
 
 # %%
 forward = sum(llama.llama_products(LLAMA).values())
@@ -197,16 +200,16 @@ MODES = ["none", "selective", "elementwise", "full"]
 Panel(lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute", MODES, "elementwise"))
 
 # %% [markdown]
-# > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations take time
-# > at the speed of memory. Where everything fits anyway, save it.
+# > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations
+# > take time at the speed of memory. Where everything fits anyway, save it.
 #
-# A dropped tensor is always the input of a linear. So one function is enough: a linear that saves what its input is computed
-# from, and recomputes the input in backward. **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`:
-# `python my/labs/lab7_todays_layer.py --only 7.4`.
+# A dropped tensor is always the input of a linear. So one function is enough: a linear that saves what its input is
+# computed from, and recomputes the input in backward. **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py),
+# `recipe_linear`: `python my/labs/lab7_todays_layer.py --only 7.4`.
 #
 # Does it help the paper's layer, too? There `elementwise` drops the attention core (QKᵀ is recomputed, as in selective
-# recomputation), both norm outputs, the GeLU's output and two dropout masks, drawn again from a seed. Of $34sbh/t$ it leaves
-# $20sbh/t$:
+# recomputation), both norm outputs, the GeLU's output and two dropout masks, drawn again from a seed. Of $34sbh/t$ it
+# leaves $20sbh/t$:
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS, model_shape
@@ -234,9 +237,9 @@ checks.show()
 # - **offload** it to the host, free as long as the copy hides behind the layer's own work;
 # - **compress** it to eight bits, which changes the gradients a little.
 #
-# The figure tries all choices for one layer of GPT-3 on an A100. A circle is one set of matmuls to recompute. On each line, no
-# other choice saves fewer bytes in the same time (of matmuls, and of copies that nothing hides). Make the link faster or slower: an
-# A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450.
+# The figure tries all choices for one layer of GPT-3 on an A100. A circle is one set of matmuls to recompute. On each
+# line, no other choice saves fewer bytes in the same time (of matmuls, and of copies that nothing hides). Make the link
+# faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450.
 
 # %%
 Panel(
@@ -290,8 +293,9 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# All 32 layers of Llama 3 8B read one sequence of 8,192 tokens on one GPU. What do they save with a flash kernel, and what with
-# `elementwise`? What would they save if attention still stored its scores, $2as^2b$ a layer (there is no dropout)?
+# All 32 layers of Llama 3 8B read one sequence of 8,192 tokens on one GPU. What do they save with a flash kernel, and
+# what with `elementwise`? What would they save if attention still stored its scores, $2as^2b$ a layer (there is no
+# dropout)?
 
 # %% jupyter={"source_hidden": true}
 layers = LLAMA.num_layers
@@ -313,7 +317,8 @@ worked(
 #
 # <details><summary><b>2.</b> Why is full recomputation of this layer a worse trade than of the paper's?</summary>
 #
-# The layer saves less to begin with, so the same FLOPs free fewer bytes. The scores, which were cheap to free, are gone already.
+# The layer saves less to begin with, so the same FLOPs free fewer bytes. The scores, which were cheap to free, are gone
+# already.
 # </details>
 #
 # > **Take away**
@@ -321,11 +326,12 @@ worked(
 # > 2. A third of a Llama layer needs no matmul: recompute that first.
 # > 3. The code decides: plain operators save half as much again as fused ones.
 # >
-# > **At work tomorrow:** count what *your* layer saves, `python labs/measure_today.py --emulate 8 --model llama3-8b`, and compare it
-# > with `actmem record` of your own code.
+# > **At work tomorrow:** count what *your* layer saves, `python labs/measure_today.py --emulate 8 --model llama3-8b`,
+# > and compare it with `actmem record` of your own code.
 #
-# **Lab 7**: `python my/labs/lab7_todays_layer.py`. Next, [chapter 9](09_your_model.ipynb): a model that this course didn't write.
-# Experts and latent attention are in [chapter 13](13_experts.ipynb).
+# **Lab 7**: `python my/labs/lab7_todays_layer.py`. Next, [chapter 9](09_your_model.ipynb): a model that this course
+# didn't write. Experts and latent attention are in [chapter 13](13_experts.ipynb).
 #
-# **Sources.** Llama 3, 2407.21783, table 3, and the models' published config.json · grouped queries, 2305.13245 · flash attention,
-# 2205.14135 · code: `src/actmem_more/llama.py`, `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem_more/store.py`.
+# **Sources.** Llama 3, 2407.21783, table 3, and the models' published config.json · grouped queries, 2305.13245 · flash
+# attention, 2205.14135 · code: `src/actmem_more/llama.py`, `src/actmem/recipes.py`, `src/actmem/drop.py`,
+# `src/actmem_more/store.py`.

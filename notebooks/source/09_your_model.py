@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
-# Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change three things,
-# and recompute no matmul. How many GiB do the layers still save for backward? Press Shift+Enter in the cell below and write
-# your guess.
+# Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
+# three things, and recompute no matmul. How many GiB do the layers still save for backward? Press Shift+Enter in the
+# cell below and write your guess.
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -37,16 +37,16 @@ Reveal(
 )
 
 # %% [markdown]
-# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will** record a
-# layer, find its waste and remove it, predict a step's peak, and plan a whole model.
+# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
+# record a layer, find its waste and remove it, predict a step's peak, and plan a whole model.
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $f$ width of the MLP,
-# $v$ size of the vocabulary, $l$ layers.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $f$ width of the MLP, $v$
+# size of the vocabulary, $l$ layers.
 #
 # ## A layer as many libraries write it
 #
-# This is Llama's layer without its rotary positions. The norm computes in float32. $a/k$ query heads share one key head, so keys
-# and values are copied for each query head. The MLP multiplies `silu(gate)` by `up`.
+# This is Llama's layer without its rotary positions. The norm computes in float32. $a/k$ query heads share one key
+# head, so keys and values are copied for each query head. The MLP multiplies `silu(gate)` by `up`.
 
 # %%
 import torch
@@ -131,8 +131,8 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # %% [markdown]
 # ## Record it
 #
-# Put `actmem.record` around a forward pass. It lists every tensor that autograd saves, with the module and the operation that
-# saved it. `layer()` returns norm, attention, norm, MLP as one small layer, and its input:
+# Put `actmem.record` around a forward pass. It lists every tensor that autograd saves, with the module and the
+# operation that saved it. `layer()` returns norm, attention, norm, MLP as one small layer, and its input:
 
 # %%
 model, x = layer()
@@ -145,8 +145,8 @@ display(checks.show())
 ledger
 
 # %% [markdown]
-# You don't have to derive the formula by hand. Run the layer at a dozen tiny sizes, and let a solver fit each row's bytes to
-# powers of the letters. The fit is exact, because every count is exact; a row without such a formula is named.
+# You don't have to derive the formula by hand. Run the layer at a dozen tiny sizes, and let a solver fit each row's
+# bytes to powers of the letters. The fit is exact, because every count is exact; a row without such a formula is named.
 
 # %%
 from actmem_tools.tape.evaluate import formula_text
@@ -170,7 +170,8 @@ print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 #
 # ## Find the waste
 #
-# The ledger knows some kinds of waste by their operations, shapes and dtypes. Open the line to read what each could become:
+# The ledger knows some kinds of waste by their operations, shapes and dtypes. Open the line to read what each could
+# become:
 
 # %%
 from actmem_tools.diagnosis import findings
@@ -190,11 +191,13 @@ Fold(
 # %% [markdown]
 # ## Change three things
 #
-# - **Norm.** A function of your own saves `x` in 16 bits and one float32 number per token. Backward recomputes the rest.
+# - **Norm.** A function of your own saves `x` in 16 bits and one float32 number per token. Backward recomputes the
+#   rest.
 # - **Attention.** With `enable_gqa=True` the kernel reads each key head for several query heads: no copies.
 # - **MLP.** A function of your own saves `gate` and `up`. Backward recomputes `silu(gate)`.
 #
-# `actmem_more.llama_modules` has both functions; you write them in lab 7. Compare gradients before you trust a smaller number:
+# `actmem_more.llama_modules` has both functions; you write them in lab 7. Compare gradients before you trust a smaller
+# number:
 
 # %%
 from actmem_more.llama_modules import rms_norm, swiglu
@@ -248,14 +251,15 @@ Panel(
 )
 
 # %% [markdown]
-# > **Why do this?** You free a third of the layer, and backward recomputes only elementwise operations. **Why not?** Each
-# > function is code that you maintain. `torch.compile` finds some of it for you. And on a GPU without a flash kernel for
-# > `enable_gqa`, torch before 2.14 stores the scores instead: check with `actmem record --fake --device cuda`.
+# > **Why do this?** You free a third of the layer, and backward recomputes only elementwise operations. **Why not?**
+# > Each function is code that you maintain. `torch.compile` finds some of it for you. And on a GPU without a flash
+# > kernel for `enable_gqa`, torch before 2.14 stores the scores instead: check with `actmem record --fake --device
+# > cuda`.
 #
 # ## The peak
 #
-# You run out of memory at the *peak*, the moment when most is alive. `actmem.step` watches one training step. **Guess:** does
-# this layer's peak come in the forward pass, the backward pass or the optimizer's step?
+# You run out of memory at the *peak*, the moment when most is alive. `actmem.step` watches one training step.
+# **Guess:** does this layer's peak come in the forward pass, the backward pass or the optimizer's step?
 
 # %%
 from actmem_course.figures.step_timeline import step_timeline
@@ -268,11 +272,11 @@ bill = am.step(model, x, optimizer=optimizer)
 LiveFigure(step_timeline(bill, "one layer's step"))
 
 # %% [markdown]
-# Backward frees what it has used, but the gradients it makes are alive at the same time as what the layer saved. (This is a CPU's
-# step. On a GPU kernels add workspaces.)
+# Backward frees what it has used, but the gradients it makes are alive at the same time as what the layer saved. (This
+# is a CPU's step. On a GPU kernels add workspaces.)
 #
-# The peak has a formula, too. A *tape* lists what each operation of a step allocates and frees, as formulas, solved from
-# tiny runs:
+# The peak has a formula, too. A *tape* lists what each operation of a step allocates and frees, as formulas, solved
+# from tiny runs:
 
 # %%
 from actmem_tools.tape.evaluate import Run, first_microbatch, moments
@@ -290,9 +294,9 @@ for length in (64, 256, 1024):
 checks.show()
 
 # %% [markdown]
-# Does that hold for models of others, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a larger one with
-# adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU; the workspaces of cuBLAS, NVIDIA's
-# library of matmuls, were measured and added.
+# Does that hold for models of others, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a larger
+# one with adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU; the workspaces of
+# cuBLAS, NVIDIA's library of matmuls, were measured and added.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest, strangers_bars
@@ -316,8 +320,9 @@ print(f"{yours.total_bytes:,} B saved; {waste or 'no known waste'}")
 # %% [markdown]
 # ## Plan it
 #
-# Now the whole model: embedding, layers, norm, and a loss of float32 logits. A *factory* returns the model and its inputs for any sizes. The planner runs it
-# at tiny sizes with one to five layers, and from these runs knows the bill at any size. Check it with a real step first:
+# Now the whole model: embedding, layers, norm, and a loss of float32 logits. A *factory* returns the model and its
+# inputs for any sizes. The planner runs it at tiny sizes with one to five layers, and from these runs knows the bill at
+# any size. Check it with a real step first:
 
 # %%
 from actmem_tools.plan.own_model import OwnModel, Way, outcome
@@ -367,8 +372,8 @@ for name, parts in codes.items():
 checks.show()
 
 # %% [markdown]
-# Now at the size of Llama 3 8B, on 8 GPUs of 80 GiB. PyTorch's FSDP2 shards weights, gradients and optimizer states over them;
-# each GPU reads a sequence of its own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
+# Now at the size of Llama 3 8B, on 8 GPUs of 80 GiB. PyTorch's FSDP2 shards weights, gradients and optimizer states
+# over them; each GPU reads a sequence of its own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
 
 # %%
 sizes = {"s": LLAMA.seq_length, "h": LLAMA.hidden_size, "a": LLAMA.num_attention_heads}
@@ -396,7 +401,8 @@ LiveFigure(
 )
 
 # %% [markdown]
-# On the command line that is one line. Besides the bill it prints the code to paste: which blocks to recompute, how to shard.
+# On the command line that is one line. Besides the bill it prints the code to paste: which blocks to recompute, how to
+# shard.
 #
 # ```
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
@@ -404,8 +410,8 @@ LiveFigure(
 #
 # ## What fits
 #
-# With more GPUs you choose a layout. Tensor (TP) and pipeline parallelism (PP) shard the model; data parallelism (DP) gives each
-# replica its own sequences, and ZeRO shards what the replicas would hold twice:
+# With more GPUs you choose a layout. Tensor (TP) and pipeline parallelism (PP) shard the model; data parallelism (DP)
+# gives each replica its own sequences, and ZeRO shards what the replicas would hold twice:
 #
 # | | each rank holds a shard of | collectives |
 # |---|---|---|
@@ -415,8 +421,8 @@ LiveFigure(
 # | ZeRO-3 (FSDP) | weights too | all-gather of weights in every pass as well |
 # | context parallelism (CP) | each sequence | keys and values, in every layer |
 #
-# The planner counts the bytes of every layout on its fullest rank. Here are Llama 3 70B, 64 GPUs of 80 GiB, 512 sequences a step;
-# *b 1* is one sequence in a microbatch:
+# The planner counts the bytes of every layout on its fullest rank. Here are Llama 3 70B, 64 GPUs of 80 GiB, 512
+# sequences a step; *b 1* is one sequence in a microbatch:
 
 # %%
 from actmem_tools.plan.plan_report import layout_text
@@ -434,14 +440,15 @@ shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for p
 print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
 
 # %% [markdown]
-# The planner orders them by an estimated time, which is not exact enough to rank the first few: choose among these by memory and
-# simplicity.
+# The planner orders them by an estimated time, which is not exact enough to rank the first few: choose among these by
+# memory and simplicity.
 #
 # **Now write it:** [exercise 8.1](../labs/lab8_plan.py), `rank_state_bytes`: `python my/labs/lab8_plan.py --only 8.1`.
 #
 # ## The bill, line by line
 #
-# "It fits on average" ends at the first GPU that runs out. So a bill is the fullest rank's, at the moment when it holds most:
+# "It fits on average" ends at the first GPU that runs out. So a bill is the fullest rank's, at the moment when it holds
+# most:
 
 # %%
 bill = bill_of(model, plans.plans[0])
@@ -456,8 +463,9 @@ LiveFigure(bar_chart(title, {"held": held, "left": left}, "lines of the bill"))
 
 # %% [markdown]
 # Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight
-# (its backward pass is still to come), one step of Adam. `actmem plan … --verify` does that for large models; here are three plans of a small one. And 18 runs of nanotron, which
-# others logged on real GPUs, peaked where the same formulas say:
+# (its backward pass is still to come), one step of Adam. `actmem plan … --verify` does that for large models; here are
+# three plans of a small one. And 18 runs of nanotron, which others logged on real GPUs, peaked where the same formulas
+# say:
 
 # %%
 from actmem.config import TINY
@@ -480,12 +488,13 @@ print(f"{len(runs)} logged runs: the farthest is {farthest:.2f}% from its bill")
 checks.show()
 
 # %% [markdown]
-# **Now write it:** [exercise 8.2](../labs/lab8_plan.py), `largest_micro_batch_size`: `python my/labs/lab8_plan.py --only 8.2`.
+# **Now write it:** [exercise 8.2](../labs/lab8_plan.py), `largest_micro_batch_size`: `python my/labs/lab8_plan.py
+# --only 8.2`.
 #
 # ## It doesn't fit: what do you change first?
 #
-# Start from a plan that is far too large. Each bar adds one change: the one that then frees a GiB for the least estimated time.
-# Stop at the first bar that ends before the line:
+# Start from a plan that is far too large. Each bar adds one change: the one that then frees a GiB for the least
+# estimated time. Stop at the first bar that ends before the line:
 
 # %%
 LiveFigure(show.first_aid())
@@ -494,14 +503,14 @@ LiveFigure(show.first_aid())
 # Ask in this order:
 #
 # 1. **Is sequence parallelism off?** Switch it on wherever you use TP. It frees bytes and saves time.
-# 2. **Are the bytes activations?** Recompute what needs no matmul (`elementwise`). If your attention stores its scores, get a
-#    fused kernel.
+# 2. **Are the bytes activations?** Recompute what needs no matmul (`elementwise`). If your attention stores its scores,
+#    get a fused kernel.
 # 3. **More than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
 # 4. **Do you have replicas?** Turn half of them into pipeline stages, or shard gradients (ZeRO-2).
 # 5. **Still too much?** Recompute everything if the bytes are activations; shard weights (ZeRO-3) if they are states.
 #
-# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't
-# fit, the judge names the line of the bill: `python my/labs/lab8_plan.py --only 8.3`.
+# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one
+# doesn't fit, the judge names the line of the bill: `python my/labs/lab8_plan.py --only 8.3`.
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -509,8 +518,9 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# You train 13 billion parameters on 8 GPUs of 80 GiB, with data parallelism alone. A parameter takes 2 bytes as a weight, 4 as a
-# gradient and 12 as optimizer states. Activations and everything else take 20 GiB. Which ZeRO stage do you need?
+# You train 13 billion parameters on 8 GPUs of 80 GiB, with data parallelism alone. A parameter takes 2 bytes as a
+# weight, 4 as a gradient and 12 as optimizer states. Activations and everything else take 20 GiB. Which ZeRO stage do
+# you need?
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -536,20 +546,22 @@ worked(
 # %% [markdown]
 # <details><summary><b>Question:</b> the peak is in the optimizer's step. Does recomputing activations help?</summary>
 #
-# No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
+# No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update
+# makes.
 # </details>
 #
 # > **Take away**
 # > 1. The same layer saves half as much again in plain operators: record it before you buy GPUs.
 # > 2. The peak decides, on the fullest rank. It has a formula, too.
-# > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch. Full recomputation comes late.
+# > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch. Full recomputation
+# >    comes late.
 # >
-# > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its largest five
-# > lines.
+# > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its
+# > largest five lines.
 #
-# **Lab 8**: `python my/labs/lab8_plan.py`. Once all exercises pass, your first plan runs on an emulated rank, and you see its bill
-# beside what was counted. The bill's logits and loss don't shrink when you recompute layers: [chapter 10](10_the_loss.ipynb)
-# takes them apart.
+# **Lab 8**: `python my/labs/lab8_plan.py`. Once all exercises pass, your first plan runs on an emulated rank, and you
+# see its bill beside what was counted. The bill's logits and loss don't shrink when you recompute layers: [chapter
+# 10](10_the_loss.ipynb) takes them apart.
 #
-# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · huggingface/nanotron and its
-# published logs · code: `src/actmem/ledger/`, `src/actmem_tools/`.
+# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · huggingface/nanotron and
+# its published logs · code: `src/actmem/ledger/`, `src/actmem_tools/`.

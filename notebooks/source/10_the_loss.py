@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 10 · The loss and the embedding
 #
-# You recompute the layers, you shard the weights, and training runs out of memory at the last line: the loss. Llama 3 8B reads
-# 131,072 tokens with a vocabulary of 128,256 words, and every layer is recomputed. How many GiB does `F.cross_entropy` take at
-# its peak? Press Shift+Enter in the cell below and write your guess.
+# You recompute the layers, you shard the weights, and training runs out of memory at the last line: the loss. Llama 3
+# 8B reads 131,072 tokens with a vocabulary of 128,256 words, and every layer is recomputed. How many GiB does
+# `F.cross_entropy` take at its peak? Press Shift+Enter in the cell below and write your guess.
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -41,8 +41,8 @@ Reveal(
 )
 
 # %% [markdown]
-# *30 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb), [chapter 3](03_tensor_parallelism.ipynb) and
-# [chapter 5](05_recomputation.ipynb).
+# *30 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb), [chapter 3](03_tensor_parallelism.ipynb) and [chapter
+# 5](05_recomputation.ipynb).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a layer, $p$
 # pipeline stages, $u$ tokens in a chunk.
@@ -53,14 +53,14 @@ Reveal(
 #
 # $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (P - \mathrm{onehot}_y)\, d\ell$$
 #
-# Ask chapter 2's question: which tensors does $dz$ read? Only $P$; or $z$ and one number per token, to recompute $P$. So **$2v$
-# bytes per token** are enough in 16 bits. `F.cross_entropy` saves $\log P$ in the dtype of the logits: $2v$ bytes, or $4v$ after
-# the `logits.float()` of most libraries.
+# Ask chapter 2's question: which tensors does $dz$ read? Only $P$; or $z$ and one number per token, to recompute $P$.
+# So **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` saves $\log P$ in the dtype of the logits: $2v$
+# bytes, or $4v$ after the `logits.float()` of most libraries.
 #
-# But the peak comes in the backward pass, when three tensors of $v$ numbers per token are alive: $\log P$; its gradient, $-1$ at
-# the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's input and the input's
-# gradient of the step before, $4h$, and a 64-bit target: **$6v + 4h + 8$ bytes per token**, $12v$ instead of $6v$ with float32
-# logits. Watch it on fake tensors, which have no storage, at 8,192 tokens:
+# But the peak comes in the backward pass, when three tensors of $v$ numbers per token are alive: $\log P$; its
+# gradient, $-1$ at the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's
+# input and the input's gradient of the step before, $4h$, and a 64-bit target: **$6v + 4h + 8$ bytes per token**, $12v$
+# instead of $6v$ with float32 logits. Watch it on fake tensors, which have no storage, at 8,192 tokens:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -98,13 +98,14 @@ def loss_step(loss, s=8192, chunk=1024, returned=False):
 LiveFigure(step_timeline(loss_step("16 bits"), "the loss of 16-bit logits"))
 
 # %% [markdown]
-# **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only 9.1`.
+# **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only
+# 9.1`.
 #
 # ## A chunk at a time
 #
-# A token's loss reads the logits of no other token. So take $u$ tokens: compute their logits, save $\log\sum e^z$, one number
-# per token, and drop the logits. Backward recomputes them: one more matmul, $2sbhv$ FLOPs. The output layer's input, $2sbh$,
-# stays, with 8 bytes per token:
+# A token's loss reads the logits of no other token. So take $u$ tokens: compute their logits, save $\log\sum e^z$, one
+# number per token, and drop the logits. Backward recomputes them: one more matmul, $2sbhv$ FLOPs. The output layer's
+# input, $2sbh$, stays, with 8 bytes per token:
 
 # %%
 torch.manual_seed(0)
@@ -142,8 +143,9 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# The peak now has three parts: the input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$;
-# and of one chunk its logits in float32 and 16 bits, $6uv$, or their gradient and a part of the weight's, $2uv + 2vh$:
+# The peak now has three parts: the input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the
+# chunks, $4vh$; and of one chunk its logits in float32 and 16 bits, $6uv$, or their gradient and a part of the
+# weight's, $2uv + 2vh$:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_timeline(loss_step("in chunks"), "the loss in chunks of 1,024"))
@@ -165,21 +167,21 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** The logits no longer grow with $s$, and results change only by rounding. **Why not?** You pay one more matmul
-# > of the output layer. (Liger's kernel avoids it: its forward pass computes both gradients at once, and saves them instead of $x$,
-# > $2vh$ bytes more.)
+# > **Why do this?** The logits no longer grow with $s$, and results change only by rounding. **Why not?** You pay one
+# > more matmul of the output layer. (Liger's kernel avoids it: its forward pass computes both gradients at once, and
+# > saves them instead of $x$, $2vh$ bytes more.)
 #
-# **Now write it:** [exercise 9.2](../labs/lab9_the_ends.py), `linear_cross_entropy`: `python my/labs/lab9_the_ends.py --only
-# 9.2`.
+# **Now write it:** [exercise 9.2](../labs/lab9_the_ends.py), `linear_cross_entropy`: `python my/labs/lab9_the_ends.py
+# --only 9.2`.
 #
 # ## The last stage
 #
-# Tensor parallelism gives each of $t$ ranks $v/t$ logits of a token. The ranks all-reduce three numbers per token: the largest
-# logit, the sum of the exponentials, the target's logit. Backward sums the gradient of $x$ over the ranks; that of the weight is
-# each rank's own.
+# Tensor parallelism gives each of $t$ ranks $v/t$ logits of a token. The ranks all-reduce three numbers per token: the
+# largest logit, the sum of the exponentials, the target's logit. Backward sums the gradient of $x$ over the ranks; that
+# of the weight is each rank's own.
 #
-# In a pipeline ([chapter 6](06_pipeline.ipynb)) the output layer is on the last stage, and all others wait for it. **Guess:** how
-# much longer does that stage of Llama 3 8B take, with 8 stages of four layers?
+# In a pipeline ([chapter 6](06_pipeline.ipynb)) the output layer is on the last stage, and all others wait for it.
+# **Guess:** how much longer does that stage of Llama 3 8B take, with 8 stages of four layers?
 
 # %%
 layer_flops = sum(llama_terms.llama_products(LLAMA).values())
@@ -191,17 +193,17 @@ for p in (4, 8, 16):
     )
 
 # %% [markdown]
-# *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is broadcast to all,
-# and they all-reduce the numbers above. Compute, weights and logits are balanced. It's the function of tensor parallelism, with
-# the pipeline as its group.
+# *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is
+# broadcast to all, and they all-reduce the numbers above. Compute, weights and logits are balanced. It's the function
+# of tensor parallelism, with the pipeline as its group.
 #
-# **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`:
-# `python my/labs/lab9_the_ends.py --only 9.3`.
+# **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`: `python
+# my/labs/lab9_the_ends.py --only 9.3`.
 #
 # ## Reinforcement learning
 #
-# Reinforcement learning reads $\log P_y$ of the generated tokens, and often the entropy $H = -\sum_j P_j \log P_j$. In plain
-# operators that saves two float32 tensors of $v$ numbers per token, $8v$ bytes:
+# Reinforcement learning reads $\log P_y$ of the generated tokens, and often the entropy $H = -\sum_j P_j \log P_j$. In
+# plain operators that saves two float32 tensors of $v$ numbers per token, $8v$ bytes:
 
 # %%
 class LogProbs(nn.Module):
@@ -237,14 +239,14 @@ checks.add("both gradients", [(0, count) for count in apart], "numbers that diff
 checks.show()
 
 # %% [markdown]
-# **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`:
-# `python my/labs/lab9_the_ends.py --only 9.4`.
+# **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`: `python my/labs/lab9_the_ends.py
+# --only 9.4`.
 #
 # ## The embedding
 #
-# The embedding looks up rows, so it saves only the ids. But at most $sb$ of $v$ rows have a gradient, and torch's backward writes
-# all $v$: $2vh$ bytes of mostly zeros, in every microbatch. Add the $sb$ rows straight to the sum of the microbatches instead, in
-# float32. One trap: a token that comes twice must be added twice.
+# The embedding looks up rows, so it saves only the ids. But at most $sb$ of $v$ rows have a gradient, and torch's
+# backward writes all $v$: $2vh$ bytes of mostly zeros, in every microbatch. Add the $sb$ rows straight to the sum of
+# the microbatches instead, in float32. One trap: a token that comes twice must be added twice.
 
 # %%
 lookup = nn.Embedding(1000, 64, dtype=torch.bfloat16)
@@ -270,8 +272,9 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# A model has $v$ = 262,144, $h$ = 2,560 and 34 layers. It reads 32,768 tokens, all layers are recomputed, and 30 GiB are left after
-# weights and states. Which of the four losses fits? (Chunks have 1,024 tokens. The softmax in place takes $6v$ bytes per token.)
+# A model has $v$ = 262,144, $h$ = 2,560 and 34 layers. It reads 32,768 tokens, all layers are recomputed, and 30 GiB
+# are left after weights and states. Which of the four losses fits? (Chunks have 1,024 tokens. The softmax in place
+# takes $6v$ bytes per token.)
 
 # %% jupyter={"source_hidden": true}
 s, width, words, layers = 32768, 2560, 262144, 34
@@ -289,8 +292,8 @@ worked(*lines)
 # %% [markdown]
 # <details><summary><b>Question:</b> does a smaller chunk always lower the peak?</summary>
 #
-# Less and less. With $u < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's part, $2vh$. Only
-# $2uv$ is left to save, and small matmuls are slow.
+# Less and less. With $u < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's part,
+# $2vh$. Only $2uv$ is left to save, and small matmuls are slow.
 # </details>
 #
 # > **Take away**
@@ -298,11 +301,12 @@ worked(*lines)
 # > 2. "Full recomputation solves long sequences" is wrong: it leaves $2sbh$ per layer, and all of the loss.
 # > 3. In chunks, a token costs $4h$ bytes instead of $6v$ or $12v$.
 # >
-# > **At work tomorrow:** see whether your model returns its logits. If it does, it holds $2v$ bytes per token more through all of
-# > backward.
+# > **At work tomorrow:** see whether your model returns its logits. If it does, it holds $2v$ bytes per token more
+# > through all of backward.
 #
-# **Lab 9** has the functions of this chapter: `python my/labs/lab9_the_ends.py`. Next, [chapter 11](11_adapters.ipynb): you freeze
-# the weights. What is saved then?
+# **Lab 9** has the functions of this chapter: `python my/labs/lab9_the_ends.py`. Next, [chapter 11](11_adapters.ipynb):
+# you freeze the weights. What is saved then?
 #
-# **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989 · *Cut Your Losses*, 2411.09009 · *Balancing Pipeline Parallelism
-# with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem_more/chunked_loss.py`, `src/actmem_more/loss_peak.py`.
+# **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989 · *Cut Your Losses*, 2411.09009 · *Balancing Pipeline
+# Parallelism with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem_more/chunked_loss.py`,
+# `src/actmem_more/loss_peak.py`.

@@ -94,7 +94,8 @@ def plan_with(sizes: Mapping[str, int], mode: str) -> Plan:
 
 def first_aid() -> Drawing:
     """What the fullest GPU holds of a plan that doesn't fit, as one change comes after the other."""
-    held, sizes = {}, {}
+    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for words, (changed, mode) in CHANGES.items():
         sizes |= changed
         plan = plan_with(sizes, mode)

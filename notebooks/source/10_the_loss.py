@@ -2,7 +2,7 @@
 # # 10 · The loss and the embedding
 #
 # You recompute the layers, you shard the weights, and training runs out of memory at the last line: the loss. Llama 3
-# 8B reads 131,072 tokens with a vocabulary of 128,256 words, and every layer is recomputed. How many GiB does
+# 8B has a vocabulary of 128,256 entries. It reads 131,072 tokens, and every layer is recomputed. How many GiB does
 # `F.cross_entropy` take at its peak? Press Shift+Enter in the cell below and write your guess.
 
 # %%
@@ -25,7 +25,7 @@ question = Prediction(
     "at its peak?",
     answer=total(loss_peak.loss_peak_rows("16 bits", tokens, h, v)) / 2**30,
     unit="GiB",
-    because=f"Each token has {v:,} logits, and at the peak three tensors of that size are alive.",
+    because=f"Each token has {v:,} logits, and at the peak three tensors of that size are alive, beside the input.",
     line=GuessLine(2**30),
 )
 Reveal(
@@ -41,7 +41,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *30 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb), [chapter 3](03_tensor_parallelism.ipynb) and [chapter
+# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb), [chapter 3](03_tensor_parallelism.ipynb) and [chapter
 # 5](05_recomputation.ipynb).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a layer, $p$
@@ -59,8 +59,10 @@ Reveal(
 #
 # But the peak comes in the backward pass, when three tensors of $v$ numbers per token are alive: $\log P$; its
 # gradient, $-1$ at the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's
-# input and the input's gradient of the step before, $4h$, and a 64-bit target: **$6v + 4h + 8$ bytes per token**, $12v$
-# instead of $6v$ with float32 logits. Watch it on fake tensors, which have no storage, at 8,192 tokens:
+# input, $2h$, and a 64-bit target: **$6v + 2h + 8$ bytes per token**, $12v$ instead of $6v$ with float32 logits.
+# (Megatron's `vocab_parallel_cross_entropy` turns one float32 copy of the logits into $P$, in place: $4v$ for $P$ and
+# $2v$ for the logits or their gradient: the figure's *softmax in place*.) Watch the step with 16-bit logits on fake
+# tensors, 8,192 tokens:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -70,7 +72,6 @@ from torch import nn
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.torch_private import fake_tensors
-from actmem_course.figures.step_timeline import step_timeline
 from actmem_more.chunked_loss import LinearCrossEntropy
 
 
@@ -95,7 +96,7 @@ def loss_step(loss, s=8192, chunk=1024, returned=False):
     return bill
 
 
-LiveFigure(step_timeline(loss_step("16 bits"), "the loss of 16-bit logits"))
+LiveFigure(show.loss_timeline(loss_step("16 bits"), v, "the loss of 16-bit logits"))
 
 # %% [markdown]
 # **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only
@@ -112,6 +113,7 @@ torch.manual_seed(0)
 linear = nn.Linear(64, 1000, bias=False, dtype=torch.bfloat16)
 x = torch.randn(48, 2, 64, dtype=torch.bfloat16, requires_grad=True)
 ids = torch.randint(0, 1000, (48, 2))
+ids[1, 0] = ids[0, 0]  # one id comes twice
 with am.record(linear) as ledger:
     losses = LinearCrossEntropy(TensorParallel(), chunk=16)(x, linear.weight, ids)
 checks.add("saved by the loss in chunks", [(2 * 48 * 2 * 64 + 8 * 48 * 2, ledger.total_bytes)])
@@ -144,11 +146,11 @@ checks.show()
 
 # %% [markdown]
 # The peak now has three parts: the input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the
-# chunks, $4vh$; and of one chunk its logits in float32 and 16 bits, $6uv$, or their gradient and a part of the
-# weight's, $2uv + 2vh$:
+# chunks, $4vh$; and one chunk: the larger of its logits in float32 and 16 bits, $6uv$, and of their gradient with the
+# chunk's part of the weight's gradient, $2uv + 2vh$:
 
 # %% jupyter={"source_hidden": true}
-LiveFigure(step_timeline(loss_step("in chunks"), "the loss in chunks of 1,024"))
+LiveFigure(show.loss_timeline(loss_step("in chunks"), v, "the loss in chunks of 1,024"))
 
 # %% jupyter={"source_hidden": true}
 weight = 2 * v * h
@@ -181,29 +183,29 @@ checks.show()
 # of the weight is each rank's own.
 #
 # In a pipeline ([chapter 6](06_pipeline.ipynb)) the output layer is on the last stage, and all others wait for it.
-# **Guess:** how much longer does that stage of Llama 3 8B take, with 8 stages of four layers?
+# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, with 8 stages of four layers? (All $s^2$
+# scores count; a causal kernel computes half.)
 
 # %%
 layer_flops = sum(llama_terms.llama_products(LLAMA).values())
 output_layers = 2 * LLAMA.seq_length * LLAMA.micro_batch_size * h * v / layer_flops
-print(f"the output layer takes as many FLOPs as {output_layers:.2f} layers")
+print(f"the output layer has the FLOPs of {output_layers:.2f} layers")
 for p in (4, 8, 16):
     print(
-        f"{p} stages: the last one works {1 + output_layers * p / LLAMA.num_layers:.2f} times as long as the others"
+        f"{p} stages: the last one has {1 + output_layers * p / LLAMA.num_layers:.2f} times the FLOPs of the others"
     )
 
 # %% [markdown]
 # *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is
-# broadcast to all, and they all-reduce the numbers above. Compute, weights and logits are balanced. It's the function
-# of tensor parallelism, with the pipeline as its group.
+# broadcast to all, and they all-reduce the numbers above. Compute, weights and logits are balanced.
 #
 # **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`: `python
 # my/labs/lab9_the_ends.py --only 9.3`.
 #
 # ## Reinforcement learning
 #
-# Reinforcement learning reads $\log P_y$ of the generated tokens, and often the entropy $H = -\sum_j P_j \log P_j$. In
-# plain operators that saves two float32 tensors of $v$ numbers per token, $8v$ bytes:
+# PPO and GRPO read $\log P_y$ of the generated tokens, and often the entropy $H = -\sum_j P_j \log P_j$. In plain
+# operators that saves two float32 tensors of $v$ numbers per token, $8v$ bytes:
 
 # %%
 class LogProbs(nn.Module):
@@ -216,7 +218,7 @@ module, logits = LogProbs(), torch.randn(48, 2, 1000, dtype=torch.bfloat16, requ
 with am.record(module) as ledger:
     found = module(logits, ids)
 wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
-checks.add("tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
+checks.add("tensors of v numbers per token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
 checks.show()
 
 # %% [markdown]
@@ -224,7 +226,7 @@ checks.show()
 #
 # $$\frac{\partial \log P_y}{\partial z} = \mathrm{onehot}_y - P, \qquad \frac{\partial H}{\partial z} = -P\,(\log P + H)$$
 #
-# So save the 16-bit logits, $\log\sum e^z$ and $H$, and widen a chunk of tokens at a time: $2v$ bytes per token.
+# So save the 16-bit logits, $\log\sum e^z$ and $H$, and upcast a chunk of tokens at a time: $2v$ bytes per token.
 
 # %% jupyter={"source_hidden": true}
 z = torch.randn(5, 1000, dtype=torch.float64, requires_grad=True)
@@ -261,6 +263,8 @@ checks.add(
     [(len(ids.unique()), int(dense.any(-1).sum()))],
     "rows",
 )
+twice = dense[ids[0, 0]]
+checks.add("the gradient's row of the id that comes twice", [(2 * 64, int(twice.sum()))], "in all")
 checks.show()
 
 # %% [markdown]
@@ -273,13 +277,12 @@ checks
 # ## Work it out
 #
 # A model has $v$ = 262,144, $h$ = 2,560 and 34 layers. It reads 32,768 tokens, all layers are recomputed, and 30 GiB
-# are left after weights and states. Which of the four losses fits? (Chunks have 1,024 tokens. The softmax in place
-# takes $6v$ bytes per token.)
+# are left after weights and states. Which of the four losses fits? (Chunks have 1,024 tokens.)
 
 # %% jupyter={"source_hidden": true}
-s, width, words, layers = 32768, 2560, 262144, 34
+s, width, entries, layers = 32768, 2560, 262144, 34
 inputs = 2 * s * width * layers
-found = {loss: total(loss_peak.loss_peak_rows(loss, s, width, words)) for loss in loss_peak.LOSSES}
+found = {loss: total(loss_peak.loss_peak_rows(loss, s, width, entries)) for loss in loss_peak.LOSSES}
 lines = [f"the {layers} layers save 2sbh each: {size_text(inputs)}"]
 for loss, size in found.items():
     verdict = ", fits" if size + inputs < 30 * 2**30 else ""
@@ -292,14 +295,13 @@ worked(*lines)
 # %% [markdown]
 # <details><summary><b>Question:</b> does a smaller chunk always lower the peak?</summary>
 #
-# Less and less. With $u < h/2$ most of it is the weight's gradient: its float32 sum, $4vh$, and one chunk's part,
-# $2vh$. Only $2uv$ is left to save, and small matmuls are slow.
+# Less and less. From $u = h/2$ down the peak is $4sbh + 6vh + 2uv$, and only $2uv$ shrinks. Small matmuls are slow, too.
 # </details>
 #
 # > **Take away**
 # > 1. The loss is one number, but backward holds three tensors as large as the logits.
 # > 2. "Full recomputation solves long sequences" is wrong: it leaves $2sbh$ per layer, and all of the loss.
-# > 3. In chunks, a token costs $4h$ bytes instead of $6v$ or $12v$.
+# > 3. In chunks, a token costs $4h$ bytes instead of $6v$ or $12v$, beside a constant $6vh + 2uv$.
 # >
 # > **At work tomorrow:** see whether your model returns its logits. If it does, it holds $2v$ bytes per token more
 # > through all of backward.

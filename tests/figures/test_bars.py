@@ -110,7 +110,7 @@ def test_prices_fall_and_the_cores_is_5_over_2d():
 @pytest.mark.parametrize(("drawing", "said"), [
     (memory_wall(), "none of the four models fits in 80 GiB"),
     (memory_wall("tensor+sequence+selective"), "all four models fit"),
-    (loss_bars(LONG, recompute="full"), "16-bit logits take 2.97 times what 32 layers save,<br>the loss a chunk at a time 0.16"),
+    (loss_bars(LONG, recompute="full"), "The loss of 16-bit logits takes 297% of what 32 layers save,<br>a chunk at a time 16%"),
     (planned.first_aid(), "75.3 GiB too much"),
 ])  # fmt: skip
 def test_titles_say_the_finding(drawing, said):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from actmem.config import Parallel
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import FILLS
+from actmem_course.figures.step_timeline import step_timeline
+from actmem_course.figures.style import FILLS, VERMILION, Fill
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
+
+if TYPE_CHECKING:  # pages have no torch
+    from actmem.ledger.ledger_tables import SavedTensor
+    from actmem.ledger.whole_step import StepBill
 
 _NAMES = {
     "float32": "loss, float32 logits",
@@ -22,19 +28,29 @@ _NAMES = {
 _LAYERS = "the layers"
 _FILLS = {
     _LAYERS: FILLS["activations"],
-    "logits or their gradient": FILLS["logits and loss"],
-    "log P or P, and its gradient": FILLS["softmax"],
-    "input (and its gradient)": FILLS["input of a linear"],
+    "logits, their gradient": FILLS["logits and loss"],
+    "P or log P, its gradient": FILLS["softmax"],
+    "input, its gradient": FILLS["input of a linear"],
     "gradient of the weight": FILLS["gradients"],
+}
+#: Part of the loss's timeline → its fill: a gradient has the colour of its tensor.
+_MOMENTS = {
+    "weight": FILLS["weights"],
+    "gradient of the weight": FILLS["gradients"],
+    "input, its gradient": FILLS["input of a linear"],
+    "logits": FILLS["logits and loss"],
+    "log P": FILLS["softmax"],
+    "gradient of log P": Fill(VERMILION, "x"),
+    "gradient of the logits": Fill(FILLS["logits and loss"].colour, "\\"),
 }
 
 
 def _kind(row: Row) -> str:
     """The entry of the legend that a term belongs to."""
     last = row.term.split()[-1]
-    kinds = {"logits": "logits or their gradient", "softmax": "log P or P, and its gradient"}
+    kinds = {"logits": "logits, their gradient", "softmax": "P or log P, its gradient"}
     kinds["weight"] = kinds["gradient"] = "gradient of the weight"
-    return kinds.get(last, "input (and its gradient)")
+    return kinds.get(last, "input, its gradient")
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
@@ -53,11 +69,32 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
     whole, chunked = (Fraction(total(peaks[loss]), layers) for loss in ("16 bits", "in chunks"))
     terms = {_NAMES[loss]: "<br>".join(f"{row.term}: {row.bytes:,} B" for row in rows) for loss, rows in peaks.items()}
     return bar_chart(
-        f"16-bit logits take {float(whole):.2f} times what {shape.num_layers} layers save,<br>"
-        f"the loss a chunk at a time {float(chunked):.2f} times",
+        f"The loss of 16-bit logits takes {float(whole):.0%} of what {shape.num_layers} layers save,<br>"
+        f"a chunk at a time {float(chunked):.0%}",
         parts,
         f"on one rank, s = {shape.seq_length:,}, v = {shape.vocab_size:,}, t = {t}",
         fills=list(_FILLS.values()),
         order=[_LAYERS, *_NAMES.values()],
         about=terms,
     )
+
+
+def loss_timeline(bill: StepBill, vocab_size: int, of: str) -> Drawing:
+    """Bytes alive during a step of the output layer and the loss, by what they are.  of: which loss, for the title."""
+
+    def part_of(row: SavedTensor) -> str:
+        if row.kind == "weight":
+            return "weight"
+        if row.shape[:1] == (vocab_size,):
+            return "gradient of the weight"
+        if row.shape[-1:] != (vocab_size,):
+            return "input, its gradient" if len(row.shape) > 1 else "everything else"
+        if row.kind == "activation":
+            return "log P"
+        if row.op == "nll_loss_backward":
+            return "gradient of log P"
+        # A chunk's float32 logits become their own gradient, which is rounded to 16 bits then.
+        is_gradient = row.kind == "made by backward" and row.op != "mm" and row.dtype.itemsize == 2
+        return "gradient of the logits" if is_gradient else "logits"
+
+    return step_timeline(bill, of, _MOMENTS, part_of)

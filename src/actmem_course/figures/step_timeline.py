@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from actmem_course.figures.marks import Drawing, chart, legend, line, scale
-from actmem_course.figures.style import FILLS, INK
+from actmem_course.figures.style import FILLS, INK, Fill
 from actmem_course.figures.units import axis_unit, size_text
 
 if TYPE_CHECKING:  # pages have no torch
+    from actmem.ledger.ledger_tables import SavedTensor
     from actmem.ledger.whole_step import StepBill
 
-#: What ``step_timeline`` tells apart, from the bottom: its fill, and kinds of a step's bill.
-_ALIVE = {
-    "weights": ("weights", ("weight", "buffer", "cast weight", "gathered weight")),
-    "optimizer states": ("optimizer states", ("optimizer state",)),
-    "gradients": ("gradients", ("gradient", "main gradient")),
-    "activations": ("activations", ("activation", "recomputed activation", "input", "output")),
+#: Kind of a step's bill → part of the timeline; a part that ``FILLS`` names so.
+_PARTS = {
+    **dict.fromkeys(("weight", "buffer", "cast weight", "gathered weight"), "weights"),
+    "optimizer state": "optimizer states",
+    **dict.fromkeys(("gradient", "main gradient"), "gradients"),
+    **dict.fromkeys(("activation", "recomputed activation", "input", "output"), "activations"),
 }
 _REST = "everything else"
 
 
-def step_timeline(bill: StepBill, of: str) -> Drawing:
-    """Bytes alive after each operation of a training step, by kind, with its phases and its peak.
+def _by_kind(row: SavedTensor) -> str:
+    return _PARTS.get(row.kind, _REST)
+
+
+def step_timeline(
+    bill: StepBill,
+    of: str,
+    parts: Mapping[str, Fill] = {part: FILLS[part] for part in _PARTS.values()},
+    part_of: Callable[[SavedTensor], str] = _by_kind,
+) -> Drawing:
+    """Bytes alive after each operation of a training step, by part, with its phases and its peak.
 
     of: whose step it is, for the title.
+    parts: what is told apart, from the bottom, and its fill.
+    part_of: the part of a tensor, or ``"everything else"``.
     """
-    part_of = {kind: part for part, (_, kinds) in _ALIVE.items() for kind in kinds}
-    alive = {part: [0] * len(bill.curve) for part in (*_ALIVE, _REST)}
+    fills = {**parts, _REST: FILLS["transient"]}
+    alive = {part: [0] * len(bill.curve) for part in fills}
     for row, sizes in bill.lives:
-        part = alive[part_of.get(row.kind, _REST)]
+        part = alive[part_of(row)]
         for (start, size), (end, _) in zip(sizes, [*sizes[1:], (len(bill.curve), 0)]):
             for moment in range(start, end):
                 part[moment] += size
     unit, name = axis_unit(bill.peak_bytes)
-    fills = {part: FILLS[fill] for part, (fill, _) in _ALIVE.items()} | {_REST: FILLS["transient"]}
     fills = {part: fill for part, fill in fills.items() if any(alive[part])}
     areas = [
         line(

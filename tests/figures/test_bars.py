@@ -111,15 +111,17 @@ def test_prices_fall_and_the_cores_is_5_over_2d():
     (memory_wall(), "none of the four models fits in 80 GiB"),
     (memory_wall("tensor+sequence+selective"), "all four models fit"),
     (loss_bars(LONG, recompute="full"), "The loss of 16-bit logits takes 297% of what 32 layers save,<br>a chunk at a time 16%"),
-    (planned.first_aid(), "75.3 GiB too much"),
+    (planned.changes_in_order(), "75.3 GiB too much"),
 ])  # fmt: skip
 def test_titles_say_the_finding(drawing, said):
     assert said in drawing.layout["title"]["text"]
 
 
-def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
+def test_changes_go_from_the_cheapest_gib_to_the_dearest():
     """At each point no change that is still left frees a GiB for less estimated time."""
-    assert list(sums(planned.first_aid()).values()) == sorted(sums(planned.first_aid()).values(), reverse=True)
+    assert list(sums(planned.changes_in_order()).values()) == sorted(
+        sums(planned.changes_in_order()).values(), reverse=True
+    )
     (_, (sizes, mode)), *left = planned.CHANGES.items()
     now = planned.plan_with(sizes, mode)
     while left:

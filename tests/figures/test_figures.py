@@ -83,7 +83,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     experts.latent_layer: [(terms,) for terms in experts.RECOMPUTED],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
-    planned.first_aid: [()],
+    planned.changes_in_order: [()],
     planned.code_bars: [(LLAMA,), (LLAMA, planned.WRITTEN)],
     planned.code_picture: [(LLAMA, planned.WRITTEN), (LLAMA, planned.CHANGED)],
 }  # fmt: skip

@@ -80,8 +80,6 @@ CHANGES: dict[str, tuple[dict[str, int], str]] = {
     "twice the stages, half the replicas": ({"pipeline_parallel_size": 4, "data_parallel_size": 2}, "elementwise"),
     "two ranks a sequence, half the replicas": ({"context_parallel_size": 2, "data_parallel_size": 1}, "elementwise"),
     "full recomputation": ({}, "full"),
-    "shard gradients too (ZeRO-2)": ({"zero_stage": 2}, "full"),
-    "shard weights too (ZeRO-3)": ({"zero_stage": 3}, "full"),
 }  # fmt: skip
 
 
@@ -92,7 +90,7 @@ def plan_with(sizes: Mapping[str, int], mode: str) -> Plan:
     return plan
 
 
-def first_aid() -> Drawing:
+def changes_in_order() -> Drawing:
     """What the fullest GPU holds of a plan that doesn't fit, as one change comes after the other."""
     held: dict[str, int] = {}
     sizes: dict[str, int] = {}

@@ -131,7 +131,8 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # %% [markdown]
 # ## Record it
 #
-# `actmem.record` lists every tensor that autograd saves, with the module and the operation that saved it. `layer()` returns norm, attention, norm, MLP as one small layer, and its input:
+# `actmem.record` lists every tensor that autograd saves, with the module and the operation that saved it. `layer()`
+# returns norm, attention, norm, MLP as one small layer, and its input:
 
 # %%
 model, x = layer()
@@ -275,7 +276,7 @@ LiveFigure(step_timeline(bill, "one layer's step"))
 
 # %% [markdown]
 # Backward frees what it has used, but the activations' gradients it makes are alive at the same time as what the layer
-# saved. (This is a CPU's step. On a GPU kernels add workspaces.)
+# saved. (On a GPU kernels add workspaces.)
 #
 # The peak has a formula, too. A *memory tape* lists what each operation of a step allocates and frees, as formulas,
 # solved from tiny runs. (Here without an optimizer: at $s$ = 256 the peak is the figure's less Adam's states.)
@@ -308,7 +309,7 @@ LiveFigure(strangers_bars(newest("strangers")))
 # %% [markdown]
 # ## Yours
 #
-# Put your own model here: any module, any arguments. If it's too large for this machine, use `--fake`.
+# Put your own model here: any module, any arguments. If it's too large, use `--fake`.
 
 # %%
 your_model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
@@ -426,8 +427,8 @@ LiveFigure(
 # | ZeRO-3 (FSDP) | weights too | all-gather of weights in every pass as well |
 # | context parallelism (CP) | each sequence | keys and values, in every layer |
 #
-# The planner counts the bytes of every layout on its fullest rank, with the 18 bytes per parameter of
-# [chapter 1](01_memory_wall.ipynb). Here are Llama 3 70B, 64 GPUs of 80 GiB, 512 sequences a step. Megatron's distributed
+# The planner counts the bytes of every layout on its fullest rank, with the 18 bytes per parameter of [chapter
+# 1](01_memory_wall.ipynb). Here are Llama 3 70B, 64 GPUs of 80 GiB, 512 sequences a step. Megatron's distributed
 # optimizer is ZeRO-1, and DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3, so take ZeRO-1. *b 1* is one sequence
 # in a microbatch; *chunks 4* are the groups of layers of an interleaved stage ([chapter 6](06_pipeline.ipynb)):
 
@@ -515,8 +516,8 @@ LiveFigure(show.changes_in_order())
 # 3. **More than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
 # 4. **Do you have replicas?** Turn half of them into pipeline stages, then half into context-parallel ranks. Without a
 #    pipeline, shard gradients (ZeRO-2).
-# 5. **Still too much?** Recompute everything if the bytes are activations; shard weights (ZeRO-3, without a pipeline) if
-#    they are states.
+# 5. **Still too much?** Recompute everything if the bytes are activations; shard weights (ZeRO-3, without a pipeline)
+#    if they are states.
 #
 # **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one
 # doesn't fit, the judge names the line of the bill: `python my/labs/lab8_plan.py --only 8.3`.
@@ -568,8 +569,8 @@ worked(
 # > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its
 # > largest five lines.
 #
-# **Lab 8**: `python my/labs/lab8_plan.py`. At the end your first plan runs on an emulated rank. The bill's logits and loss don't shrink when you recompute layers: [chapter
-# 10](10_the_loss.ipynb) takes them apart.
+# **Lab 8**: `python my/labs/lab8_plan.py`. At the end your first plan runs on an emulated rank. The bill's logits and
+# loss don't shrink when you recompute layers: [chapter 10](10_the_loss.ipynb) takes them apart.
 #
 # **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · huggingface/nanotron and
 # its published logs · code: `src/actmem/ledger/`, `src/actmem_tools/`.

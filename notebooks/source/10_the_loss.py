@@ -183,8 +183,8 @@ checks.show()
 # of the weight is each rank's own.
 #
 # In a pipeline ([chapter 6](06_pipeline.ipynb)) the output layer is on the last stage, and all others wait for it.
-# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, with 8 stages of four layers? (All $s^2$
-# scores count; a causal kernel computes half.)
+# **Guess:** how many times the others' FLOPs does that stage of Llama 3 8B have, with 8 stages of four layers? (All
+# $s^2$ scores count; a causal kernel computes half.)
 
 # %%
 layer_flops = sum(llama_terms.llama_products(LLAMA).values())
@@ -295,7 +295,8 @@ worked(*lines)
 # %% [markdown]
 # <details><summary><b>Question:</b> does a smaller chunk always lower the peak?</summary>
 #
-# Less and less. From $u = h/2$ down the peak is $4sbh + 6vh + 2uv$, and only $2uv$ shrinks. Small matmuls are slow, too.
+# Less and less. From $u = h/2$ down the peak is $4sbh + 6vh + 2uv$, and only $2uv$ shrinks. Small matmuls are slow,
+# too.
 # </details>
 #
 # > **Take away**

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *60 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**
@@ -55,8 +55,8 @@ Reveal(
 )
 
 # %% [markdown]
-# In this chapter you derive the 15 tensors that a transformer layer saves, predict their bytes, and find each of them
-# among what PyTorch saves. You need [chapter 1](01_memory_wall.ipynb) and a little calculus.
+# You derive the 15 tensors that a transformer layer saves, and find each among what PyTorch saves. You need [chapter
+# 1](01_memory_wall.ipynb) and a little calculus.
 #
 # A microbatch has $b$ sequences of $s$ tokens. Between two layers each token is a vector of $h$ numbers, the hidden
 # size, and attention divides these among $a$ heads. Numbers have 16 bits, so a tensor of shape $[s, b, h]$ takes
@@ -74,8 +74,8 @@ Reveal(
 #
 # Weights don't count, because they stay in memory anyway.
 #
-# Here's the layer once more. The forward pass saves one tensor after the other, from the attention block to the MLP.
-# Before each step, ask the two questions. Point at a box, or tap it, to see which gradient reads it.
+# The forward pass saves one tensor after the other. Before each step, ask the two questions. Point at a box, or tap it,
+# to see which gradient reads it. Step $n$ stores what the headings below call row $n$.
 
 # %%
 Panel(
@@ -85,29 +85,31 @@ Panel(
 )
 
 # %% [markdown]
-# Now take a pencil. For each operation say first what its gradient reads, then derive it.
+# Now take a pencil, and derive what each gradient reads.
 #
 # ### Layer norm: input or output? (rows 1 and 11)
 #
-# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. With $\delta = \gamma\, dy$, and bars
-# for means over a token's $h$ elements,
+# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. With $g = \gamma\, dy$, and bars for
+# means over a token's $h$ elements,
 #
-# $$dx = \frac{1}{\sigma}\Big(\delta - \overline{\delta} - \hat x\, \overline{\delta \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
+# $$dx = \frac{1}{\sigma}\Big(g - \overline{g} - \hat x\, \overline{g \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
-# Both read $\hat x$, which PyTorch computes from $x$. So it saves $x$, **$2sbh$ bytes**, and two numbers a token, the
-# mean and $1/\sigma$. The paper leaves these out; here they are counted as *extra*.
+# Both read $\hat x$, which PyTorch computes from $x$. So it saves $x$, **$2sbh$ bytes**, and two numbers per token, the
+# mean and $1/\sigma$: $4sb$ bytes on a CPU, $8sb$ on a GPU, which has them in float32. The paper leaves these out; here
+# they are counted as *extra*.
 #
-# ### A linear (rows 2, 9, 12 and 14)
+# ### A linear layer (rows 2, 9, 12 and 14)
 #
 # $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$.
-# So a linear that is trained saves its input, and never its output.
+# So a linear layer that is trained saves its input, and never its output.
 #
 # - Row 2: Q, K and V come from three matmuls with the **same** $X$, which is saved once: $2sbh$.
-# - Rows 9 and 12: the projection at the end of attention, and the first linear of the MLP, $h \to 4h$: $2sbh$ each.
-# - Row 14: the second linear, $4h \to h$. Its input is four times as wide: $8sbh$.
+# - Rows 9 and 12: the projection at the end of attention, and the first linear layer of the MLP, $h \to 4h$: $2sbh$
+#   each.
+# - Row 14: the second linear layer, $4h \to h$. Its input is four times as wide: $8sbh$.
 #
-# Predict a layer norm and a linear with your formulas, then let PyTorch run them. `record` lists what autograd saves
-# while a module runs, without its weights. The sizes are small:
+# Predict a layer norm and a linear layer with your formulas, then let PyTorch run them. `record` lists what autograd
+# saves while a module runs, without its weights:
 
 # %%
 from functools import partial
@@ -144,9 +146,10 @@ checks.show()
 #
 # ### Softmax: input or output? (row 5)
 #
-# With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, so
-# $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$, an $s \times s$ matrix for each head and
-# sequence: **$2as^2b$ bytes**, the first tensor that is quadratic in $s$.
+# With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, where $\delta_{ij}$
+# is 1 if $i = j$ and 0 elsewhere. So $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$, where $\circ$ multiplies
+# element by element. It reads $P$, an $s \times s$ matrix for each head and sequence: **$2as^2b$ bytes**, the first
+# tensor that is quadratic in $s$.
 
 # %%
 head, scores = (b * a, s, h // a), (b * a, s, s)
@@ -170,7 +173,8 @@ checks.show()
 #
 # $C = DV$, so $dV = D^\top dC$ reads $D$, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$. Why save $D$, when $M$
 # and $P$ are saved already? Autograd looks at one operation at a time. One cheap multiplication would recompute $D$:
-# a first hint of *selective recomputation*.
+# a first hint of *selective recomputation*. (Megatron's default today, a fused attention kernel, saves none of rows 5
+# to 7: [chapter 5](05_recomputation.ipynb).)
 
 # %%
 from actmem.parallel.rng import DropoutMask
@@ -187,8 +191,8 @@ checks.show()
 # ### GeLU (row 13), and adding the residual
 #
 # $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. You can't get $Z$ back from $G$, because GeLU isn't
-# monotonic, so $Z$ is saved. It is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which saves it as row
-# 14.
+# monotonic, so $Z$ is saved. It is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear layer, which saves it as
+# row 14.
 #
 # $Y = X + F$ has $dX = dY$ and $dF = dY$. Neither reads $X$ or $F$.
 
@@ -242,9 +246,10 @@ Fold(
 )
 
 # %% [markdown]
-# There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are the
-# course's own operations: a saved mask, and a linear that ranks can share.) `rows_by_term` names each line as the
-# formulas do, by its module and operation and never by its size. Now you can compare term by term:
+# There are more than 15 lines, because each layer norm adds two statistics. The mask at the end of a block comes first,
+# because it's drawn when the block begins. `baddbmm` is $QK^\top$: its arguments 1 and 2 are Q and K. (`_Keep` and
+# `_ColumnParallel` are the course's own operations: a saved mask, and a linear layer that ranks can share.)
+# `rows_by_term` names each line as the formulas do. Compare term by term:
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
@@ -264,7 +269,7 @@ Fold(
 )
 
 # %% [markdown]
-# Can a tensor escape `record`, which looks when autograd saves one? `census` doesn't look at saved tensors at all. It
+# Could `record`, which looks when autograd saves a tensor, miss one? `census` doesn't look at saved tensors at all. It
 # notes every storage that appears in the forward pass, drops every reference but the graph, and adds up what is still
 # alive:
 
@@ -272,7 +277,7 @@ Fold(
 checks.add(
     "alive after the forward pass",
     [(ledger.total_bytes, am.census(layer, lambda: tensor(s, b, h)))],
-    sides=("in the ledger", "found by the census"),
+    sides=("in the ledger", "found alive"),
 )
 checks.show()
 
@@ -280,8 +285,8 @@ checks.show()
 # ## On your own module
 #
 # `record` takes any `nn.Module`. Does an MLP save less with ReLU than with GeLU? ReLU's gradient asks only where the
-# output is positive. So ReLU saves its *output*, and the next linear saves the same tensor. Predict both before you
-# run this:
+# output is positive. So ReLU saves its *output*, and the next linear layer saves the same tensor. Predict both before
+# you run this:
 
 # %%
 for activation, of_sbh in ((nn.GELU(), 2 + 8 + 8), (nn.ReLU(), 2 + 8)):
@@ -292,7 +297,10 @@ checks.show()
 
 # %% [markdown]
 # > **ReLU instead of GeLU. Why do this?** The rule's second question saves $8sbh$, nearly a quarter of the $34sbh$.
-# > **Why not?** The model is another one, and has to be trained as such.
+# > **Why not?** It's a different model, so you must train it with ReLU from the start.
+#
+# Today's MLPs have a gate: `down(silu(gate(x)) * up(x))`, where `gate`, `up` and `down` are linear layers. What does
+# one save in plain operators?
 #
 # **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`:
 # `python my/labs/lab1_count_bytes.py --only 1.3`.
@@ -322,9 +330,13 @@ worked(
 # ## Does a GPU agree?
 #
 # Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and
-# half of these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. Two tests differ only in how
-# many layers the last pipeline stage has, three or two. Two others recompute nothing or everything, and both have
-# their peak at the loss. Subtract their logs, and all else cancels:
+# half of these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. A log has the *peak*, and what is
+# *held* between steps: weights, gradients and optimizer states. So peak minus held leaves activations. Subtract those
+# of two tests, and what they share cancels. Most pairs don't agree with a formula, because the allocator's blocks
+# or what kernels save inside change what is logged. `python labs/measure_runs.py` lists those that do.
+#
+# Here are two of them. The last pipeline stage of one test has three layers, of another two. And one test recomputes
+# nothing, another everything, and both have their peak at the loss:
 
 # %%
 from actmem_course.others.logged_pairs import logged_pairs
@@ -334,14 +346,14 @@ float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for e
 one_layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
-for formula, pair in zip((one_layer, 12 * (one_layer - only_its_input)), logged_pairs()):
+pairs = logged_pairs()
+equal = sum(not pair.apart_bytes for pair in pairs)
+print(f"{len(pairs)} pairs agree to a few blocks of the allocator, {equal} of them to the byte; these are two:")
+for formula, pair in zip((one_layer, 12 * (one_layer - only_its_input)), pairs):
     checks.add(pair.what, [(formula, pair.logged_bytes)], sides=("predicted", "logged on A100s"))
 checks.show()
 
 # %% [markdown]
-# To the byte. (Most other pairs of tests don't agree, because the allocator's blocks change what is logged, for
-# instance. `python labs/measure_runs.py` has more pairs that a formula explains.)
-#
 # torch's allocator also counts the bytes that it is asked for, and those that it hands out in blocks of 512. One GPU
 # ran a layer of the 22B and one of the 175B model in the six ways that chapters 3 to 5 explain, and counted between
 # forward and backward pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how). Formula, ledger, requested
@@ -392,13 +404,12 @@ checks
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
 # - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
-# - **Counting outputs.** Autograd saves what gradients read, mostly inputs. Adding up outputs counts residual sums,
-#   which nobody saves, and misses the masks.
+# - **Counting outputs.** Autograd saves what gradients read, mostly inputs.
 #
 # > **Take away**
 # >
-# > 1. Autograd saves what gradients read: a linear its input, a matmul of two activations both, softmax its output,
-# >    dropout a mask, a sum nothing.
+# > 1. Autograd saves what gradients read: a linear layer its input, a matmul of two activations both, softmax its
+# >    output, dropout a mask, a sum nothing.
 # > 2. A layer saves 15 tensors, $34sbh + 5as^2b$ bytes. Three of them, the attention core, grow with $s^2$.
 # > 3. Memory holds a tensor once. Two operations that read the same tensor share it.
 # >

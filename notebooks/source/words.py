@@ -16,20 +16,20 @@ from notebooks.source.build import SOURCES
 
 #: At most so many words and minutes.
 LIMITS = {
-    "01_memory_wall": (1600, 30),
-    "02_counting_bytes": (1800, 45),
+    "01_memory_wall": (1600, 35),
+    "02_counting_bytes": (1800, 60),
     "03_tensor_parallelism": (1350, 35),
-    "04_sequence_parallelism": (1400, 35),
-    "05_recomputation": (1800, 45),
-    "06_pipeline": (1350, 35),
-    "07_time": (1200, 30),
+    "04_sequence_parallelism": (1400, 40),
+    "05_recomputation": (1800, 60),
+    "06_pipeline": (1350, 45),
+    "07_time": (1200, 40),
     "08_todays_layer": (1050, 35),
     "09_your_model": (1500, 35),
     "10_the_loss": (1000, 35),
-    "11_adapters": (950, 30),
+    "11_adapters": (950, 35),
     "12_long_sequences": (1150, 35),
     "13_experts": (900, 35),
-    "14_allocator_and_eight_bits": (450, 15),
+    "14_allocator_and_eight_bits": (450, 20),
 }
 MOST_IMPORTS = 6
 

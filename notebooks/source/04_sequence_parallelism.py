@@ -39,7 +39,7 @@ Reveal(
 
 # %% [markdown]
 # **In this chapter** you shard the floor along the sequence, take an all-reduce apart, find the bytes that obvious code saves
-# by accident, and gather a shard again in the backward pass. About 35 minutes.
+# by accident, and gather a shard again in the backward pass. About 40 minutes.
 #
 # **You need** chapter 3: $f$, $\bar f$ and the floor. As there, $t$ ranks share a layer with $a$ heads and hidden size $h$, which
 # reads $b$ sequences of $s$ tokens.

@@ -45,7 +45,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *45 minutes. You need chapter 2, and chapters 3 and 4 for the collectives.*
+# *60 minutes. You need chapter 2, and chapters 3 and 4 for the collectives.*
 #
 # Drag $s$: the price grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**: most of the bytes, for
 # hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest.

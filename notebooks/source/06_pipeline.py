@@ -43,7 +43,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** chapter 4 (the bytes of a layer on one rank) and chapter 5 (selective recomputation). About 35 minutes.
+# **You need** chapter 4 (the bytes of a layer on one rank) and chapter 5 (selective recomputation). About 45 minutes.
 #
 # **Letters.** $L$ layers on $p$ pipeline ranks, in $m$ chunks a rank; $n$ microbatches of $b$ sequences with $s$
 # tokens; hidden size $h$, $a$ heads, $t$ tensor-parallel ranks. Rank $i$ means the one that runs stage $i$.

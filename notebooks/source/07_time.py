@@ -40,7 +40,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** chapters 3 and 4 (collectives) and chapter 5 (recomputation). About 30 minutes.
+# **You need** chapters 3 and 4 (collectives) and chapter 5 (recomputation). About 40 minutes.
 #
 # **Letters.** $s$ tokens, $h$ hidden size, $a$ heads, $L$ layers, $v$ vocabulary, $t$ tensor-parallel ranks; $b$
 # sequences in a microbatch, and $B$ in an iteration, all microbatches together.

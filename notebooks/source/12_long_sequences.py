@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 · Long sequences
 #
-# *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *35 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
 # chunk of tokens at a time, keep the layers' inputs in the host's memory, and run each MLP a tile of tokens at a

@@ -38,7 +38,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *15 minutes. You need chapter 5.*
+# *20 minutes. You need chapter 5.*
 #
 # ## You need every tensor twice
 #

@@ -5,7 +5,7 @@
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
-# pass. **How much memory do these saved tensors take on the fullest GPU?**
+# pass. **How much memory do these saved tensors take on the GPU that holds most?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -24,8 +24,8 @@ held = show.gpu_bytes(gpt3)
 without_activations = sum(held.values()) - held["activations"]
 question = Prediction(
     f"GPT-3 (the bar 175B) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
-    f"optimizer states take {size_text(without_activations)} of the fullest one. How much do the saved tensors take "
-    "there?",
+    f"optimizer states take {size_text(without_activations)} of the one that holds most. How much do the saved "
+    "tensors take there?",
     answer=held["activations"] / 2**30,
     unit="GiB",
     because=(
@@ -45,17 +45,18 @@ Reveal(
 
 # %% [markdown]
 # The saved tensors are **activations**: the forward pass computes them, the backward pass reads them. A dropout mask
-# is one; weights and gradients aren't. In the figure, activations are the larger part of every bar. That's the
-# **memory wall**: the parameters fit, and training still runs out of memory.
+# is one; weights and gradients aren't. With your guess the figure adds them: they are the larger part of every bar.
+# That's the **memory wall** of this course: the parameters fit, and training still runs out of memory. (Elsewhere the
+# term means that memory's bandwidth grows more slowly than compute.)
 #
 # *Reducing Activation Recomputation in Large Transformer Models* ([arXiv
 # 2205.05198](https://arxiv.org/abs/2205.05198)) counts activations, and removes most of them at little cost in time.
-# In this course you do the same. You **predict** each number with a formula, PyTorch runs the layer, and you
+# You do the same: you **predict** each number with a formula, PyTorch runs the layer, and you
 # **count** the bytes that autograd holds. The two agree to the byte.
 #
 # After chapters 1 to 7 you can predict a transformer layer's activations with a pencil, say what tensor, sequence and
 # pipeline parallelism shard and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module`
-# and an idea of what `backward()` does. You need neither a GPU nor Megatron.
+# and an idea of what `backward()` does, neither a GPU nor Megatron.
 #
 # <details><summary>How to use notebooks and labs</summary>
 #
@@ -64,7 +65,7 @@ Reveal(
 # In a lab you write the functions of its chapter, and a judge says what is wrong. `make labs` puts your copies into
 # `my/labs`; the first line of each is the command that runs it.
 #
-# A GiB is $2^{30}$ bytes. ° marks other people's numbers that we couldn't check.
+# A GiB is $2^{30}$ bytes.
 # </details>
 
 # %% [markdown]
@@ -102,15 +103,17 @@ lines = []
 for name, model in PAPER_MODELS.items():
     shape, parallel = model.shape, model.parallel
     gpus = f"{parallel.tensor_parallel_size} · {parallel.pipeline_parallel_size} = {model.num_devices}"
-    lines.append(
-        (name, shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size, gpus)
-    )
-print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
+    *states, activations = show.gpu_bytes(model).values()
+    sizes = shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size
+    lines.append((name, *sizes, gpus, size_text(sum(states)), size_text(activations)))
+print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs", "states", "activations"), lines, " rrrrrrr"))
 
 # %% [markdown]
-# Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? The matmuls read
-# 16 bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy,
-# and holds two moments. The paper doesn't say what it counts; of three common recipes we take the first:
+# Last, the bars above: *states* are parameters, gradients and optimizer states.
+#
+# Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? Matmuls run in 16
+# bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy, and
+# holds two moments. The paper doesn't say what it counts; of three common recipes we take the first:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -118,11 +121,11 @@ from actmem.formulas.states import ADAM
 recipes = {name: {state.term: state.bytes_per_parameter for state in states} for name, states in ADAM.items()}
 taken = next(iter(recipes.values()))
 Fold(
-    f"{sum(taken.values())} bytes a parameter: "
+    f"{sum(taken.values())} bytes per parameter: "
     + ", ".join(f"{term} {size}" for term, size in taken.items()),
     "\n".join(
         f"{name}: {', '.join(f'{term} {size}' for term, size in states.items())}: "
-        f"{sum(states.values())} bytes a parameter"
+        f"{sum(states.values())} bytes per parameter"
         for name, states in recipes.items()
     ),
 )
@@ -136,16 +139,16 @@ Fold(
 LiveFigure(layer_picture(gpt3.shape))
 
 # %% [markdown]
-# Chapter 2 derives them one by one. Here you need only their sum, the paper's equation 1:
+# Chapter 2 derives them. Their sum is the paper's equation 1:
 #
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
 # * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes
 #   in 16 bits; a dropout mask takes $sbh$, one byte an element.
 # * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and
-#   the dropout output. This is the **attention core**.
+#   the dropout output. The operation that makes them is the **attention core** (Megatron's *core attention*).
 #
-# A formula is a claim, so test it. PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
+# Test it: PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
 
 # %%
 import torch
@@ -191,9 +194,8 @@ print(
 checks.show()
 
 # %% [markdown]
-# So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. On logarithmic axes
-# each term is a straight line, the core's twice as steep. **Before you move the slider:** at what $s$ does GPT-3's
-# core take ten times as much as the rest?
+# So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. **Before you move the
+# slider:** at what $s$ does GPT-3's core take ten times as much as the rest?
 
 # %%
 Panel(
@@ -239,7 +241,7 @@ checks.show()
 # activations?
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.first_stage import stage_rows
+from actmem.formulas.first_stage import interleave_factor, stage_rows
 
 layer_terms = {row.term for row in am.layer_rows(gpt3.shape)}
 for stages in (8, 16):
@@ -250,18 +252,21 @@ for stages in (8, 16):
         f"GPT-3, p = {stages}: {gpt3.shape.num_layers // stages} layers save {size_text(of_layers)} of activations; "
         f"parameters, gradients and optimizer states take {size_text(states)}."
     )
+p, m = gpt3.parallel.pipeline_parallel_size, gpt3.parallel.num_model_chunks
+factor = float(interleave_factor(p, m))
+print(f"With {m} groups of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = {factor:.2f} times the activations.")
 
 # %% [markdown]
-# Not a byte less. The first stage starts $p$ microbatches before the first of them comes back, and for each it holds
-# the activations of $L/p$ layers: $p \cdot L/p = L$ layers' worth, whatever $p$ is (the paper's equation 5; [chapter
-# 6](06_pipeline.ipynb)). The bar 175B has even more, because each of its GPUs holds several separate groups of
-# layers.
+# Not a byte less. Under 1F1B, the usual schedule, the first stage runs $p$ forward passes before its first backward
+# pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers: $L$ layers' worth, whatever
+# $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). The bar 175B has more, because its schedule is
+# interleaved: each GPU holds several groups of layers.
 #
 # > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
 # > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
-# A smaller microbatch? Three of the models already run with $b = 1$. More replicas? Each holds all of this again.
-# More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
+# A smaller microbatch? Three of the models already run with $b = 1$. More copies of the model (data parallelism)? Each
+# holds all of this again. More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #
@@ -273,9 +278,15 @@ for stages in (8, 16):
 # %%
 Panel(show.memory_wall, method=choice("method", show.METHODS, "tensor"))
 
+# %% jupyter={"source_hidden": true}
+for method in show.METHODS:
+    sizes = {name: sum(show.gpu_bytes(model, method).values()) for name, model in PAPER_MODELS.items()}
+    fit = [name for name, size in sizes.items() if size <= A100_BYTES]
+    print(f"{method:<26}fits: {', '.join(fit) or 'no model'}")
+
 # %% [markdown]
-# With sequence parallelism no model fits, with selective recomputation only the smallest. With both, all four fit.
-# Full recomputation frees even more, but runs most of the forward pass twice: chapters 5 and 7 show what that costs.
+# Only both together make all four fit. Full recomputation frees even more, but runs most of the forward pass twice:
+# chapters 5 and 7 show what that costs.
 #
 # ## The wall on a real GPU
 #
@@ -291,8 +302,7 @@ print(conditions(wall))
 LiveFigure(wall_bars(wall))
 
 # %% [markdown]
-# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran again with the whole
-# card.
+# Measured is `max_memory_allocated()`. Where memory ran out, the step ran again with the whole card.
 
 # %% jupyter={"source_hidden": true}
 wall_remainder(wall)
@@ -305,7 +315,7 @@ wall_remainder(wall)
 LiveFigure(step_curve(wall))
 
 # %% [markdown]
-# All comparisons of this chapter:
+# All checks:
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -314,7 +324,7 @@ checks
 # ## Check yourself
 #
 # The 22B model runs with four sequences in a microbatch, and doesn't fit. You take one sequence instead. Does it fit,
-# and how much room is left? Read the sizes off its bar in the first figure.
+# and how much room is left? The table of the four models has its sizes.
 
 # %% jupyter={"source_hidden": true}
 small, b = show.gpu_bytes(PAPER_MODELS["22B"]), PAPER_MODELS["22B"].shape.micro_batch_size
@@ -335,10 +345,12 @@ worked(
 # >    than parameters, gradients and optimizer states together.
 # > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the attention core, grows with $s^2$ and is the larger
 # >    from $s = 34h/(5a)$ on.
-# > 3. More stages and more replicas leave a GPU's activations as they are. You have to shard or recompute them.
+# > 3. More stages and more copies of the model leave a GPU's activations as they are. You have to shard or recompute
+# >    them.
 # >
 # > **At work tomorrow:** read `torch.cuda.memory_allocated()` before and after the forward pass of your own training
-# > step. The difference is your activations. Which is larger, they or 18 bytes for each parameter on that GPU?
+# > step. The difference is an upper bound of your activations (it also has logits, outputs that you hold, and
+# > autocast's copies of weights). Is it larger than 18 bytes per parameter on that GPU?
 #
 # **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, equations
 # 1 and 5. The 18 bytes are Megatron's count with float32 gradients; one of the other recipes is from Rajbhandari et

@@ -68,7 +68,7 @@ def test_the_walls_title_says_whether_the_prediction_held(row, words):
 def test_what_the_prediction_lacks_is_named_or_said_to_be_unexplained():
     fold = gpu.wall_remainder(WALL)
     assert fold.line.startswith("Measured is 1.11% to 2.50% more") and "1.00 GiB of it" in fold.line
-    assert "has no workspaces." in fold.details and "1.00 GiB · 512 MiB, from" in fold.details
+    assert "has no workspaces." in fold.details and "1.00 GiB (b), 512 MiB (c)" in fold.details
 
 
 def test_the_newest_file_that_has_a_step_is_taken(tmp_path):

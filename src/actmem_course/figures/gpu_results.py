@@ -68,7 +68,11 @@ def wall_bars(result: Result) -> Drawing:
     if not result:
         return _nothing()
     rows = named(result["wall"])
-    rungs = {name: row for name, row in rows.items() if not name.endswith(_WITHOUT_LIMIT)}
+    rungs = {
+        "no parallelism" if name == "none" else name: row
+        for name, row in rows.items()
+        if not name.endswith(_WITHOUT_LIMIT)
+    }
     limit = next(iter(rungs.values()))["budget_bytes"]
     words = {name: _outcome(row, rows.get(name + _WITHOUT_LIMIT)) for name, row in rungs.items()}
     # One GPU alone would need several times what the axis shows.
@@ -121,12 +125,17 @@ def wall_remainder(result: Result) -> Fold:
     if not rows:
         return Fold(NO_RESULTS, "")
     shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
-    rest = [row["peak_bytes"] - row["predicted_bytes"] - sum(row["unbilled"].values()) for row in rows]
+    rest = {
+        row["name"].removesuffix(_WITHOUT_LIMIT): row["peak_bytes"]
+        - row["predicted_bytes"]
+        - sum(row["unbilled"].values())
+        for row in rows
+    }
     return Fold(
         f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
-        f"up to {size_text(max(rest))} of it we can't explain yet",
+        f"up to {size_text(max(rest.values()))} of it we can't explain yet",
         f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
-        f"them is {' · '.join(map(size_text, rest))}, from the first way that ran to the last.",
+        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}.",
         prose=True,
     )
 

@@ -2,7 +2,8 @@
 # # 8 · Today's layer
 #
 # Llama 3 8B reads 8,192 tokens. Its attention kernel stores no scores, so selective recomputation frees next to
-# nothing. Recompute everything that needs no matmul instead. What percentage of a layer's bytes goes? Press Shift+Enter
+# nothing. Recompute everything that needs no matmul instead: norms and activation functions. What percentage of a
+# layer's bytes goes? Press Shift+Enter
 # in the cell below and write your guess.
 
 # %%
@@ -20,12 +21,13 @@ checks = Checks()
 saved = total(llama.llama_rows(LLAMA))
 freed = lambda mode: 100 * (1 - total(llama.llama_rows(LLAMA, recompute=mode)) / saved)
 question = Prediction(
-    f"A layer of Llama 3 8B, {LLAMA.seq_length:,} tokens. A flash kernel never stores the scores, so selective "
+    f"A layer of Llama 3 8B: {LLAMA.seq_length:,} tokens, hidden size h = {LLAMA.hidden_size:,}, a gated MLP of width "
+    f"f = {LLAMA.ffn_hidden_size:,}. A flash kernel never stores the scores, so selective "
     f"recomputation frees {freed('selective'):.1f}%. What percentage of the layer's bytes goes if you recompute "
     "everything that needs no matmul?",
     freed("elementwise"),
     "%",
-    "The outputs of both norms and silu(gate) · up go: 4sbh + 2sbf bytes. No matmul is recomputed.",
+    "The outputs of both norms go, 4sbh bytes, and the product of the MLP's gate, silu(gate) · up, 2sbf bytes.",
     GuessLine(-saved / 100, saved),
 )
 ALL = "each way"
@@ -64,7 +66,7 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`: gate and up, $4sbf$.
 #
-# That is the layer that saves **nothing twice**:
+# So this layer saves **nothing twice**:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.layer_picture import layer_picture
@@ -94,9 +96,9 @@ checks.show()
 # %% [markdown]
 # ## More ranks than key heads
 #
-# A head is never sharded: its queries need whole keys. So with $t > k$, $t/k$ neighbouring ranks hold the same key and
-# value head, and the same rows of the K and V weights. Rank $i$ reads head $\lfloor i\,k/t \rfloor$. With two key
-# heads:
+# TP does not split a head. So with $t > k$, $t/k$ neighbouring ranks need the same key and value head. In our layer
+# they hold the same rows of the K and V weights, and rank $i$ reads head $\lfloor i\,k/t \rfloor$. (Megatron shards the
+# QKV weight over all $t$ ranks, all-gathers its output, and slices.) With two key heads:
 
 # %%
 Panel(
@@ -106,7 +108,7 @@ Panel(
 
 # %% [markdown]
 # And the gradients? Each rank's query heads give a part of the gradient of their key head. The collective at the
-# block's entry sums the input's gradient over all $t$ ranks anyway. But the head's weight is a replica on $t/k$ ranks,
+# block's entry sums the input's gradient anyway. But the head's weight is a replica on $t/k$ ranks,
 # and each has only its own part of the gradient. Those ranks must add up their parts after backward. If you forget it,
 # you train $t/k$ different copies of one head.
 #
@@ -116,7 +118,7 @@ Panel(
 # ## What plain operators save instead
 #
 # Write the same norm and gate in plain PyTorch, as Hugging Face does, and autograd saves what each operator reads: the
-# norm's input in float32, what it is normalised to, and `silu(gate)`:
+# norm's input in float32, its normalised input, and `silu(gate)`:
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -167,7 +169,8 @@ checks.show()
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
 # my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
-# So one layer differs from library to library. (`python labs/measure_peers.py --today` counts these bytes.)
+# So one layer differs from library to library. (`python labs/measure_peers.py --today` counts these bytes; $4sd$ are
+# the rotation's tables.)
 
 # %%
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
@@ -184,8 +187,8 @@ print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 # %% [markdown]
 # ## What needs no matmul
 #
-# You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. The mode `elementwise` drops
-# both:
+# You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. Our mode `elementwise` drops
+# both. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
 
 # %%
 forward = sum(llama.llama_products(LLAMA).values())
@@ -193,7 +196,13 @@ added = lambda mode: float(100 * llama.llama_recomputed_flops(LLAMA, mode) / (3 
 lines = [
     (mode, f"{freed(mode):.1f}%", f"{added(mode):.2f}%") for mode in ("selective", "elementwise", "full")
 ]
-print(text_table(("mode", "bytes freed", "FLOPs added to forward and backward"), lines, " rr"))
+print(text_table(("mode", "bytes freed", "matmul FLOPs added to forward and backward"), lines, " rr"))
+core = sum(llama.llama_products(LLAMA)[name] for name in ("QKᵀ", "attention over V"))
+print(f"selective with a causal kernel, half of the scores: {100 * (core / 2) / (3 * (forward - core / 2)):.2f}%")
+
+# %% [markdown]
+# The table counts all $s^2$ scores, as the paper does. Our `full` recomputes up to the last tensor that backward reads,
+# so not `down`. Megatron's recomputes the whole layer: a third more FLOPs.
 
 # %%
 MODES = ["none", "selective", "elementwise", "full"]
@@ -203,13 +212,12 @@ Panel(lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute"
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations
 # > take time at the speed of memory. Where everything fits anyway, save it.
 #
-# A dropped tensor is always the input of a linear. So one function is enough: a linear that saves what its input is
-# computed from, and recomputes the input in backward. **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py),
-# `recipe_linear`: `python my/labs/lab7_todays_layer.py --only 7.4`.
+# A dropped tensor is always a linear's input. So one function is enough: a linear that recomputes its input in
+# backward. **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`:
+# `python my/labs/lab7_todays_layer.py --only 7.4`.
 #
-# Does it help the paper's layer, too? There `elementwise` drops the attention core (QKᵀ is recomputed, as in selective
-# recomputation), both norm outputs, the GeLU's output and two dropout masks, drawn again from a seed. Of $34sbh/t$ it
-# leaves $20sbh/t$:
+# In the paper's layer `elementwise` drops the attention core (QKᵀ is recomputed), both norm outputs, the GeLU's output
+# and two dropout masks, drawn again from a seed. Of $34sbh/t$ it leaves $20sbh/t$:
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS, model_shape
@@ -239,7 +247,7 @@ checks.show()
 #
 # The figure tries all choices for one layer of GPT-3 on an A100. A circle is one set of matmuls to recompute. On each
 # line, no other choice saves fewer bytes in the same time (of matmuls, and of copies that nothing hides). Make the link
-# faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450.
+# faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450. If GPUs share a link, each has a part of it.
 
 # %%
 Panel(
@@ -249,7 +257,8 @@ Panel(
 )
 
 # %% [markdown]
-# Every point runs. Give a layer a set of terms to recompute, or an action for each term, such as this one:
+# Each point is a configuration you can run. Give a layer a set of terms to recompute, or an action for each term, such
+# as this one:
 
 # %%
 core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
@@ -294,8 +303,7 @@ checks
 # ## Work it out
 #
 # All 32 layers of Llama 3 8B read one sequence of 8,192 tokens on one GPU. What do they save with a flash kernel, and
-# what with `elementwise`? What would they save if attention still stored its scores, $2as^2b$ a layer (there is no
-# dropout)?
+# what with `elementwise`? What would they save if attention still stored its scores, $2as^2b$ a layer?
 
 # %% jupyter={"source_hidden": true}
 layers = LLAMA.num_layers
@@ -310,24 +318,17 @@ worked(
 )
 
 # %% [markdown]
-# <details><summary><b>1.</b> A Llama layer has <i>k = a</i> (no shared heads). Which terms grow, and is there an <i>s²</i>?</summary>
+# <details><summary><b>Question:</b> why is full recomputation of this layer a worse trade than of the paper's?</summary>
 #
-# K and V: $4sbh$ instead of $4sbkd$. No $s^2$: the kernel stores no scores, however many heads there are.
-# </details>
-#
-# <details><summary><b>2.</b> Why is full recomputation of this layer a worse trade than of the paper's?</summary>
-#
-# The layer saves less to begin with, so the same FLOPs free fewer bytes. The scores, which were cheap to free, are gone
-# already.
+# The layer saves less to begin with, so the same FLOPs free fewer bytes.
 # </details>
 #
 # > **Take away**
 # > 1. With a fused kernel the scores are gone, and selective recomputation with them.
-# > 2. A third of a Llama layer needs no matmul: recompute that first.
-# > 3. The code decides: plain operators save half as much again as fused ones.
+# > 2. A third of what a Llama layer saves can be recomputed without a matmul: do that first.
+# > 3. The code decides: plain operators save about 1.5 times as much as fused ones.
 # >
-# > **At work tomorrow:** count what *your* layer saves, `python labs/measure_today.py --emulate 8 --model llama3-8b`,
-# > and compare it with `actmem record` of your own code.
+# > **At work tomorrow:** count what *your* layer saves, `python labs/measure_today.py --emulate 8 --model llama3-8b`.
 #
 # **Lab 7**: `python my/labs/lab7_todays_layer.py`. Next, [chapter 9](09_your_model.ipynb): a model that this course
 # didn't write. Experts and latent attention are in [chapter 13](13_experts.ipynb).

@@ -179,7 +179,7 @@ def test_more_ranks_than_heads_hold_copies_of_them():
     copied = sum(row.bytes for row in llama_rows(shape, parallel) if row.split_by < 16)
     assert f"{size_text(copied)} of it is a copy" in drawing.layout["title"]["text"]
     labels = [text for trace in drawing.traces if trace.get("mode") == "text" for text in trace["text"]]
-    assert sum("2sbkd/k" in text for text in labels) == 2 and "<i>each head on 2 ranks</i>" in labels
+    assert sum("2sbd" in text for text in labels) == 2 and "<i>each head on 2 ranks</i>" in labels
 
 
 def test_a_one_sided_router_fills_one_rank():

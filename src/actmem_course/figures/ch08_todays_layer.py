@@ -114,13 +114,13 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
 
     lines = {
         "recompute": line("recompute", INK, "circle"),
-        "or offload": line("or offload", BLUE, "square", "offload"),
-        "or 8 bits": line("or 8 bits", PURPLE, "triangle-up", "offload", "compress"),
+        "+ offload": line("+ offload", BLUE, "square", "offload"),
+        "+ 8 bits": line("+ 8 bits", PURPLE, "triangle-up", "offload", "compress"),
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
         f"At no cost in matmuls or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
-        f"{free['or offload']:.0f} with offload at {gigabytes} GB/s, {free['or 8 bits']:.0f} with 8 bits too",
+        f"{free['+ offload']:.0f} with offload at {gigabytes} GB/s, {free['+ 8 bits']:.0f} with 8 bits too",
         [
             of("one set of matmuls", recompute, COMPARED, symbol="circle-open", size=6),
             *lines.values(),
@@ -133,7 +133,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         "Points, percent of time added and sbh saved: "
         + ", ".join(f"{mode} {added[mode]:.2f} and {kept[mode]:.1f}" for mode in _NAMED)
         + "; saved for no matmul and no wait: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
-        xaxis=scale("time added by matmuls and copies (%)", -1, 34),
+        xaxis=scale(f"time added by matmuls and copies (%); full, {added['full']:.1f}%, is to the right", -0.1, 4),
         yaxis=scale("saved on the device (sbh)", 0, 1.15 * kept["none"]),
         height=480,
     )  # fmt: skip

@@ -336,7 +336,7 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
     says = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
-        more = f"{size_text(copied)} of it is a copy of what the others save" if copied else "no byte is there twice"
+        more = f"{size_text(copied)} of it is a copy of what another rank saves" if copied else "no byte is there twice"
         return f"{says};<br>{more}"
     most = max(blocks, key=lambda block: block.on_device)
     return f"{says},<br>{most.on_device / held:.0%} of it one tensor: {most.row.term}"

@@ -85,7 +85,11 @@ def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
     if not width:
         return ""
     coefficient, rest = divmod(row.bytes * row.split_by, shape.seq_length * shape.micro_batch_size * width)
-    return "" if rest else f"{coefficient}sb{letters}{f'/{ranks}' if row.split_by > 1 else ''}"
+    if rest:
+        return ""
+    if row.split_by > 1 and ranks == "k":  # as many ranks as heads
+        return f"{coefficient}sb{letters.removeprefix('k')}"
+    return f"{coefficient}sb{letters}{f'/{ranks}' if row.split_by > 1 else ''}"
 
 
 def formula_of(row: Row, shape: ModelShape) -> str:

@@ -29,9 +29,9 @@ WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
 #: What the planner's peaks are read from, and the tables about others.
 DATA = (SOURCE / "actmem_tools" / "tape" / "stage_tapes.json", *FIGURES.glob("*.tsv"), *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
 #: The front page's figure.
-FRONT = """from actmem_course.figures import Panel
-from actmem_course.figures.ch01_memory_wall import front_door, front_door_controls
-Panel(front_door, **front_door_controls())"""
+FRONT = """from actmem_course.figures import Panel, choice
+from actmem_course.figures.ch01_memory_wall import METHODS, memory_wall
+Panel(memory_wall, method=choice("method", METHODS, "tensor"))"""
 
 
 def write_assets(folder: Path) -> None:

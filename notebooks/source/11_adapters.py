@@ -1,14 +1,17 @@
 # %% [markdown]
-# # 12 · Adapters
+# # 11 · Adapters
 #
-# LoRA trains half a percent of the weights. Nearly all optimizer states are gone, and still training runs out of memory. What
-# do all those frozen layers keep?
+# *25 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+#
+# You fine-tune Llama 3 8B with LoRA: all weights are frozen, and adapters of rank 16 train on all seven linears of
+# each layer. **What percentage of full training's activation bytes do the layers still save?**
 
 # %%
 # Setup: imports, and the numbers of the question
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, worked,
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
+    worked,
 )
 from actmem_course.figures import ch11_adapters as show
 from actmem_course.predicted.adapters import ADAPTERS, IN_16_BITS, PLACES, lora_rows
@@ -20,14 +23,13 @@ LLAMA = llama_shape("llama3-8b")
 full = total(llama_rows(LLAMA))
 
 question = Prediction(
-    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears of each layer "
-    "of Llama 3 8B. What percentage "
-    "of full training's activation bytes do the layers keep then?",
+    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears. What percentage of "
+    "full training's activation bytes do the layers save then?",
     answer=100 * total(lora_rows(LLAMA)) / full,
     unit="%",
     because=(
-        "The gradient of an adapter's A reads the input of its linear, so every input is kept again. XA "
-        "is kept too, but it is narrow."
+        "The gradient of an adapter's A reads the input of its linear, so every input is saved again. XA "
+        "is saved too, but it is narrow."
     ),
     line=GuessLine(LLAMA.num_layers * full / 100),
 )
@@ -44,22 +46,18 @@ Reveal(
 )
 
 # %% [markdown]
-# *25 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb), [04 Sequence
-# parallelism](04_sequence_parallelism.ipynb) and [05 Recomputation](05_recomputation.ipynb). **You will** see what a frozen
-# weight keeps, what an adapter brings back, what peft and bitsandbytes keep, and what to do about it.
+# *An elective: chapters 1 to 5 are enough.*
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d$ elements of a head, $f$ width
-# of the MLP, $v$ size of the vocabulary, $r$ rank of an adapter, $t$ ranks that share a layer.
-
-# %% [markdown]
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ rank of an adapter, $a$ query
+# heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
+#
 # ## A frozen weight
 #
-# A tensor has to be kept only if a gradient reads it. A linear $Y = XW$ has two (chapter 2):
+# Save a tensor only if a gradient reads it. A linear $Y = XW$ has two:
 #
 # $$dX = dY\, W^\top, \qquad dW = X^\top dY$$
 #
-# Only $dW$ reads $X$. If you freeze $W$, nothing reads $X$. $dX$ reads the weight, which is there anyway. So a frozen linear
-# keeps **nothing**:
+# Only $dW$ reads $X$, and a frozen $W$ needs no $dW$. So a frozen linear saves **nothing**:
 
 # %%
 import torch
@@ -81,29 +79,29 @@ checks.show()
 
 # %% jupyter={"source_hidden": true}
 def counted(module, x):
-    """Bytes that a module keeps."""
+    """Bytes that a module saves for backward."""
     with am.record(module) as ledger:
         y = module(x)
     del y
     return ledger.total_bytes
 
 
-checks.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(trains, x))])
+checks.add("the same linear, if its weight trains: 2sbh", [(2 * s * b * h, counted(trains, x))])
 (ours,), (torchs,) = (torch.autograd.grad(linear(x).sum(), x) for linear in (frozen, trains))
 checks.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))])
 checks.show()
 
 # %% [markdown]
-# QLoRA stores frozen weights in 4 bits, others in 8, and widens them for each product. Plain operators then keep *the widened
-# weight*: `F.linear(x, codes * scale)` holds it until backward, $2oh$ bytes for a linear with $o$ outputs, in all a 16-bit
-# copy of the model. So drop it after forward, and widen it again in backward.
+# QLoRA stores frozen weights in 4 bits and widens them for each matmul. Plain operators then save *the widened
+# weight*: `F.linear(x, codes * scale)` holds $2oh$ bytes until backward, in all a 16-bit copy of the model. So drop
+# it after the forward pass, and widen it again in the backward pass.
 #
-# **Now write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`: `python my/labs/lab10_keep_less.py --only 10.1`.
+# **Write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`:
+# `python my/labs/lab10_keep_less.py --only 10.1`.
 #
-# bitsandbytes has such a function, and for a year it put $X$ into `ctx`, though nothing read it
-# ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270), July 2024: "the bug that caused a
-# lot of memory issues with QLoRA"). The class below does the same. A saved-tensor hook can't see an attribute of `ctx`; a ledger
-# of what is alive can:
+# For a year, bitsandbytes held $X$ in `ctx`, though nothing read it
+# ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270)). This class does the same.
+# A saved-tensor hook can't see `ctx.x`, but `record` can:
 
 # %%
 import torch.nn.functional as F
@@ -140,19 +138,19 @@ checks.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledg
 checks.show()
 
 # %% [markdown]
-# `Linear8bitLt` of version 0.50.2 still does it: on a CPU the ledger counted $2sbh$ for it, and nothing for `Linear4bit`.
-#
 # ## An adapter
 #
 # LoRA adds a narrow path beside the frozen weight. $A$ has $r$ columns, $B$ has $r$ rows, and only they train:
 #
 # $$Y = XW + \tfrac{\alpha}{r} (XA)B, \qquad dB = \tfrac{\alpha}{r}\, (XA)^\top dY, \qquad dA = \tfrac{\alpha}{r}\, X^\top dY\, B^\top$$
 #
-# $dB$ reads $XA$: $2sbr$ bytes. And $dA$ reads $X$: the $2sbh$ that freezing had saved are back. So a linear with an adapter keeps **$2sbh + 2sbr$**.
+# $dB$ reads $XA$. And $dA$ reads $X$, so $X$ is saved again. So a linear with an adapter saves **$2sbh + 2sbr$**
+# bytes.
 #
-# **Now write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
+# **Write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`:
+# `python my/labs/lab10_keep_less.py --only 10.2`.
 #
-# Here is one as peft 0.21 computes it. By default peft makes $A$ and $B$ float32, so `x.to(...)` is a copy:
+# peft 0.21 computes it like this, by default with $A$ and $B$ in float32, so `x.to(...)` is a copy:
 
 
 # %%
@@ -197,29 +195,38 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# Three things make an adapter keep more:
+# Three things make an adapter save more:
 #
-# - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the product casts it back, and keeps that copy: $2sbh$.
-# - **Dropout.** Its gradient reads a mask: $sbh$ more on a GPU. (A CPU's mask is as wide as $X$.)
-# - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its
-#   own mask.
+# - **float32.** $A$ multiplies a float32 copy of $X$: $4sbh$. Under autocast the matmul casts it back and saves that
+#   copy: $2sbh$.
+# - **Dropout.** Its gradient reads a mask: $sbh$ on a GPU. (A CPU's mask is as wide as $X$.)
+# - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own copy and draws its own mask.
 #
-# peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Set *adapters compute in* to float32 in the figure at
-# the top: now LoRA keeps far more than full training. When AgileRL left the copies out, its peak on an A100 fell by 20% and 24%
-# on two models ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
+# Set *adapters compute in* to float32 in the first figure: LoRA saves more than full training. When AgileRL removed
+# the copies (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
+# ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
 #
-# Freeze a whole layer of Llama. What must it keep, so that a gradient can pass
-# through to the adapters below? What $dX$ reads:
+# Freeze a whole Llama layer: RMSNorms, attention in a flash kernel, which saves one number per query and head instead
+# of the scores, and a gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$. A gradient must
+# still pass through to adapters below. So which tensors does $dX$ read?
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda weights: show.frozen_layer(LLAMA, weights),
+    weights=choice("weights", list(show.UNREAD), "all train"),
+)
+
+# %% [markdown]
+# Still saved:
 #
-# - two **RMSNorms** read their input and a number per token: $4sbh + 8sb$
-# - **attention** reads Q, K, V, its output and the log-sum-exp: $4sbh + 4sbkd + 4asb$
-# - **SwiGLU** reads gate and up: $4sbf$
-# - seven **linears** read their weights: nothing
+# - of two **RMSNorms** their input and a number per token, $4sbh + 8sb$
+# - of **attention** Q, K, V, its output and that number, $4sbh + 4sbkd + 4asb$
+# - **gate and up**, $4sbf$
+# - of seven **linears** nothing
 #
-# That is what chapter 8's `elementwise` recomputation leaves, term by term: two thirds of a layer of Llama 3 8B. Adapters on all
-# linears bring the last third back.
+# That's two thirds of full training. Adapters on all linears bring the last third back.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.predicted.adapters import linear_sizes
@@ -231,7 +238,10 @@ TINY = LlamaShape(24, 1, 64, 4, 2, 160)
 
 
 class Layer(nn.Module):
-    """Adapters at places beside frozen weights; without places all weights train.  Not rotated by position: that keeps nothing."""
+    """Adapters at places beside frozen weights; without places all weights train.
+
+    Not rotated by position: that saves nothing.
+    """
 
     def __init__(self, places=None, form=(IN_16_BITS, False)):
         super().__init__()
@@ -269,13 +279,12 @@ checks.show()
 # %% [markdown]
 # ## Where gradients begin
 #
-# Backward goes down to the first tensor that trains, and no further. Layers below the first adapter keep **nothing**. And if the
-# embedding is frozen, the first layer's input needs no gradient, so its first norm keeps nothing either: $2sbh + 4sb$ less.
+# The backward pass stops at the first adapter. Layers below it save **nothing**. Behind a frozen embedding, the first
+# norm saves nothing either: $2sbh + 4sb$ less.
 #
-# Here is a trap. Reentrant checkpointing runs a layer without autograd, and its output gets a gradient only if one of
-# its *inputs* needs one. Weights don't count. Behind a frozen embedding no input does, so **no adapter trains**. torch
-# only warns. It happened to many ([FastChat#581](https://github.com/lm-sys/FastChat/issues/581), 2023;
-# [open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). Try two cures:
+# Here's a trap. The output of a reentrant checkpoint needs a gradient only if one of its *inputs* does. Weights don't
+# count. Behind that embedding no input does, so **no adapter trains**, and torch only warns
+# ([open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178)). Try two cures:
 
 # %%
 from functools import partial
@@ -287,10 +296,11 @@ from actmem_course.predicted.adapters import ALL_LINEARS
 
 
 def adapter_gradients(run, needs_gradient=False):
-    """Of a layer with adapters, behind a frozen embedding; needs_gradient: what enable_input_require_grads() does."""
-    warnings.simplefilter(
-        "ignore"
-    )  # torch's: "None of the inputs have requires_grad=True. Gradients will be None"
+    """Of a layer with adapters, behind a frozen embedding.
+
+    needs_gradient: what enable_input_require_grads() does.
+    """
+    warnings.simplefilter("ignore")  # "None of the inputs have requires_grad=True. Gradients will be None"
     torch.manual_seed(1)
     layer, x = Layer(ALL_LINEARS), layer_input(needs_gradient)
     y = run(layer, x)
@@ -319,7 +329,7 @@ checks.add(
     [(0, counted(nn.Sequential(Layer(()), Layer(())), layer_input(False)))],
 )
 checks.add(
-    "what the first layer keeps less: 2sbh + 4sb",
+    "the first layer saves less: 2sbh + 4sb",
     [(2 * tokens * TINY.hidden_size + 4 * tokens, later - first)],
 )
 wanted, (lost, *cured) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
@@ -331,17 +341,15 @@ checks.add(
 checks.show()
 
 # %% [markdown]
-# Prefer `use_reentrant=False`, the default of transformers 5 (Megatron's own is reentrant). The other cure,
-# `model.enable_input_require_grads()`, makes backward compute the embedding's output gradient, which nothing uses.
+# Prefer `use_reentrant=False`. The other cure, `model.enable_input_require_grads()`, computes a gradient that nothing
+# uses.
 #
 # ## Under sequence parallelism
 #
-# A column-parallel linear gathers $X$ from all ranks (chapter 4). With the weight frozen no gradient needs the gathered $X$, except
-# $A$'s. So autograd keeps the *gathered* $X$, $2sbh$ on every rank. Chapter 4's cure works here, too: put $A$ into the
-# function that keeps the shard, and gathers again in backward. (Megatron-Bridge got it in 2026,
-# [#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581).) For an adapter there is a cheaper one: multiply by $A$
-# *before* the gather. Then $A$'s gradient reads the shard alone. $X$ is gathered once, for the frozen weight, and not kept; the
-# other gather is of $XA$, which is narrow ($2sbr$, kept whole for $dB$):
+# A column-parallel linear all-gathers $X$ (chapter 4). $A$ reads the gathered $X$, so autograd saves it: $2sbh$ on
+# every rank. You know one cure: save the shard, and gather again in the backward pass. Here is a cheaper one:
+# multiply by $A$ *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of the
+# narrow $XA$:
 
 # %%
 from actmem.parallel.conjugates import g
@@ -350,18 +358,21 @@ from actmem.parallel.linear import column_parallel
 
 
 def beside(form, x, tp, weight, a, b):
-    """A frozen column-parallel weight and an adapter.  x: [s/t, b, h]; weight: [o/t, h]; a: [r, h]; b: [o/t, r]."""
-    if form == "gather once, keep it":
+    """A frozen column-parallel weight and an adapter.
+
+    x: [s/t, b, h]; weight: [o/t, h]; a: [r, h]; b: [o/t, r].
+    """
+    if form == "gather once, save X":
         full = g(x, tp)
         y, low = F.linear(full, weight), F.linear(full, a)
-    elif form == "keep the shard, gather again":
+    elif form == "save the shard, gather again":
         y, low = column_parallel(x, tp, weight, a)
     else:
         (y,), low = column_parallel(x, tp, weight), g(F.linear(x, a), tp)
     return y + F.linear(low, b)
 
 
-forms = ("gather once, keep it", "keep the shard, gather again", "gather XA")
+forms = ("gather once, save X", "save the shard, gather again", "gather XA")
 tensors = [torch.randn(*sizes, dtype=torch.float64) for sizes in ((s, b, h), (o, h), (r, h), (o, r))]
 first, *others = (beside(form, tensors[0], TensorParallel(), *tensors[1:]) for form in forms)
 checks.add(
@@ -375,12 +386,12 @@ from actmem.ledger.comms import count_collectives
 SHAPE, ranks, rank = llama_shape("llama3-70b"), 8, 16
 width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // ranks
 whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * rank
-predicted = {  # kept, exchanged
-    "gather once, keep it": (whole + low, 2 * whole),
-    "keep the shard, gather again": (whole // ranks + low, 3 * whole),
+predicted = {  # saved, sent to collectives
+    "gather once, save X": (whole + low, 2 * whole),
+    "save the shard, gather again": (whole // ranks + low, 3 * whole),
     "gather XA": (whole // ranks + low, 2 * whole + 2 * low),
 }
-sizes = {"exchanged": {}, "kept": {}}  # in MiB
+lines = []
 for form, expected in predicted.items():
     with am.emulated_rank(ranks), count_collectives() as seen:
         weights = nn.ParameterList(
@@ -392,27 +403,18 @@ for form, expected in predicted.items():
             y = beside(form, x, am.tensor_parallel(sequence_parallel=True), *weights)
         y.sum().backward()
     sent = sum(one.payload_bytes for one in seen.collectives)
-    sizes["exchanged"][form], sizes["kept"][form] = sent / 2**20, ledger.total_bytes / 2**20
-    checks.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (ledger.total_bytes, sent)))
-display(checks.show())
-LiveFigure(
-    bar_chart(
-        "Gather XA: it keeps the shard, and gathers X once",
-        sizes,
-        "QKV of Llama 3 70B with one adapter, one GPU of eight",
-        "MiB",
-        beside=True,
-    )
-)
+    lines.append((form, *map(size_text, (ledger.total_bytes, sent))))
+    checks.add(f"{form}: saved, in collectives", zip(expected, (ledger.total_bytes, sent)))
+print(text_table(("QKV of Llama 3 70B, 8 ranks, one adapter", "saved", "in collectives"), lines, " rr"))
+checks.show()
 
 # %% [markdown]
-# In all three forms each GPU has only a part of $A$'s gradient: sum them after backward, as for the norms (exercise 3.6).
+# In all three forms a rank has a part of $A$'s gradient. Sum them, as for the norms.
 #
 # ## What LoRA does save
 #
-# It saves states. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2.
-# QLoRA stores the linears in 4 bits and the scales in 8, together 0.516 bytes per weight (2305.14314).° What is
-# left *is* activations, so recomputing them matters more now, not less. This is Llama 3 8B, without the loss:
+# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's 0.516,
+# with the scales. Activations are left, so recomputation matters more now, not less:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -430,7 +432,7 @@ bars = {
     "QLoRA": (four_bits, states * adapters, layers * lora),
     "QLoRA, layers recomputed": (four_bits, states * adapters, inputs + lora),
 }
-parts = zip(("weights", "gradients and states", "activations"), zip(*bars.values()))
+parts = zip(("weights", "gradients and optimizer states", "activations"), zip(*bars.values()))
 title = (
     f"QLoRA: {size_text(sum(bars['QLoRA']))}, of which {100 * layers * lora / sum(bars['QLoRA']):.0f}% "
     "are activations"
@@ -447,8 +449,8 @@ LiveFigure(
 # %% [markdown]
 # ## Work it out
 #
-# You train the same model by QLoRA on one GPU of 80 GiB, with one sequence of 32,768 tokens, four times those of the figure. The
-# loss of 16-bit logits takes $6v + 4h + 8$ bytes per token (chapter 10; $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
+# You train the same model by QLoRA on one GPU of 80 GiB, with 32,768 tokens, four times those of the figure. At its
+# peak the loss takes $6v + 4h + 8$ bytes per token (vocabulary $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
 # adapters help?
 
 # %% jupyter={"source_hidden": true}
@@ -458,7 +460,7 @@ worked(
     f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of "
     "the figure: too much. The rank is in "
     f"{size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} of it only.",
-    f"Recomputed layers keep their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
+    f"Recomputed layers save their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
     f"The loss takes {size_text(loss)}, once the layers have run: "
     f"{size_text(held + 4 * inputs + loss)} at its peak. It fits.",
 )
@@ -467,32 +469,20 @@ worked(
 checks
 
 # %% [markdown]
-# ## Check yourself
+# > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees hardly any activations, and with
+# > float32 adapters or dropout, more bytes are saved for backward than in full training.
 #
-# <details><summary><b>1.</b> Does a smaller rank save activations?</summary>
+# > **Take away**
+# > 1. A frozen linear saves nothing. An adapter brings its whole input back, at any rank and any weight precision.
+# > 2. float32 copies and dropout masks come on top. Avoid both.
+# > 3. Nothing is saved below the first adapter. Above it, norms, attention and the gated MLP save what they always
+# >    do.
+# >
+# > **At work tomorrow:** run `actmem record` on your model with its adapters. It names each copy and mask, and the
+# > operation that saved it.
 #
-# Hardly. The rank is only in $2sbr$. Move it in the figure at the top from 256 to 4: almost nothing happens.
-# </details>
+# **Sources.** *LoRA*, 2106.09685 · *QLoRA*, 2305.14314 · peft 0.21.2 and bitsandbytes 0.50.2, counted on a CPU by
+# `record`.
 #
-# <details><summary><b>2.</b> You train only <i>B</i>, and freeze <i>A</i> as well. What does the linear keep?</summary>
-#
-# $2sbr$. $dB$ reads $XA$, and nothing reads $X$. That is the idea of LoRA-FA (2308.03303).
-# </details>
-#
-# ## What people get wrong here
-#
-# - **"Half a percent trains, so half a percent is kept."** A tensor is kept if a gradient reads it, and $A$'s gradient reads all of
-#   $X$.
-# - **"4-bit weights shrink activations."** $X$ has 16 bits, whatever the weight has.
-# - **"Frozen layers are free."** Below the first adapter they are. Above it a gradient passes through norms, attention and SwiGLU.
-#
-# **Sources.** Hu et al., *LoRA*, 2106.09685 · Dettmers et al., *QLoRA*, 2305.14314 · 2205.05198 section 4.2.2 · peft 0.21.2 and
-# bitsandbytes 0.50.2, counted on a CPU by `record` (`pytest tests/figures/test_adapters.py`, where peft is installed).
-#
-# ## Now fit your model
-#
-# `actmem record` on your own model with its adapters shows each copy and mask, and which operation saved it. `actmem
-# plan my_model.py:make` (`--help` says what `make` must be) counts frozen weights without states. Exercises 10.1 and 10.2
-# of **lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`.
-#
-# Next, [chapter 12](12_long_sequences.ipynb): a million tokens.
+# **Lab 10** has this chapter's exercises 10.1 and 10.2. Next: [chapter 12](12_long_sequences.ipynb), a million
+# tokens.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, model_shape
+from actmem_tools.command_line import whole_number
 
 #: Set where ``--ranks`` started this rank: its parent prints the error of the first rank that failed.
 PARENT_REPORTS = "ACTMEM_PARENT_REPORTS"
@@ -61,6 +62,7 @@ class LabParser(argparse.ArgumentParser):
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
+        self.register("type", int, whole_number)
         self._spelled = spelled or {}
 
     def error(self, message: str) -> NoReturn:

@@ -99,6 +99,6 @@ def read_object(path: Path) -> dict:
     """The JSON object in a file; an empty one if there is none that can be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last: nested too deeply
         return {}
     return found if isinstance(found, dict) else {}

@@ -42,7 +42,8 @@ class HostMemory:
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
         stream = self.stream(flat.device)
-        host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=stream is not None)
+        place = "meta" if flat.is_meta else "cpu"
+        host = torch.empty(flat.shape, dtype=flat.dtype, device=place, pin_memory=stream is not None)
         if stream is None:
             host.copy_(flat)
         else:
@@ -70,8 +71,8 @@ class HostMemory:
         return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
 
     def stream(self, device: torch.device) -> Any:
-        """The stream of copies to and from that device; None for a CPU."""
-        if device.type == "cpu":
+        """The stream of copies to and from that device; None for a CPU and for tensors without data."""
+        if device.type in ("cpu", "meta"):
             return None
         if device not in self._streams:
             self._streams[device] = torch.get_device_module(device).Stream(device)

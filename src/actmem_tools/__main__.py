@@ -41,7 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command, of the command line by default; exit code 2, with one line, on an unknown word."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in COMMANDS:
-        return _command(argv[0])(argv[1:])
+        try:
+            return _command(argv[0])(argv[1:])
+        except KeyboardInterrupt:  # while torch was being imported
+            print(f"actmem {argv[0]}: interrupted", file=sys.stderr)
+            return 130
     print(f"usage: actmem {{{','.join(COMMANDS)}}} …; each has --help", file=sys.stderr)
     return 0 if argv[:1] in (["-h"], ["--help"]) else 2
 

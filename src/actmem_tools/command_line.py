@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +16,19 @@ if TYPE_CHECKING:  # only what prints tables needs rich
     from rich.table import Table
 
 
+def whole_number(text: str) -> int:
+    """An integer in ASCII digits: Python also takes 1_0 and other scripts' digits.  Raises ValueError."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError(text)
+    return int(text)
+
+
 class Parser(argparse.ArgumentParser):
     """The options of ``actmem WORD``, and what runs it."""
 
     def __init__(self, word: str, description: str, **options):
         super().__init__(prog=f"actmem {word}", description=description, **options)
+        self.register("type", int, whole_number)
         self.word = word
 
     def error(self, message: str) -> NoReturn:
@@ -28,27 +37,33 @@ class Parser(argparse.ArgumentParser):
     def add_json(self, what: str) -> None:
         """The option ``--json [FILE]``; see ``write``."""
         to = f"{what} as JSON, to FILE; without FILE, to the screen"
-        self.add_argument("--json", nargs="?", const="-", metavar="FILE", type=_writable, help=to)
+        self.add_argument("--json", nargs="?", const="-", metavar="FILE", type=writable, help=to)
 
     def run(self, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int]) -> int:
-        """The command's exit code; 2, after one line, on a bad option, a ConfigError or a file that can't be opened."""
+        """The command's exit code; after one line 2 on a bad option, a ConfigError or a file that can't be opened, and
+        130 on Ctrl-C."""
+        code = 2
         try:
-            return command(self.parse_args(argv))
+            code = command(self.parse_args(argv))
+            sys.stdout.flush()
+            return code
         except (ConfigError, _BadOption) as error:
             message = str(error)
         except BrokenPipeError:
             return 1
+        except KeyboardInterrupt:
+            code, message = 130, "interrupted"
         except OSError as error:
-            message = f"{error.filename}: {error.strerror}"
-        print(f"actmem {self.word}: {message}", file=sys.stderr)
-        return 2
+            message = f"cannot use {error.filename or 'standard output'}: {error.strerror}"
+        print(f"actmem {self.word}: {' '.join(message.split())}", file=sys.stderr)
+        return code
 
 
 class _BadOption(Exception):
     """What argparse says of options that it can't read."""
 
 
-def _writable(where: str) -> str:
+def writable(where: str) -> str:
     """The name of a file as it is, refused before any work is done if nothing can be written there."""
     path = Path(where)
     if where != "-" and (path.is_dir() or not path.parent.is_dir()):

@@ -179,7 +179,7 @@ def _read(path: str) -> dict[str, Any]:
         return result
     except OSError as error:
         raise ConfigError(path, error.strerror or "can't be read") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(path, "is no file of `actmem record … --json FILE`") from error
 
 

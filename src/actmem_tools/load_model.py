@@ -81,7 +81,9 @@ def _module(place: str) -> Any:
     try:
         with _quiet():
             loaded = load()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ConfigError("target", f"{place} can't be loaded: {one_line(error)}") from error
     finally:
         del sys.path[0]
@@ -110,7 +112,9 @@ def built_model(
         with _quiet():
             made = factory(**taken, **there)
         _take_rows_as_whole_sequences()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise Raised("target", f"the factory raised {one_line(error)}") from error
     finally:
         torch.set_default_dtype(before)
@@ -231,6 +235,9 @@ def keyword_of(factory: Callable[..., Any], size: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What their code prints goes to standard error: standard output is for the result."""
+    """What their code prints goes to standard error: standard output is for the result.  transformers only warns of
+    errors."""
+    if logging := sys.modules.get("transformers.utils.logging"):
+        logging.set_verbosity_error()
     with contextlib.redirect_stdout(sys.stderr):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
 from actmem_tools import load_model
 from actmem_tools.attention_kernels import Gpu
-from actmem_tools.command_line import Parser, write
+from actmem_tools.command_line import Parser, writable, write
 from actmem_tools.diagnosis import findings
 from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
@@ -52,7 +53,7 @@ def _parser() -> Parser:
     add("--dtype", choices=tuple(load_model.DTYPES), default="", help="of weights and floating inputs")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     kernels = "with --fake --device cuda: whose kernels (default: 9.0, an H100's)"
-    add("--capability", default="9.0", metavar="X.Y", help=kernels)
+    add("--capability", metavar="X.Y", help=kernels)
     add(
         "--at",
         metavar="s=128,b=2,…",
@@ -63,8 +64,8 @@ def _parser() -> Parser:
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
     parser.add_json("the result")
     viewers = "https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto"
-    add("--snapshot", metavar="FILE", help=f"with --step: every allocation, for {viewers}")
-    add("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
+    add("--snapshot", metavar="FILE", type=writable, help=f"with --step: every allocation, for {viewers}")
+    add("--html", metavar="FILE", type=writable, help="one page with a treemap and, with --step, the curve")
     return parser
 
 
@@ -72,6 +73,11 @@ def _run(options: argparse.Namespace) -> int:
     _check_device(options)
     if options.snapshot and not options.step:
         raise ConfigError("snapshot", "needs --step")
+    if options.capability and not (options.fake and options.device == "cuda"):
+        raise ConfigError("capability", "needs --fake --device cuda")
+    files = [file for file in (options.json, options.html, options.snapshot) if file]
+    if len({Path(file).resolve() for file in files}) < len(files):
+        raise ConfigError("json", "each result needs a file of its own")
     if is_snapshot(options.target):
         result = read_snapshot(options.target)
         head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
@@ -170,12 +176,11 @@ def _gpu(options: argparse.Namespace) -> Gpu | None:
     """The GPU that fake CUDA tensors stand for."""
     if options.device != "cuda" or torch.cuda.is_available():
         return None
-    major, dot, minor = options.capability.partition(".")
-    if not (major.isdecimal() and dot and minor.isdecimal()):
-        raise ConfigError(
-            "capability", f"must be a compute capability as 9.0 (H100) or 7.5 (T4), got {options.capability}"
-        )
-    return gpu_of_this_build((int(major), int(minor)))
+    asked = options.capability or "9.0"
+    if not re.fullmatch(r"[0-9]+\.[0-9]", asked):
+        raise ConfigError("capability", f"must be a compute capability as 9.0 (H100) or 7.5 (T4), got {asked}")
+    major, minor = map(int, asked.split("."))
+    return gpu_of_this_build((major, minor))
 
 
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | None:

@@ -78,7 +78,7 @@ def adapter_on_ranks(form):
 
 
 @pytest.mark.parametrize(
-    ("form", "parts"), [("gather once, keep it", 1), ("keep the shard, gather again", 2), ("gather XA", 2)]
+    ("form", "parts"), [("gather once, save X", 1), ("save the shard, gather again", 2), ("gather XA", 2)]
 )
 def test_an_adapter_beside_a_frozen_weight_on_two_ranks(pools, form, parts):
     kept = 8 * 4 * 3 * 6 // parts + 8 * 4 * 3 * 2

@@ -128,7 +128,7 @@ def test_what_a_cell_compared_stands_under_it_with_the_difference():
     checks.add("under a thousandth", [(True, True)], "")
     assert repr(checks.show()).splitlines() == [
         "✓ 0 apart a layer: predicted 1,769,472 · counted 1,769,472 bytes",
-        "✓ 0 apart ranks: by formula 7 · by torch 7 FLOPs (2 of 2)",
+        "✓ 0 apart ranks: by formula 4 | 3 · by torch 4 | 3 FLOPs",
         "✓ under a thousandth",
     ]
     assert repr(checks.show()) == "", "each is shown once"
@@ -139,7 +139,7 @@ def test_a_difference_is_loud_and_differences_do_not_cancel():
     checks = Checks()
     checks.add("two layers", [(2000, 2001), (2001, 2000)])
     lines = checks.show()
-    assert repr(lines) == "✗ 2 apart two layers: predicted 4,001 · counted 4,001 bytes (0 of 2)"
+    assert repr(lines) == "✗ 2 apart two layers: predicted 2,000 | 2,001 · counted 2,001 | 2,000 bytes"
     assert 'role="alert"' in lines._repr_html_() and "2,000 and 2,001 bytes" in lines._repr_html_()
     assert repr(checks) == "✗ 1 of 1 comparisons are apart predicted = counted: 0 of 2"
     assert "#FDE7E9" in checks._repr_html_() and "2,000 and 2,001 bytes" in checks.summary().details

@@ -121,7 +121,7 @@ BAD = {
     f"{HERE}:tiny --at s=9": "s: the factory takes none of s, seq_length",
     f"{HERE}:layer --at s=0": "s: must be at least 1",
     f"{HERE}:gpt --at h=9": "h: the factory takes none of",
-    f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
+    f"{HERE}:tiny --html /no/such/folder/x.html": "argument --html: cannot write /no/such/folder/x.html: not in a directory",
     f"{HERE}:tiny --snapshot x": "snapshot: needs --step",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",

@@ -1,11 +1,10 @@
-"""Chapter 11: what a Llama layer keeps if its weights are frozen and low-rank adapters train, beside what it keeps
-if all train.
-"""
+"""Chapter 11: bytes that Llama layers save for backward if all weights train, and with adapters."""
 
 from __future__ import annotations
 
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS, SKY, Fill
 from actmem_course.figures.units import three_digits
@@ -31,11 +30,25 @@ _FILLS = {
 }
 
 
+#: Which weights train, and the terms of the layer that no gradient reads then.
+UNREAD = {
+    "all train": (),
+    "adapters on q and v": ("gate and up input", "down input"),
+    "all frozen": ("QKV projection input", "gate and up input", "down input"),
+}
+
+
+def frozen_layer(shape: LlamaShape, weights: str) -> Drawing:
+    """The layer with what it saves if these ``weights`` train, a key of UNREAD; XA is too narrow to be drawn."""
+    return layer_picture(shape, not_saved=UNREAD[weights])
+
+
 def adapter_bars(
     shape: LlamaShape, where: str, rank: int, adapters: str = IN_16_BITS, dropout: bool = False
 ) -> Drawing:
-    """What all layers keep of one sequence if every weight trains, with adapters, and with no weight that trains;
-    one GPU, 16 bits.
+    """Bytes that all layers save for one sequence: if all weights train, with adapters, and if all are frozen.
+
+    On one GPU, in 16 bits.
     """
     whole = llama_rows(shape)
     inputs = total(row for row in whole if row.term in READERS and row.term != "attention projection input")
@@ -51,8 +64,8 @@ def adapter_bars(
     trained = adapter_parameters(shape, PLACES[where], rank) / (shape.attention_weights + shape.mlp_weights)
     return bar_chart(
         f"Adapters on {where} train {three_digits(100 * trained)}% of the layers' weights,<br>"
-        f"and keep {three_digits(100 * total(each['LoRA']) / total(whole))}% of the bytes of full training",
+        f"but the layers save {three_digits(100 * total(each['LoRA']) / total(whole))}% of full training's bytes",
         parts,
-        f"kept by {shape.num_layers} layers",
+        f"saved for backward by {shape.num_layers} layers",
         fills=tuple(_FILLS.values()),
     )

@@ -1,4 +1,4 @@
-"""Chapter 13: what a layer with experts keeps, by how its router spreads the tokens."""
+"""Chapter 13: bytes that a layer with experts saves for backward, by how its router spreads the tokens."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from actmem.config import Parallel
 from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
-from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
-_ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
+ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
 
 
 def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "one-sided")) -> Drawing:
-    """What a layer with experts keeps on the fullest of t ranks, by how its router spreads the tokens; others'
-    places stay empty.
+    """Bytes that a layer with experts saves on the fullest of t ranks.
+
+    Args:
+        routings: how the router spreads the tokens; the places of those that are left out stay empty.
     """
     parallel = Parallel(t, t > 1)
     parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
@@ -26,13 +29,31 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
         tokens = forced_routed_tokens(shape, parallel, routing, 0)
         rows, shown = llama_rows(shape, parallel, routed_tokens=tokens), routing in routings
         name = f"{routing} router: {tokens:,} pairs" if shown else f"{routing} router"
-        experts = total(row for row in rows if row.term in _ROUTED)
+        experts = total(row for row in rows if row.term in ROUTED)
         parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
-    each = f"Even routing: each of {t} ranks keeps" if t > 1 else "One rank keeps"
+    each = f"Even routing: each of {t} ranks saves" if t > 1 else "One rank saves"
     title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"
     if "one-sided" in routings:
         title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
             "One rank takes all tokens, whatever the router does"
         )  # fmt: skip
     fills = [FILLS["GeLU input"], FILLS["activations"]]
-    return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks", fills=fills)
+    return bar_chart(title, parts, f"saved by one layer on the fullest of {t} ranks", fills=fills)
+
+
+def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
+    """The layer on t ranks.  With an even router, each rank sends as much; those collectives are drawn."""
+    parallel = Parallel(t, True)
+    if routing == "even":
+        return layer_picture(shape, parallel, collectives="forward")
+    pairs = [forced_routed_tokens(shape, parallel, routing, rank) for rank in range(t)]
+    return layer_picture(shape, parallel, routed_tokens=pairs)
+
+
+#: What a layer with latent attention recomputes, in the words of a control.
+RECOMPUTED = {"nothing": frozenset(), "K and V": frozenset("KV"), "Q, K and V": frozenset("QKV")}
+
+
+def latent_layer(recomputed: str) -> Drawing:
+    """A layer of DeepSeek-V3; recomputed: a key of RECOMPUTED."""
+    return layer_picture(llama_shape("deepseek-v3"), recompute=RECOMPUTED[recomputed] or "none")

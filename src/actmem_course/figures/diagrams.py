@@ -16,8 +16,8 @@ RANK_FILLS = (
 )  # fmt: skip
 
 
-#: What every rank holds a copy of, what is missing, and a frame around boxes.
-WHOLE, EMPTY = Fill("#BBBBBB", "/"), Fill("#FFFFFF", "")
+#: What is missing, and a frame around boxes.
+EMPTY = Fill("#FFFFFF", "")
 
 
 @dataclass(frozen=True)

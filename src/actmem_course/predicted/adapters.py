@@ -29,7 +29,7 @@ PLACES = {"q and v": ("q", "v"), "attention": ("q", "k", "v", "o"), "all linears
 IN_16_BITS, IN_FLOAT32, UNDER_AUTOCAST = ADAPTERS = ("16 bits", "float32", "float32, autocast")
 
 
-REST, INPUTS, LOW, COPIES = "norms, attention, SwiGLU", "inputs of linears", "XA", "copies and masks"
+REST, INPUTS, LOW, COPIES = "norms, attention, gate and up", "inputs of linears", "XA", "copies and masks"
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:

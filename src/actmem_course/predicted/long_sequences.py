@@ -1,4 +1,4 @@
-"""What one GPU holds of a sequence of up to a million tokens, step after step; and a layer with linears in 8 bits."""
+"""What one GPU holds of a sequence of up to a million tokens, step after step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.rows import Row, total
-from actmem_course.predicted.adapters import READERS
+from actmem.rows import total
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import context_exchanges, llama_products, llama_recomputed_flops, llama_rows
 from actmem_more.loss_peak import loss_peak_rows
@@ -102,35 +101,10 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
             copied_bytes=copied,
         ),
         LongStep("MLP in tiles", "Megatron-LM#3644", _peak(shape, "in chunks", TILE, on_host=True), of_mlp / step),
-        LongStep(f"{c} GPUs a sequence", "TRL#6846", _peak(shared, "in chunks", TILE, on_host=True), sent_bytes=sent),
+        LongStep(
+            f"{c} GPUs for one sequence",
+            "TRL#6846",
+            _peak(shared, "in chunks", TILE, on_host=True),
+            sent_bytes=sent,
+        ),
     ]
-
-
-WIDE, NARROW, COPIES = "kept in 16 bits", "linears' inputs in 8 bits", "8-bit copies of weights"
-
-
-def eight_bit_rows(shape: LlamaShape, orientations: int = 1) -> list[Row]:
-    """What one Llama layer keeps if its four linears (QKV, projection, gate and up, down) compute in 8 bits.
-
-    Each keeps its input in 8 bits, in one or two ``orientations``, its weight in two beside the 16-bit one, and a
-    float32 scale of each.  Attention's output stays in 16 bits too: the kernel's backward reads it.
-    """
-    rows, elements = [], 0
-    for row in llama_rows(shape):
-        if row.term in READERS:
-            elements += row.bytes // 2
-        if row.term not in READERS or row.term == "attention projection input":
-            rows.append(Row(WIDE, row.bytes, source=row.term))
-    weights = shape.attention_weights + shape.mlp_weights
-    return [
-        *rows,
-        Row(NARROW, orientations * elements),
-        Row(COPIES, 2 * weights),
-        Row("scales", 4 * 2 * len(READERS)),
-    ]
-
-
-def break_even_tokens(shape: LlamaShape) -> int:
-    """Tokens from which on 8-bit linears save: two copies of each weight against h + f bytes a token."""
-    weights = shape.attention_weights + shape.mlp_weights
-    return -(-2 * weights // (shape.hidden_size + shape.ffn_hidden_size))

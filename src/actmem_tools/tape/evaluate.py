@@ -133,7 +133,7 @@ def parsed_sizes(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         letter, equals, number = (x.strip() for x in part.partition("="))
-        if not equals or not re.fullmatch(r"\d{1,15}", number) or letter in sizes:
+        if not equals or not re.fullmatch(r"[0-9]{1,15}", number) or letter in sizes:
             raise ConfigError("at", f"must be sizes as s=200,b=3, each once, got {part.strip()!r}")
         sizes[letter] = int(number)
     return sizes

@@ -180,14 +180,19 @@ def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, in
             if isinstance(target, dict)
             else json.loads(Path(target).read_text(encoding="utf-8"), object_hook=_without_code)
         )
+        transformers.utils.logging.set_verbosity_error()
         kind = given.pop("model_type")
         config = transformers.AutoConfig.for_model(kind, **given)
     except Exception as error:
         raise ConfigError(
             "target", f"{target} is no configuration that transformers knows: {load_model.one_line(error)}"
         ) from error
+    if getattr(config, "quantization_config", None):
+        raise ConfigError("target", f"{target} has a quantization_config, which has no bill here: leave it out")
     sizes = {x: getattr(config, name, None) for x, name in _CONFIG_SIZES.items()}
     found = {x: size for x, size in sizes.items() if isinstance(size, int)}
+    if found.get("a", 1) % (found.get("k") or 1):
+        raise ConfigError("target", f"{target} has {found['a']} query heads and {found['k']} key heads, no multiple")
     if "d" in found and found["d"] * found.get("a", 0) == found.get("h"):
         del found["d"]
     if len({*(getattr(config, "layer_types", None) or ["full_attention"])}) > 1:

@@ -105,8 +105,12 @@ def lines_over_t(
         traces,
         f"Lines over t, both axes logarithmic: {alt}.",
         height=380,
-        xaxis=log_scale("ranks that share the layer, t (logarithmic)", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
-        yaxis=log_scale(f"saved (logarithmic), {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]),
+        xaxis=log_scale(
+            "ranks that share the layer, t (logarithmic)", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]
+        ),
+        yaxis=log_scale(
+            f"saved (logarithmic), {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]
+        ),
     )
 
 

@@ -69,8 +69,9 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
     unit, unit_name = axis_unit(total(layer_rows(shape)) * shape.num_layers)
     again = [place for place, one in enumerate(moments) if one.again]
     held, peak = [size / unit for size in sizes], size_text(max(sizes))
+    when = "the peak of the step" if now.bytes == max(sizes) else f"the peak of the step is {peak}"
     curve = chart(
-        f"All {shape.num_layers} layers hold {size_text(now.bytes)} now; the peak of the step is {peak}",
+        f"All {shape.num_layers} layers hold {size_text(now.bytes)} now:<br>{when}",
         [
             line("in memory", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy"),
             points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1),

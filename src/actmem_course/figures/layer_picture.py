@@ -275,7 +275,8 @@ def transfers(
         return after("all-reduce", ends if phase == "forward" else starts) + experts
     if phase == "forward":
         return after("all-gather", starts) + after("reduce-scatter", ends) + experts
-    return after("all-gather", starts, " again") + after("reduce-scatter", starts) + after("all-gather", ends) + experts
+    # Read from the bottom up: X is gathered again before its gradient is reduced.
+    return after("reduce-scatter", starts) + after("all-gather", starts, " again") + after("all-gather", ends) + experts
 
 
 def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
@@ -321,7 +322,7 @@ def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, cont
     if phase == "forward":
         return [Transfer([gathers], "V", f"{name}, K and V", look)]
     gathered = Transfer([gathers], "V", f"{name}, K and V again", look, gathers_again=True)
-    return [gathered, Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter")]
+    return [Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter"), gathered]
 
 
 def _finding(blocks: Sequence[Block], ranks: int) -> str:

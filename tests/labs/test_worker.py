@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem_course.judge.__main__ import _escaped
 from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import load_lab
 from actmem_course.judge.report import Report
@@ -199,10 +198,6 @@ def test_a_progress_that_cant_be_reset_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "actmem" / "progress.json").mkdir(parents=True)
     with pytest.raises(ConfigError, match="cannot remove"):
         LearnerProgress(tmp_path / f"{LAB3}.py").reset()
-
-
-def test_names_in_a_table_are_no_formulas():
-    assert [_escaped(cell) for cell in ("=1+1", "@x", "ada/lab1.py")] == ["'=1+1", "'@x", "ada/lab1.py"]
 
 
 def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():

@@ -42,9 +42,8 @@ def test_json_says_what_judged(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
     assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1)
-    assert {"python", "torch", "actmem"} <= found["versions"].keys()
     assert [v["status"] for v in found["verdicts"]] == ["passed"] * 4
-    assert found["reward"]["measures"][0]["values"]["yours"] == found["reward"]["measures"][0]["values"]["measured"]
+    assert "2,868,903,936 B predicted, 2,868,903,936 B saved" in found["reward"][1]
 
 
 def test_a_hint_needs_no_torch(tmp_path):

@@ -34,8 +34,7 @@ class Judge:
 
     spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
     is in it.  passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours
-    runs.  unwanted: whether nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes
-    with functions of ours in place of the learner's, for the judges of later saves.
+    runs.  unwanted: whether nobody waits for verdicts any more; then ``judge`` raises Unwanted.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Judge:
         progress: Callable[..., None] = lambda text="": None,
         restore: Callable[[], None] = lambda: None,
         unwanted: Callable[[], bool] = lambda: False,
-        waiting: set[tuple] | None = None,
     ):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
@@ -58,7 +56,6 @@ class Judge:
         self.endless: set[str] = set()
         self._judged: set[str] = set()
         self._progress, self._restore = progress, restore
-        self._waiting = set() if waiting is None else waiting
 
     @property
     def running(self) -> VirtualRank | None:
@@ -91,14 +88,10 @@ class Judge:
             others, used = self._uses(exercise)
         if not used:
             return self._once(exercise)
-        key = exercise.number, len(self.spaces), *sorted(used), *self.reads(exercise, used)
-        if not self.texts or key not in self._waiting:
-            with self._ours(used):
-                second = self._once(exercise)
-            if second.status != PASSED:
-                return second
-            if self.texts:
-                self._waiting.add(key)
+        with self._ours(used):
+            second = self._once(exercise)
+        if second.status != PASSED:
+            return second
         names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
         are = "it is" if len(used) == 1 else "they are"
         blocked = f"by {names}; passes once {are} right"
@@ -118,12 +111,11 @@ class Judge:
         space = self.spaces[0]
         return others, names_used_by(space.get(exercise.function), space, others) & set(others)
 
-    def reads(self, exercise: Exercise, but_not: Container[str] = ()) -> list[str]:
-        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that
-        aren't looked into."""
+    def reads(self, exercise: Exercise) -> list[str]:
+        """The text of an exercise's function, and of everything of the file that it uses."""
         names = self.spaces[0]
-        used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names, but_not)})
-        return [self.texts.get(name, "") for name in used if name not in but_not]
+        used = {exercise.function, *names_used_by(names.get(exercise.function), names)}
+        return [self.texts.get(name, "") for name in sorted(used)]
 
     def _once(self, exercise: Exercise, named: bool = True) -> Verdict:
         """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if
@@ -151,8 +143,7 @@ class Judge:
                     verdict = replace(verdict, status=WRONG, cause=mistake.cause, repair=mistake.repair)
                 outside = any(isinstance(error, OtherGroup) for error in found.errors)
                 if name and verdict.status != OPEN and not outside:
-                    finding = on_another_group(name, verdict)
-                    return _with(replace(verdict, status=WRONG), finding)
+                    return verdict_with(exercise, WRONG, on_another_group(name, verdict), verdict.where)
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
@@ -189,11 +180,13 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
     finding = worst.finding
     if worst.status in (WRONG, ERROR) and 0 < len(blamed) < len(found) and not worst.everywhere:
         finding = finding.after(f"on rank {worst.rank}: ")
-    return _with(Verdict(exercise.number, exercise.function, worst.status, where=worst.where), finding)
+    return verdict_with(exercise, worst.status, finding, worst.where)
 
 
-def _with(verdict: Verdict, finding: Fault) -> Verdict:
-    return replace(verdict, diagnosis=finding.symptom, cause=finding.cause, repair=finding.repair)
+def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
+    """The verdict that says a finding."""
+    said = finding.symptom, where, finding.cause, finding.repair
+    return Verdict(exercise.number, exercise.function, status, *said)
 
 
 _RANKING = (PASSED, WRONG, ERROR, OPEN)
@@ -222,7 +215,7 @@ def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
             except Exception as error:
                 found = outcome_of_error(exercise, b.functions, b.rank, error)
                 assert found is not None
-                told = on_another_group(other.group_name, _with(Verdict("", "", WRONG), found.finding))
+                told = on_another_group(other.group_name, verdict_with(exercise, WRONG, found.finding))
                 raise Wrong(told.symptom, told.repair, told.cause) from None
         return Outcome(b.rank, PASSED, Fault(remark or ""))
     except (Exception, SystemExit, PeerStopped) as error:

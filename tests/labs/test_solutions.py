@@ -107,4 +107,4 @@ def test_what_is_measured_agrees(pools, name):
     for lines in [reward_of(name)] if alone else pools[2].run(reward_of, name):
         assert len(lines) in (1, 2) or name != "lab8_plan"
         for line in lines:
-            assert len(set(re.findall(r"([\d,]+) B", line))) <= 1, line
+            assert len(set(re.findall(r"([\d,]+) B\b", line))) <= 1, line

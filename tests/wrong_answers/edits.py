@@ -135,7 +135,7 @@ EDITS = [
     ("8.2", r"the result is 8; expected 4", "fixed_bytes + in_flight * b * bytes_per_sequence <= memory_bytes", "in_flight * b <= (memory_bytes - fixed_bytes) / (bytes_per_sequence or 1)"),
     ("1.2", r"the result is the same with t=2 and t=4; divide what is sharded", "num_attention_heads, tensor_parallel_size\n", "num_attention_heads, 8\n"),
     ("3.7", r"^device is not used; create the generators with torch\.Generator\(device\)", "torch.Generator(device)", 'torch.Generator("cpu")'),
-    ("10.2", r"a tensor as large as the frozen weight is made: .* a wide copy of weight", "F.linear(x, weight) + ctx.scale", "F.linear(wide(x), wide(weight)).to(x.dtype) + ctx.scale"),
+    ("10.2", r"nothing as large as weight is needed: .* no wide copy, .*: multiply by weight as it is", "F.linear(x, weight) + ctx.scale", "F.linear(wide(x), wide(weight)).to(x.dtype) + ctx.scale"),
     ("3.5", r"it saves a copy of x at .*; others may keep x.*: save x itself", "ctx.save_for_backward(x, weight)\n        return F.linear(_gathered", "ctx.save_for_backward(x.clone(), weight)\n        return F.linear(_gathered"),
     ("4.1", r"it saves a copy of x at", "ctx.save_for_backward(*inputs,", "ctx.save_for_backward(*[x.clone() for x in inputs],"),
     ("4.4", r"it saves a copy of x at", "layer(y, w, dropouts), x)", "layer(y, w, dropouts), x.clone())"),

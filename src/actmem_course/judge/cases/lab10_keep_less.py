@@ -26,6 +26,8 @@ _IN_16_BITS: Mapping[str, str | Fault] = {
     name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")
 } | {"": "the matmuls are those of tensors of 16 bits"}
 _ONCE = Fault("backward goes twice through what function made", "once is enough, torch.autograd.backward(y, grad)")
+_NOTHING = "nothing as large as weight is needed: no alpha/r · b @ a, no wide copy, and no gradient of weight"
+_AS_IT_IS = "multiply by weight as it is, and by a and b one after the other"
 _FROZEN = "where x needs no gradient, "
 _OF_ITS_OWN = Fault("", "hold what put returned in its own ctx", "each region reads the x of its own")
 
@@ -68,8 +70,7 @@ def lora_linear(r: CaseRun) -> None:
         made = r.makes(of_half, given, kind=HalfTensor, others=[half_weight])
     for when, one in made.items():
         words = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}"
-        needed = "nothing as large as weight is needed"
-        r.see(Cost(f"the largest tensor of {when}", max(x.numel(), one.elements), cause=needed, words=words))
+        r.see(Cost(f"the largest tensor of {when}", max(x.numel(), one.elements), _AS_IT_IS, _NOTHING, words=words))
     # The adapter's matmuls are less than half a matmul with the weight in all.
     matmuls = flops.get_total_flops() // (2 * x.numel() * _O)
     enough = "one for the result, one for x's gradient; weight itself gets none"

@@ -102,6 +102,9 @@ def attention(r: CaseRun) -> None:
         r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
 
 
+_OVERFLOWS = Fault("", "subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
+
+
 def vocab_parallel_cross_entropy(r: CaseRun) -> None:
     s, rows = max(4, r.t), 5
     logits, targets = 3 * r.shard(s, 3, rows * r.t, dim=2), (r.same(s, 3) * 1e6).long().remainder(rows * r.t)
@@ -117,6 +120,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
             upstream=upstream,
             prefix=prefix,
             collectives=False,
+            advice={"": _OVERFLOWS} if scale > 1 else None,
         )
         # Largest, sum and target, even if every rank's are gathered; of the logits it would be five of each rank.
         enough = 3 * r.t * size_of(upstream)

@@ -23,13 +23,13 @@ _CHUNK = 24
 _V, _H = 64, 24
 _OVERFLOWS = Fault(
     "",
-    "log p is the logit less logsumexp",
+    "subtract the largest first, on all ranks the same, or use logsumexp",
     "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0",
 )
 _SLOPE_ROUNDED = {
     "logits": Fault(
         "",
-        "compute p, and subtract 1 at the target, in wide(logits), and round at the end",
+        "compute p, and subtract 1 at the target, in wide(logits), with a logsumexp of 32 bits; round at the end",
         "if p is near 1, 16 bits lose p − 1",
     )
 }

@@ -65,37 +65,25 @@ class Judge:
     def judge(self, exercise: Exercise) -> Verdict:
         """The verdict of all ranks.
 
-        An exercise that fails is tried again with our own functions in place of the others that have
-        not passed: what then passes only waits for them, and what fails is to blame itself.
+        It is judged with our own functions in place of those others that it uses and that have not passed, so that
+        what fails is to blame itself; what passes so waits for them.
         """
         self._judged.add(exercise.number)
-        others, used = self._uses(exercise)
-        if used & self.endless:
-            verdict = Verdict(exercise.number, exercise.function, WRONG)
-        else:
-            verdict = self._once(exercise, named=not used)
-        if verdict.status == PASSED:
-            self.passed.add(exercise.function)
-            return verdict
-        self.passed.discard(exercise.function)  # several exercises may ask for one function
-        if not used:
-            return verdict
-        # One that nobody asked for isn't to blame if it is right.
-        self._judged |= {e.number for e in self.lab.exercises if e.function in self.endless}
-        while unasked := [e for e in self.lab.exercises if e.function in used and e.number not in self._judged]:
-            for other in unasked:
+        for other in self._unproven(exercise):  # one that nobody asked for isn't to blame if it is right
+            if other.number not in self._judged and other.function not in self.endless:
                 self.judge(other)
-            others, used = self._uses(exercise)
-        if not used:
-            return self._once(exercise)
-        with self._ours(used):
-            second = self._once(exercise)
-        if second.status != PASSED:
-            return second
-        names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
-        are = "it is" if len(used) == 1 else "they are"
-        blocked = f"by {names}; passes once {are} right"
-        return Verdict(exercise.number, exercise.function, BLOCKED, blocked)
+        unproven = self._unproven(exercise)
+        with self._ours({other.function for other in unproven}):
+            verdict = self._once(exercise)
+        if verdict.status != PASSED:
+            self.passed.discard(exercise.function)  # several exercises may ask for one function
+        elif not unproven:
+            self.passed.add(exercise.function)
+        else:
+            names = " and ".join(f"{other.number} ({other.function})" for other in unproven)
+            blocked = f"by {names}; passes once {'it is' if len(unproven) == 1 else 'they are'} right"
+            return Verdict(exercise.number, exercise.function, BLOCKED, blocked)
+        return verdict
 
     def know(self, exercise: Exercise, verdict: Verdict) -> None:
         """Take over an earlier verdict, of a text that has not changed."""
@@ -103,13 +91,12 @@ class Judge:
         if verdict.status == PASSED:
             self.passed.add(exercise.function)
 
-    def _uses(self, exercise: Exercise) -> tuple[dict[str, str], set[str]]:
-        """The numbers of all other functions that aren't known to be right, and which of these an exercise's uses."""
-        others = {
-            e.function: e.number for e in self.lab.exercises if e.function not in {*self.passed, exercise.function}
-        }
+    def _unproven(self, exercise: Exercise) -> list[Exercise]:
+        """The other exercises whose functions this one's uses, and that have not passed."""
+        right = {*self.passed, exercise.function}
+        others = {e.function: e for e in self.lab.exercises if e.function not in right}
         space = self.spaces[0]
-        return others, names_used_by(space.get(exercise.function), space, others) & set(others)
+        return [others[name] for name in others if name in names_used_by(space.get(exercise.function), space, others)]
 
     def reads(self, exercise: Exercise) -> list[str]:
         """The text of an exercise's function, and of everything of the file that it uses."""
@@ -117,9 +104,8 @@ class Judge:
         used = {exercise.function, *names_used_by(names.get(exercise.function), names)}
         return [self.texts.get(name, "") for name in sorted(used)]
 
-    def _once(self, exercise: Exercise, named: bool = True) -> Verdict:
-        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if
-        something is."""
+    def _once(self, exercise: Exercise) -> Verdict:
+        """The case with the learner's functions, beside the case with ours."""
         naming = Naming(
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
@@ -130,10 +116,7 @@ class Judge:
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             mistake = None
-            if not named:
-                if not faults and naming.differs(found, group):
-                    faults = [Outcome(0, WRONG, everywhere=True)]
-            elif not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
+            if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
                 finding, mistake = naming.diagnosis(found, group)
                 if finding:
                     faults = [Outcome(0, WRONG, finding, everywhere=True)]

@@ -30,7 +30,10 @@ class Mistake:
 
 
 def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
-    """Mistakes that put something else in place of one piece of our solution: each has cause, repair and the new piece."""
+    """Mistakes that put something else in place of one piece of our solution.
+
+    mistakes: cause, repair and the new piece of each.
+    """
     return [Mistake(cause, repair, {old: new}) for cause, repair, new in mistakes]
 
 

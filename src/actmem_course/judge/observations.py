@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from os.path import commonprefix
 from typing import Any, ClassVar
 
@@ -123,35 +122,6 @@ class Clue(Observation):
 
     def agrees(self, both: BesideOurs) -> bool:
         return True
-
-
-@dataclass
-class Pattern(Observation):
-    """Which of all ranks' values are the same.  value: by name.
-
-    fault: of two values' names and ranks, and whether they are the same: how late the finding comes, and the finding.
-    """
-
-    of_all_ranks, tells_apart = True, False
-    fault: Callable[..., tuple[float, Fault]] | None = None
-
-    def agrees(self, both: BesideOurs) -> bool:
-        everyone = both.everyone()
-        return None in everyone or equal_pairs(everyone) == equal_pairs(both.rights())
-
-    def describe(self, both: BesideOurs) -> list[Fault]:
-        assert self.fault is not None
-        wanted = equal_pairs(both.rights())
-        faults = [
-            self.fault(*pair, same) for pair, same in equal_pairs(both.everyone()).items() if same != wanted[pair]
-        ]
-        return [min(faults, key=lambda fault: fault[0])[1]]
-
-
-def equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
-    """Which of all ranks' values are the same.  everyone: by rank, what was drawn, by its name."""
-    drawn = {(name, rank): value for rank, own in enumerate(everyone) for name, value in own.items()}
-    return {(a, b): drawn[a] == drawn[b] for a, b in combinations(sorted(drawn), 2)}
 
 
 @dataclass

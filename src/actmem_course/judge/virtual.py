@@ -47,6 +47,17 @@ def file_and_line(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
+def line_in(file: str) -> str:
+    """File and line of the innermost frame of ``file`` that runs in this thread; "" if none does, as in backward of
+    torch's own operators."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return file_and_line(frame)
+        frame = frame.f_back
+    return ""
+
+
 class Unwanted(Exception):
     """Nobody waits for this run any more."""
 
@@ -119,7 +130,7 @@ class Group(dist.ProcessGroup):
     ) -> VirtualWork:
         """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
         me = VirtualRank.current()
-        line = me.line()
+        line = line_in(me.file)
         if self._known is None:  # torch knows it when the group is made
             self._known = self.group_name, [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
         name, members = self._known
@@ -225,7 +236,8 @@ class Group(dist.ProcessGroup):
 
     def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> VirtualWork:
         """A message is a meeting of the rank that sends, which waits for nobody, and the one that receives."""
-        me, line = VirtualRank.current(), VirtualRank.current().line()
+        me = VirtualRank.current()
+        line = line_in(me.file)
         members = dist.get_process_group_ranks(self)
         me.note(kind, line, tensors, outputs, members)
         key = (self.group_name, kind, source, to, tag)
@@ -285,15 +297,6 @@ class VirtualRank:
     def current() -> VirtualRank:
         """The rank whose thread this is."""
         return _local.rank
-
-    def line(self) -> str:
-        """File and line of the learner's innermost frame; "" outside the learner's file."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename == self.file:
-                return file_and_line(frame)
-            frame = frame.f_back  # type: ignore[assignment]
-        return ""
 
     def note(self, kind: str, line: str, tensors: list[Tensor], outputs: list[Tensor], members: list[int]) -> None:
         """A collective of this rank is about to run among ``members``."""

@@ -23,11 +23,11 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, grad_of
-from actmem_course.judge.observations import Pattern, SingleTensor, ValueSeen
+from actmem_course.judge.observations import SingleTensor, ValueSeen
 from actmem_course.judge.saved_bytes import SavingRecorder
 from actmem_course.judge.solutions import lab6_train as ours
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
-from actmem_course.judge.verdict import Fault, Wrong, clipped, refuse
+from actmem_course.judge.verdict import Wrong, clipped, refuse
 from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
 
@@ -54,7 +54,7 @@ def batch(r: CaseRun) -> str | None:
         follows = "the target of a token is the one that follows it"
         r.see(ValueSeen("by how many tokens targets are ahead", sorted(ahead), follows))
         drawn[step, again] = starts
-    r.see(Pattern("batches", drawn, fault=_batches_fault))
+    refuse(_faults_of_batches(r.b.gather(drawn)))
     halves: dict[tuple[int, ...], int] = {}
     for (step, _), starts in drawn.items():
         if len(set(starts)) == 1:
@@ -83,18 +83,20 @@ _OVER_ITS_END = "a piece runs over the text's end"
 _LAST_START = "the last one starts at len(text) - seq_length - 1"
 
 
-def _batches_fault(
-    one: tuple[tuple[int, bool], int], other: tuple[tuple[int, bool], int], same: bool
-) -> tuple[float, Fault]:
-    """What it means that two batches, of a step and a rank, are the same, or are not; the gravest first."""
-    (drawn, rank), (other_drawn, other_rank) = one, other
-    if same:
-        both = f"step {drawn[0]} and step {other_drawn[0]}"
-        return 2, Fault(f"{both} have the same batch", "choose different pieces each step")
-    if drawn == other_drawn:
-        return 0, _OTHER_BATCHES
+def _faults_of_batches(everyone: list[dict[tuple[int, bool], list[int]]]) -> Iterator[tuple]:
+    """What is wrong with the batches of all ranks, by step and whether it is the second time; the gravest first."""
+    first = everyone[0]
+    of_rank = (
+        "a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
+        "parallelism"
+    )
+    yield any(own != first for own in everyone), _OTHER_BATCHES, "", of_rank
     another = "the same step gives another batch the second time"
-    return 1 - (rank != other_rank) / 2, Fault(another, "choose the pieces by step alone", "runs could not be compared")
+    yield first[0, False] != first[0, True], another, "choose the pieces by step alone", "runs could not be compared"
+    for step in _STEPS[1:]:
+        for before in (one for one in _STEPS if one < step):
+            both = f"step {before} and step {step} have the same batch"
+            yield first[before, False] == first[step, False], both, "choose different pieces each step"
 
 
 def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str = "") -> tuple[Tensor, Tensor]:
@@ -427,8 +429,4 @@ def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
     yield longest > MAX_NORM * (1 + 1e-5), f"gradients with a norm of {longest:.3g} reach the optimizer", give
 
 
-_OTHER_BATCHES = Fault(
-    "ranks have different batches",
-    cause="a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
-    "parallelism",
-)
+_OTHER_BATCHES = "ranks have different batches"

@@ -77,8 +77,6 @@ POISON = {
     "grad mode": "torch.set_grad_enabled(False)\n    ",
     "its group": "dist.destroy_process_group()\n    ",
     "default dtype": "torch.set_default_dtype(torch.float16)\n    ",
-    "torch": "F.linear = None\n    dist.all_gather_into_tensor = None\n    torch.empty = None\n    ",
-    "the judge": "import actmem_course.judge.case as p\n    p.result_of = lambda *a: 1 / 0\n    ",
 }
 
 
@@ -88,22 +86,6 @@ def test_what_one_exercise_does_is_gone_with_the_next(what, judged):
     first, second = judged(LAB3, ["3.1", "3.2"], *poisoned)
     assert first["status"] != PASSED and second["status"] == PASSED, (first, second)
     assert statuses(judged(LAB3, ["3.1", "3.2"])) == [PASSED, PASSED]
-
-
-def test_a_module_beside_the_file_can_be_imported_and_is_read_anew(judged, tmp_path):
-    beside = tmp_path / "my_helpers_of_lab_7.py"
-    line = (
-        "# 7.3\n",
-        "# 7.3\nimport my_helpers_of_lab_7 as helpers\n\n\n",
-        "F.silu(gate) * up",
-        "helpers.product(gate, up)",
-    )
-    for right in (False, True):
-        factor = "" if right else " * 2"
-        beside.write_text(
-            f"import torch.nn.functional as F\ndef product(gate, up):\n    return F.silu(gate) * up{factor}"
-        )
-        assert statuses(judged(LAB7, ["7.3"], *line)) == [PASSED if right else WRONG]
 
 
 def test_a_newer_save_ends_a_run_and_leaves_nothing(judged, line, worker):
@@ -160,17 +142,6 @@ def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
     progress.note([Verdict("3.1", "g", PASSED), Verdict("3.2", "g_bar", PASSED)])
     progress.note([Verdict("3.1", "g", SKIPPED), Verdict("3.2", "g_bar", WRONG)])
     assert LearnerProgress(tmp_path / f"{LAB3}.py").passed == {"3.1"}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", "\0", '{"passed": 3, "hints": [1]}', '{"passed": [1, null, "3.1"], "hints": {"3.1": "x"}}']
-)
-def test_odd_progress_files_are_read_as_far_as_they_go(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "actmem").mkdir()
-    (tmp_path / "actmem" / "progress.json").write_text(text)
-    progress = LearnerProgress(tmp_path / f"{LAB3}.py")
-    assert progress.passed <= {"3.1"} and progress.hints == {}
 
 
 def test_a_progress_that_cant_be_reset_is_one_line(tmp_path, monkeypatch):

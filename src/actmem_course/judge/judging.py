@@ -33,8 +33,8 @@ class Judge:
     """Judges a learner's file on virtual ranks.
 
     spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
-    is in it.  passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours
-    runs.  unwanted: whether nobody waits for verdicts any more; then ``judge`` raises Unwanted.
+    is in it.  passed: functions known to be right.  unwanted: whether nobody waits for verdicts any more; then
+    ``judge`` raises Unwanted.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class Judge:
         spaces: list[dict],
         device: str = "cpu",
         progress: Callable[..., None] = lambda text="": None,
-        restore: Callable[[], None] = lambda: None,
         unwanted: Callable[[], bool] = lambda: False,
     ):
         self.lab, self.spaces = lab, spaces
@@ -55,7 +54,7 @@ class Judge:
         #: Functions that don't come to an end.
         self.endless: set[str] = set()
         self._judged: set[str] = set()
-        self._progress, self._restore = progress, restore
+        self._progress = progress
 
     @property
     def running(self) -> VirtualRank | None:
@@ -112,7 +111,6 @@ class Judge:
         remark = ""
         for group, name in naming.groups().items():
             found = naming.run(self.spaces, group)
-            self._restore()
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             mistake = None
@@ -189,18 +187,7 @@ class Outcome:
 def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
     """This rank's finding, where ranks are processes; None if it stopped because another rank did."""
     try:
-        remark = check_case(exercise, b)
-        for other in b.subgroups() if exercise.takes_group else ():
-            try:
-                check_case(exercise, other)
-            except (OutOfStep, OtherGroup):
-                raise
-            except Exception as error:
-                found = outcome_of_error(exercise, b.functions, b.rank, error)
-                assert found is not None
-                told = on_another_group(other.group_name, verdict_with(exercise, WRONG, found.finding))
-                raise Wrong(told.symptom, told.repair, told.cause) from None
-        return Outcome(b.rank, PASSED, Fault(remark or ""))
+        return Outcome(b.rank, PASSED, Fault(check_case(exercise, b) or ""))
     except (Exception, SystemExit, PeerStopped) as error:
         return outcome_of_error(exercise, b.functions, b.rank, error)
 

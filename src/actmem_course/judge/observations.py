@@ -85,8 +85,6 @@ class Observation:
     tells_apart: ClassVar[bool] = True
     #: Whether one rank alone can't judge it.
     of_all_ranks: ClassVar[bool] = False
-    #: What explains the others is looked at before them.
-    order: ClassVar[float] = 0.0
 
     def same(self, other: Observation | None) -> bool:
         """Whether two runs saw the same, whatever is right."""
@@ -128,7 +126,7 @@ class Clue(Observation):
 class Cost(Observation):
     """A number that may be smaller than ours.  words: the symptom; in it and in the repair, {found} and {enough}."""
 
-    is_cost, tells_apart, order = True, False, 0.5
+    is_cost, tells_apart = True, False
     words: str = ""
 
     def agrees(self, both: BesideOurs) -> bool:
@@ -143,18 +141,12 @@ class Cost(Observation):
         return [Fault(right + words, own.repair.format(**numbers), own.cause.format(**numbers))]
 
 
-class BytesSent(Cost):
-    """What is sent explains what is saved for backward."""
-
-    order = 0.1
-
-
 @dataclass
 class SavedForBackward(Observation):
     """A ``SavedBytes``.  what: our bytes, in words.  element_size: of the input.  spare: so many bytes more are
     right, too."""
 
-    is_cost, tells_apart, order = True, False, 0.2
+    is_cost, tells_apart = True, False
     what: str = ""
     element_size: int = 0
     spare: int = 0
@@ -220,14 +212,8 @@ class TensorSeen(Observation):
             return False
         if not (x.isfinite().all() and y.isfinite().all()):
             return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
-        return self.as_another_mistake(x, y)
-
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        """Whether two wrong tensors are the same."""
-        if x.dtype != torch.float64:
-            return close(x, y, 4 * torch.finfo(x.dtype).eps)
-        if close(x, y):
-            return True
+        if x.dtype != torch.float64 or self.equal(x, y):
+            return self.equal(x, y) or close(x, y, 4 * torch.finfo(x.dtype).eps)
         # Whoever computes in float32 makes the same mistakes, up to its digits.
         in_single = [z.equal(z.float().double()) for z in (x, y)]
         return in_single[0] != in_single[1] and bool(x.any() and y.any()) and close(x, y, SINGLE_PRECISION)
@@ -245,8 +231,6 @@ class TensorSeen(Observation):
     def describe(self, both: BesideOurs) -> list[Fault]:
         own, found, right = both.own, both.own.value, self.value
         assert isinstance(own, TensorSeen)
-        if copies := copies_apart(both):
-            return [copies]
         if found is None:
             return [Fault(self._no_gradient, cause=own.missing, explains=True)]
         if found.shape == right.shape and found.dtype != right.dtype:
@@ -353,15 +337,9 @@ class SingleTensor(TensorSeen):
 
     tolerance = SINGLE_PRECISION
 
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        return close(x, y, self.tolerance)
-
 
 class HalfTensor(TensorSeen):
     """A tensor of 16 bits, after two roundings, beside the largest value."""
-
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        return self.equal(x, y)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         scale = right.double().abs().max().clamp_min(1e-300)
@@ -374,9 +352,6 @@ class HalfTensor(TensorSeen):
 
 class ExactTensor(TensorSeen):
     """A tensor that must be right to the bit."""
-
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        return torch.equal(x, y)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         return torch.equal(found, right)
@@ -401,8 +376,6 @@ class SummedTensor(TensorSeen):
     def describe(self, both: BesideOurs) -> list[Fault]:
         everyone, own = both.everyone(), both.own
         assert isinstance(own, TensorSeen)
-        if copies := copies_apart(both):
-            return [copies]
         if any(value is None for value in everyone):
             return [Fault(self._no_gradient, cause=own.missing, explains=own.value is None)]
         finding = difference(summed(everyone), summed(both.rights()), both.t)
@@ -415,25 +388,6 @@ def both_sizes(both: BesideOurs) -> set[int]:
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 
 
-def copies_apart(both: BesideOurs) -> Fault | None:
-    """What to say of a bias that every rank has, and only some ranks use; None if it is none."""
-    ours, rights = both.right.seen[0][both.name], both.rights()
-    assert isinstance(ours, TensorSeen)
-    copies = ours.of_all_ranks or all(close(value, rights[0]) for value in rights)
-    if not ours.gradient_of or not copies or ours.parts is not None:
-        return None
-    users = [rank for rank, value in enumerate(both.everyone()) if value is not None and value.any()]
-    if not 0 < len(users) < len(rights):
-        return None
-    what, ranks = ours.gradient_of, list_of_ranks(users)
-    return Fault(
-        f"the forward is right, but {what} gets a gradient on {ranks} only",
-        "add it on every rank, after the sum over the ranks",
-        f"{what} is used on {ranks} only, so the copies on the other ranks drift apart",
-        names_ranks=True,
-    )
-
-
 def list_of_ranks(ranks: Sequence[int]) -> str:
     """``rank 1``, ``ranks 0, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
@@ -444,9 +398,9 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
     wrong: dict[str, list[int]] = {}
     ours = {name: seen for own in right.seen for name, seen in own.items()}
 
-    def late(name: str) -> float:
+    def late(name: str) -> bool:
         seen = ours[name]
-        return seen.order + (isinstance(seen, CollectivesRun) and seen.in_backward)
+        return isinstance(seen, (Cost, SavedForBackward)) or isinstance(seen, CollectivesRun) and seen.in_backward
 
     for name in sorted(ours, key=late):
         pairs = [(k, BesideOurs(found, right, name, k)) for k, own in enumerate(found.seen) if name in own]

@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional
 
 from actmem.ledger.comms import count_collectives
 from actmem_course.judge.judging import Judge, outcome_of, verdict_with
@@ -104,7 +103,6 @@ class VirtualWorker(Worker):
         self.judging: Judge | None = None
         #: What each exercise's function and all it uses read when it was judged, and the verdict.
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
-        self.before: dict[Any, dict[str, Any]] = {}
 
     def where(self, file: str) -> tuple[str, float]:
         rank = self.judging and self.judging.running
@@ -124,10 +122,9 @@ class VirtualWorker(Worker):
         """Every exercise of the command, in order, unless the file has been saved again."""
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
-        self.before = self.before or _state_of_modules(lab)
-        _restore(self.before)
+        _freeze(lab)
         spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
-        judge = Judge(lab, spaces, self.device, self.progress, lambda: _restore(self.before), self.outdated.is_set)
+        judge = Judge(lab, spaces, self.device, self.progress, self.outdated.is_set)
         self.judging = judge
         judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
         self.printed.size = judge.ranks.size
@@ -140,7 +137,7 @@ class VirtualWorker(Worker):
             return
         finally:
             self.printed.end()
-        if not (command["solution"] or _forget_modules_beside(path)):
+        if not command["solution"]:
             judge.texts = _texts(source)
         for exercise in exercises:
             reads = judge.reads(exercise)
@@ -159,8 +156,8 @@ class VirtualWorker(Worker):
         self.tell(begin=exercise.number, seconds=exercise.seconds)
         try:
             return judge.judge(exercise)
-        finally:  # what one exercise's code did to torch, or to the judge, is no other's
-            _restore(self.before)
+        finally:
+            torch.set_default_dtype(torch.float32)  # the rest of what a learner sets ends with the ranks' threads
 
     def _load(self, ranks: VirtualRanks, path: Path, source: bytes, ours: Lab | None) -> list[dict]:
         """The names of the file, for each rank from a run of its own."""
@@ -244,41 +241,17 @@ def _standing(thread: int | None, file: str) -> str:
     return "is in none of your functions"
 
 
-def _state_of_modules(lab: Lab) -> dict[Any, dict[str, Any]]:
-    """What torch's and the judge's own modules, and the classes that a learner may patch, hold now.
+def _freeze(lab: Lab) -> None:
+    """Load the lab's cases, and take what is loaded out of the garbage collector's sight.
 
-    What is loaded goes out of the garbage collector's sight: ``actmem.record`` looks through all objects that the
-    collector knows, 300,000 of them torch's own, a second at each save.
+    ``actmem.record`` looks through all objects that the collector knows: 300,000 of them are torch's own, a second at
+    each save.
     """
-    for exercise in lab.exercises:
-        _ = exercise.check  # loads the lab's cases
-    gc.collect()
-    gc.freeze()
-    own = ("actmem", "actmem_more", "actmem_tools", "actmem_course")
-    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] in own and module]
-    torchs = [torch, torch.nn.functional, torch.nn, torch.distributed, torch.autograd, torch.random]
-    owners: list[Any] = [*torchs, *modules, torch.Tensor, torch.autograd.Function]
-    owners += [c for m in modules for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
-    return {owner: dict(vars(owner)) for owner in owners}
-
-
-def _restore(before: dict[Any, dict[str, Any]]) -> None:
-    """Undo what a learner's code did to modules and to settings of the whole process."""
-    for owner, names in before.items():
-        now = vars(owner)
-        for name, value in names.items():
-            if now.get(name) is not value and not name.startswith("__"):
-                setattr(owner, name, value)
-    torch.set_default_dtype(torch.float32)
-
-
-def _forget_modules_beside(path: Path) -> bool:
-    """Have what the file imports from its own folder read anew next time; whether it imports any."""
-    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
-    beside = [name for name, file in files.items() if file.startswith(str(path.parent) + os.sep)]
-    for name in beside:
-        del sys.modules[name]
-    return bool(beside)
+    if gc.get_freeze_count() == 0:
+        for exercise in lab.exercises:
+            _ = exercise.check
+        gc.collect()
+        gc.freeze()
 
 
 def _names_in(path: Path, source: bytes) -> dict:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -181,31 +179,13 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     )
 
     def function(*given: Tensor) -> Tensor:
-        with _tensors_only(name):
-            result = as_block(r[name])(*given)
+        result = as_block(r[name])(*given)
         torch.rand(3, device=r.device)
         return result
 
     seed_and_draw(r.device)
     r.passes(function, {"x": x, **dict(zip(random_weights(4, 2).named(), weights))}, twice=outside)
     return x, weights
-
-
-@contextmanager
-def _tensors_only(name: str) -> Iterator[None]:
-    """Raise Wrong where something else than a tensor is taken for one: it was handed to checkpoint as an input."""
-    closing = {
-        "selective_layer": ("dropout is not one", "close over it"),
-        "full_layer": ("w and dropouts are not", "close over them"),
-    }
-    try:
-        yield
-    except (TypeError, AttributeError) as error:
-        missing = re.search(r"'(?:method|function|LayerWeights|Dropouts)' object has no attribute '(\w+)'", str(error))
-        if "save_for_backward can only save variables" in str(error) or missing and hasattr(Tensor, missing[1]):
-            what, repair = closing[name]
-            raise Wrong(f"checkpoint takes tensors only, and {what}", f"{repair}, {_ARGUMENTS[name]}") from None
-        raise
 
 
 def layer_weights(shape: ModelShape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Tensor, ...]:

@@ -25,6 +25,10 @@ MISTAKES["2.3"] = (
         {"F.linear(f(x, group), weight, bias)": "F.linear(f(x, group), weight)"}),
 )
 MISTAKES["2.4"] = (
+    Mistake("bias is used on rank 0 only, so the copies on the other ranks drift apart",
+        "add it on every rank, after the sum over the ranks",
+        {"f_bar(F.linear(x, weight), group) + bias":
+            "f_bar(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)"}),
     Mistake("the sum over the ranks is divided by t", "take the sum, not the mean",
         {"group) + bias": "group) / dist.get_world_size(group) + bias"}),
     *replacing("f_bar(F.linear(x, weight), group) + bias",

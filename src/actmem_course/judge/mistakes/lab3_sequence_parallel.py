@@ -49,6 +49,10 @@ MISTAKES["3.4"] = (
         "qkv_bias and up_bias belong right after the matmul, the others after the sum over the ranks",
         {"w.qkv_bias": "0 * w.qkv_bias"}, {"w.up_bias": "0 * w.up_bias"}, {" + w.projection_bias": ""},
         {" + w.down_bias": ""}, {" + w.projection_bias": "", " + w.down_bias": ""}),
+    Mistake("a bias is used on rank 0 only, so the copies on the other ranks drift apart",
+        "add it on every rank, after the sum over the ranks",
+        {"w.projection_weight), group) + w.projection_bias":
+            "w.projection_weight, w.projection_bias if dist.get_rank(group) == 0 else None), group)"}),
     Mistake("a bias comes before g_bar", "add it after the sum over the ranks, once: before the sum it counts t times",
         {"), group) + w.projection_bias": ", w.projection_bias), group)"},
         {"w.down_weight), group) + w.down_bias": "w.down_weight, w.down_bias), group)"}),

@@ -36,6 +36,10 @@ MISTAKES["4.2"] = (
         {"with torch.no_grad": "torch.manual_seed(0)\n        with torch.no_grad"}),
 )
 MISTAKES["4.3"] = (
+    Mistake("checkpoint takes tensors only, and dropout is not one",
+        "close over it, lambda q, k, v: core_attention(q, k, v, dropout)",
+        {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)":
+            "checkpoint(core_attention, q, k, v, dropout)"}),
     *replacing("layer(x, w, dropouts, core)",
         ("only the layer's input is saved, which is full recomputation",
             "selective recomputes the core attention alone, and saves 34sbh",
@@ -68,6 +72,9 @@ MISTAKES["4.3"] = (
         {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k, v.detach())"}),
 )
 MISTAKES["4.4"] = (
+    Mistake("checkpoint takes tensors only, and w and dropouts are not",
+        "close over them, lambda y: layer(y, w, dropouts)",
+        {"checkpoint(lambda y: layer(y, w, dropouts), x)": "checkpoint(layer, x, w, dropouts)"}),
     Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",
         {"checkpoint(lambda y": "x + checkpoint(lambda y"}),
     Mistake("the layer runs twice, the second time on its own result", "run it once",

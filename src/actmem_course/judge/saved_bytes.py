@@ -30,7 +30,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class SavedStorage:
-    """One storage that autograd keeps.
+    """One storage that autograd saves.
 
     line: where the learner's file saved it.  given: it is the input.  copied: it has the input's values, and is
     another.
@@ -62,19 +62,19 @@ class SavedBytes:
         return sum(tensor.bytes for tensor in self.saved)
 
     def without_copies(self) -> SavedBytes:
-        """This.  Raises Wrong if a copy of the input is kept, because whoever made the input may keep it."""
+        """This.  Raises Wrong if a copy of the input is saved, because whoever made the input may hold it."""
         for saved in self.saved:
             if saved.copied:
-                others = "others may keep x, so with the copy it is there twice"
+                others = "others may hold x, so with the copy it is there twice"
                 raise Wrong(f"it saves a copy of x at {saved.line}", "save x itself", others)
         return self
 
     def as_much(self) -> tuple:
-        """What two runs have in common that keep the same tensors, wherever their files save them."""
+        """What two runs have in common that save the same tensors, wherever their files save them."""
         return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
     def largest(self) -> str:
-        """The largest tensors kept, with the line that saved them."""
+        """The largest tensors saved, with the line that saved them."""
         return ", ".join(counted(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes))[:2])
 
 
@@ -235,7 +235,7 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | N
         fits = found.bytes + found.hidden_bytes <= at_most
         enough = f"{at_most:,} B{f' of {what}' if what else ''} are enough" if at_most else "backward needs none of it"
         return Fault(
-            f"it keeps {found.hidden_bytes:,} B where no hook can see them",
+            f"it holds {found.hidden_bytes:,} B where no hook can see them",
             "what backward reads goes to ctx.save_for_backward, the rest can go" if fits else f"drop it, {enough}",
             "a tensor is an attribute of ctx, or in a closure",
         )

@@ -68,7 +68,7 @@ class Bench:
             yield other
 
     def watching(self) -> AbstractContextManager[Any]:
-        """Run the learner's code in this: what it exchanges is noted, and all ranks wait for each other at its end."""
+        """Run the learner's code in this: its collectives are noted, and all ranks wait for each other at its end."""
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:

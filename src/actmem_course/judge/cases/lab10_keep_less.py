@@ -95,6 +95,7 @@ def tiled_mlp(r: CaseRun) -> None:
     r.passes(
         lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
     )
+    r.saves(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x", itself=True)
     with FlopCounterMode(display=False) as flops:
         made = r.makes(own, {"x": x, "up": up, "down": down})
     enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
@@ -115,7 +116,6 @@ def tiled_mlp(r: CaseRun) -> None:
     words = "forward and backward run {found} matmuls of s·b·h·f where {enough} are enough"
     eight = "two in forward, two again and four gradients in backward"
     r.see(Cost("matmuls", max(8, matmuls), eight, words=words))
-    r.saves(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x", itself=True)
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
     given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
     half = [tensor.bfloat16().requires_grad_() for tensor in given]

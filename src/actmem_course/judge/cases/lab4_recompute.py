@@ -26,7 +26,7 @@ _ARGUMENTS = {
 }
 _OF_ITS_OWN = Fault(
     "",
-    "keep them with the region (ctx.save_for_backward), not in a variable that all regions share",
+    "save them with the region (ctx.save_for_backward), not in a variable that all regions share",
     "each region needs the inputs and the generator's state of its own first run",
 )
 
@@ -56,7 +56,7 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
     r.see(Cost("runs in forward", in_forward, "once is enough", words="forward runs function {found} times"))
     if runs == in_forward:
         again = "run function again in backward, from the inputs"
-        raise Wrong("function runs once only", again, "the first run's graph was kept")
+        raise Wrong("function runs once only", again, "the first run recorded a graph")
     once = "once in forward and once in backward is enough"
     r.see(Cost("runs", runs, once, words="function runs {found} times in all"))
     x, gate = given.values()
@@ -174,7 +174,7 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     outside = Fault(
         "backward comes more than once to what made the inputs",
         f"take every such tensor as an argument, {_ARGUMENTS[name]}",
-        "what checkpoint runs again takes a tensor from outside that still has its graph, so its backward continues "
+        "what checkpoint recomputes takes a tensor from outside that still has its graph, so its backward continues "
         "into what came before",
     )
 

@@ -379,7 +379,7 @@ def _faults_of_steps(seen: Seen, size: int, steps: int) -> Iterator[tuple]:
     every = [microbatch for microbatches in tokens_of for microbatch in microbatches]
     yield _repeats(every), "a microbatch comes twice in the training", again
     shared = all(len(tokens.unique(dim=0)) < len(tokens) for tokens in batches)
-    split = "cut one batch of NUM_MICROBATCHES * micro_batch_size into them"
+    split = "split one batch of NUM_MICROBATCHES * micro_batch_size into them"
     yield shared, "the microbatches of a step share sequences", split
 
 

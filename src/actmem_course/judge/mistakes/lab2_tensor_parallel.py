@@ -53,7 +53,7 @@ MISTAKES["2.5"] = (
     Mistake("every t-th column of the projection is taken",
         "take the columns of this rank's heads, which are contiguous",
         {"projection_weight.chunk(t, dim=1)[rank]": "projection_weight[:, rank::t]"}),
-    Mistake("the projection part is cut from projection_weight's transpose",
+    Mistake("the projection part is a shard of projection_weight's transpose",
         "take columns of projection_weight as it is",
         {"projection_weight.chunk(t, dim=1)": "projection_weight.t().chunk(t, dim=1)"}),
     Mistake("every rank takes rank 0's heads", "take those of dist.get_rank(group)",

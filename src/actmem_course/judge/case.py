@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from actmem.ledger.comms import Collective
 from actmem.torch_private import no_dispatch_modes
-from actmem_course.judge.collective_outcomes import Operator, assigned, result_of
+from actmem_course.judge.collective_outcomes import assigned, result_of
 from actmem_course.judge.compare import check_plain_tensor, check_whole_number
 from actmem_course.judge.observations import (
     RESULT,
@@ -191,9 +191,9 @@ class CaseRun:
             self.see(seen)
         return forward, backward
 
-    def operator(self, right: Operator, x: Tensor, upstream: Tensor | None = None) -> None:
-        """Both passes of one of the four operators, and that it saves nothing."""
-        own, advice = self[right.name], {"": right.in_forward, "x": right.in_backward}
+    def operator(self, name: str, x: Tensor, advice: Advice, upstream: Tensor | None = None) -> None:
+        """Both passes of an operator that is one collective, and that it saves nothing."""
+        own = self[name]
         self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
         self.saves(lambda y: own(y, self.group), x, repair="save nothing: its backward needs no tensor of forward's")
 

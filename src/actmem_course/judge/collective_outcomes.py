@@ -1,5 +1,4 @@
-"""What collectives give: everything that a rank may make of the ranks' parts, in words; the four operators; what a
-pass may run."""
+"""What collectives give: everything that a rank may make of the ranks' parts, in words; what a pass may run."""
 
 from __future__ import annotations
 
@@ -47,9 +46,6 @@ def _joined(dim: int = 0) -> Made:
     return Made(f"the ranks' parts joined along dimension {dim}", lambda p, rank: torch.cat(list(p), dim))
 
 
-JOINED, SHARE = _joined(), _share_of(SUM)
-
-
 def _alone(parts: Parts, rank: int) -> Tensor:
     return torch.cat([part if number == rank else torch.zeros_like(part) for number, part in enumerate(parts)])
 
@@ -66,7 +62,7 @@ _REDUCED = (
 def everything_made(parts: Parts) -> Iterator[Made]:
     """All that a rank may make of the ranks' parts: reduced, joined, sharded, and all of these in turn."""
     yield from _REDUCED
-    yield from (JOINED, SHARE, _share_of(OWN_PART))
+    yield from (_joined(), _share_of(SUM), _share_of(OWN_PART))
     yield Made("this rank's own part in its place, and zero in the others'", _alone)
     yield Made("this rank's own part t times, joined along dimension 0", lambda p, rank: torch.cat([p[rank]] * len(p)))
     t, alike = len(parts), all(part.equal(parts[0]) for part in parts)
@@ -126,45 +122,6 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
         why = lost if ran and made is OWN_PART else Fault("", advice.repair, cause)
         fits.append(Fault(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
     return fits
-
-
-@dataclass(frozen=True)
-class Operator:
-    """forward, backward: what each makes of the ranks' parts.  in_forward, in_backward: what to do there, and why."""
-
-    name: str
-    forward: Made
-    backward: Made
-    in_forward: Fault
-    in_backward: Fault
-
-
-F_OPERATOR = Operator(
-    "f", OWN_PART, SUM,
-    Fault("", "f's forward must return x as it is", "every rank has the same x already"),
-    Fault("", "f's backward must all-reduce once, with SUM",
-          "Each rank's gradient comes from its own slice of the weight, and these add up"),
-)  # fmt: skip
-F_BAR_OPERATOR = Operator(
-    "f_bar", SUM, OWN_PART,
-    Fault("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
-    Fault("", "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
-          "After the sum every rank runs the same code, so each has the whole gradient already"),
-)  # fmt: skip
-G_OPERATOR = Operator(
-    "g", JOINED, SHARE,
-    Fault("", "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first"),
-    Fault("", "g's backward must reduce-scatter once, with SUM",
-          "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens"),
-)  # fmt: skip
-G_BAR_OPERATOR = Operator(
-    "g_bar", SHARE, JOINED,
-    Fault("", "g_bar's forward must reduce-scatter once, with SUM",
-          "Each rank gets its own tokens, s/t of them, from r·s/t on"),
-    Fault("", "g_bar's backward must all-gather",
-          "This rank's x went into all tokens, so it needs the gradients of all ranks"),
-)  # fmt: skip
-OPERATORS = (F_OPERATOR, F_BAR_OPERATOR, G_OPERATOR, G_BAR_OPERATOR)
 
 
 def size_of(x: Tensor) -> int:

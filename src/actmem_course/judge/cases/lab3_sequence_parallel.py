@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actmem.ledger.comms import Collective
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.collective_outcomes import G_BAR_OPERATOR, G_OPERATOR, size_of
+from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.observations import Cost
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
 from actmem_course.judge.verdict import Fault, Wrong, refuse
@@ -21,12 +21,34 @@ from actmem_course.reference_layer import LayerWeights, random_weights
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
+_G = {
+    "": "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first",
+    "x": Fault(
+        "",
+        "g's backward must reduce-scatter once, with SUM",
+        "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens",
+    ),
+}
+_G_BAR = {
+    "": Fault(
+        "",
+        "g_bar's forward must reduce-scatter once, with SUM",
+        "Each rank gets its own tokens, s/t of them, from r·s/t on",
+    ),
+    "x": Fault(
+        "",
+        "g_bar's backward must all-gather",
+        "This rank's x went into all tokens, so it needs the gradients of all ranks",
+    ),
+}
+
+
 def g(r: CaseRun) -> None:
-    r.operator(G_OPERATOR, r.each(r.t, r.t, 5))  # t divides both, so that whoever cuts by mistake can
+    r.operator("g", r.each(r.t, r.t, 5), _G)  # t divides both, so that whoever shards by mistake can
 
 
 def g_bar(r: CaseRun) -> None:
-    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, r.t, 2 * r.t))  # t divides all, so that whoever cuts by mistake can
+    r.operator("g_bar", r.each(2 * r.t, r.t, 2 * r.t), _G_BAR)  # t divides all, so that whoever shards by mistake can
 
 
 def gathering_linear(r: CaseRun) -> None:

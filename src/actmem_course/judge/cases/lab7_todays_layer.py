@@ -115,7 +115,12 @@ def recipe_linear(r: CaseRun) -> None:
     for recipe, words, given, kind in (
         (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, TensorSeen),
         (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, TensorSeen),
-        (torch.mul, "a multiplication", {name: torch.round(4 * factor) for name, factor in factors.items()}, ExactTensor),
+        (
+            torch.mul,
+            "a multiplication",
+            {name: torch.round(4 * factor) for name, factor in factors.items()},
+            ExactTensor,
+        ),
     ):
         runs = []
 

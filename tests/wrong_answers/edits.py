@@ -134,13 +134,10 @@ EDITS = [
     ("10.2", r"nothing as large as weight is needed: .* no wide copy, .*: multiply by weight as it is", "F.linear(x, weight) + ctx.scale", "F.linear(wide(x), wide(weight)).to(x.dtype) + ctx.scale"),
     ("3.5", r"it saves a copy of x at .*; others may hold x.*: save x itself", "ctx.save_for_backward(x, weight)\n        return F.linear(_gathered", "ctx.save_for_backward(x.clone(), weight)\n        return F.linear(_gathered"),
     ("4.1", r"it saves a copy of x at", "ctx.save_for_backward(*inputs,", "ctx.save_for_backward(*[x.clone() for x in inputs],"),
-    ("4.4", r"it saves a copy of x at", "layer(y, w, dropouts), x)", "layer(y, w, dropouts), x.clone())"),
-    ("10.2", r"it saves a copy of x at", "ctx.save_for_backward(x, low,", "ctx.save_for_backward(x.clone(), low,"),
     ("10.3", r"in forward .* live at once.*; there are ``tile`` tiles", "for rows in x.split(tile)])", "for rows in x.chunk(tile)])", "zip(x.split(ctx.tile), grad.split(ctx.tile))", "zip(x.chunk(ctx.tile), grad.chunk(ctx.tile))"),
     ("10.3", r"in forward .* live at once.*; the sequences are tiled, not their positions", "[mlp(rows, up, down) for rows in x.split(tile)])", "[mlp(rows, up, down) for rows in x.split(tile, 1)], 1)", "zip(x.split(ctx.tile), grad.split(ctx.tile))", "zip(x.split(ctx.tile, 1), grad.split(ctx.tile, 1))", "return torch.cat(grads_x),", "return torch.cat(grads_x, 1),"),
     ("10.3", r"in forward .* live at once.*; the MLP runs for the whole sequence at once", "[mlp(rows, up, down) for rows in x.split(tile)]", "[mlp(x, up, down)]"),
     ("10.3", r"in backward .* live at once.*; the MLP runs for the whole sequence at once", "zip(x.split(ctx.tile), grad.split(ctx.tile))", "zip((x,), (grad,))"),
-    ("10.3", r"it saves a copy of x at", "ctx.save_for_backward(x, up, down)", "ctx.save_for_backward(x.clone(), up, down)"),
     ("4.4", r"forward and backward take [\d,]+ FLOPs where [\d,]+ are enough; something runs a third time", WHOLE, "checkpoint(lambda y: selective_layer(y, w, dropouts), x)"),
     # What was not named, or by another mistake.
     ("1.2", r"the result is 12,384, which is 10sbh/t \+ 24sbh/t² \+ 5as²b/t; expected 21,456, which is 34sbh/t", "24 * sbh // t", "24 * sbh // t // cut"),

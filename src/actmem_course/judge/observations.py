@@ -398,9 +398,11 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
     wrong: dict[str, list[int]] = {}
     ours = {name: seen for own in right.seen for name, seen in own.items()}
 
-    def late(name: str) -> bool:
+    def late(name: str) -> int:
         seen = ours[name]
-        return isinstance(seen, (Cost, SavedForBackward)) or isinstance(seen, CollectivesRun) and seen.in_backward
+        if isinstance(seen, CollectivesRun):
+            return 2 * seen.in_backward
+        return int(seen.is_cost)
 
     for name in sorted(ours, key=late):
         pairs = [(k, BesideOurs(found, right, name, k)) for k, own in enumerate(found.seen) if name in own]

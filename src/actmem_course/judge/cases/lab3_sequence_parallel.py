@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actmem.ledger.comms import Collective
-from actmem_course.judge.case import CaseRun
+from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.observations import Cost
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
@@ -21,7 +21,7 @@ from actmem_course.reference_layer import LayerWeights, random_weights
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
-_G = {
+_G: Advice = {
     "": "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first",
     "x": Fault(
         "",
@@ -199,6 +199,8 @@ def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel
     for seed in ("", " with seed 0"):
         here = f"{when}{' and' if seed else ''}{seed}"
         core, block = ([own[f"{name}{seed}"] for own in everyone] for name in ("core", "block"))
+        swapped = not parallel and len(core) > 1 and core.count(core[0]) == len(core) and not _repeats(block)
+        yield swapped, f"{here}, core draws as block should, and block as core", "return core first, then block"
         heads = "each holds different heads, so every rank must drop differently there"
         yield _repeats(core), f"{here}, ranks draw the same for core", "", heads
         tokens = "each holds different tokens, and would repeat one pattern of drops"

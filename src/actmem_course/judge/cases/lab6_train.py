@@ -84,7 +84,8 @@ def _faults_of_batches(everyone: list[dict[tuple[int, bool], list[int]]]) -> Ite
         "a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
         "parallelism"
     )
-    yield any(own != first for own in everyone), _OTHER_BATCHES, "", of_rank
+    by_step = "choose the pieces by step alone, with generator=torch.Generator().manual_seed(SEED + step)"
+    yield any(own != first for own in everyone), _OTHER_BATCHES, by_step, of_rank
     another = "the same step gives another batch the second time"
     yield first[0, False] != first[0, True], another, "choose the pieces by step alone", "runs could not be compared"
     for step in _STEPS[1:]:

@@ -138,8 +138,4 @@ MISTAKES["3.6"] = (
         "an all-reduce works in place, so give it the .grad itself, or copy the result back",
         {".grad, group=group)": ".grad.clone(), group=group)"}),
 )
-MISTAKES["3.7"] = (
-    Mistake("without sequence_parallel, the two generators are swapped", "core comes first, then block",
-        {"return core, block": "return block, core"}),
-)
 # fmt: on

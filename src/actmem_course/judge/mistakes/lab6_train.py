@@ -5,11 +5,6 @@ from actmem_course.judge.mistake import Mistake, replacing
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
 # fmt: off
-MISTAKES["6.1"] = (
-    Mistake("the pieces come from torch's default generator",
-        "pass generator=torch.Generator().manual_seed(SEED + step) to torch.randint",
-        {", generator=torch.Generator().manual_seed(SEED + step)": ""}),
-)
 MISTAKES["6.2"] = (
     Mistake("GPT's p is the probability to drop, as dropout is", "pass dropout itself, not 1 − dropout",
         {"p=dropout": "p=1.0 - dropout"}),

@@ -186,6 +186,9 @@ def dropout_generators(r: CaseRun) -> None:
             for name, generator in zip(("core", "block"), made):
                 draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
         refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.b.gather(draws), parallel))
+        first: dict[int, dict] = {}  # by the number in the group
+        if any(first.setdefault(number, own) != own for number, own in r.b.side.gather((r.rank, draws))):
+            raise Wrong("ranks that have the same number in two groups draw different numbers")
 
 
 def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel: bool) -> Iterator[tuple]:

@@ -32,7 +32,7 @@ LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 CPU_INDEX_SECONDS = 30
 
-.PHONY: help setup course labs progress lint test test-all matrix tapes measure notebooks site clean
+.PHONY: help setup course labs progress lint test test-all gpus matrix tapes measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
@@ -41,12 +41,12 @@ setup: $(COURSE) ## create .venv and install the course (the other commands do t
 	@echo "$(VENV) is ready"
 
 course: $(COURSE) ## open your copies of the notebooks (my/notebooks) in JupyterLab, on this machine only
-	@$(RUN) -m actmem_course.make_copies $(addprefix --fresh=,$(FRESH))
+	@$(RUN) -m actmem_course.copies course $(addprefix --fresh=,$(FRESH))
 	JUPYTER_CONFIG_PATH="$(LAB_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/my/notebooks/01_memory_wall.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a new one, yours is kept)
-	@$(RUN) -m actmem_course.make_copies labs $(addprefix --fresh=,$(FRESH))
+	@$(RUN) -m actmem_course.copies labs $(addprefix --fresh=,$(FRESH))
 
 progress: $(COURSE) ## show which exercises of all labs you have passed, and what is next (RESET=1: forget it)
 	@$(RUN) -m actmem_course.judge $(if $(RESET),--reset)
@@ -68,6 +68,9 @@ test: $(TESTS) lint ## run what CI runs: lint, tests, every notebook against its
 
 test-all: ## run all tests there are, also those that CI runs at night
 	@$(MAKE) --no-print-directory test ALL=1
+
+gpus: $(COURSE) ## run every measuring lab on all GPUs of this host, and write gpus.json and gpus.html (ARGS="--ranks 2")
+	@$(RUN) labs/measure_host.py --json gpus.json --html gpus.html $(ARGS)
 
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
 	KEEP=$(KEEP) $(RUN) .ci/matrix.py $(ARGS)

@@ -1,9 +1,9 @@
 """torchrun --nproc-per-node 2 labs/measure_communication.py
 
-The collectives of one transformer layer's ranks (2205.05198 section 4.2): number, kind and bytes of
-the collectives in every mode, by formula and counted; what the ranks' sockets really sent for them;
-the time of one all-reduce against a reduce-scatter and an all-gather of the same bytes; and how much of
-backward's collectives the matmuls hide, by its time with and without overlap.
+The collectives of one transformer layer's ranks (2205.05198 section 4.2): number, kind and bytes of the collectives in
+every mode, by formula and counted; the bus bandwidth of each kind at several sizes; the time of one all-reduce against
+a reduce-scatter and an all-gather of the same bytes; and how much of backward's collectives the matmuls hide, by its
+time with and without overlap.
 Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
 """
 
@@ -25,32 +25,27 @@ from actmem.ledger.comms import Collective, count_collectives
 from actmem.ledger.layer_rows import layer_input
 from actmem.ledger.storages import replaced
 from actmem.parallel import linear
-from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.figures.text import overhead_text
-from actmem_course.figures.units import milliseconds
+from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.machine import clock_name, described
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
-from actmem_course.lab_tools.socket_bytes import bytes_sent_by, can_count
-from actmem_course.lab_tools.tables import numbers, red_if, table
+from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import Work, time_in_turns
-from actmem_course.others.ring import HEADER_BYTES, MESSAGES, gloo_header_bytes
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 
 COUNTED_MODES = ("none", "selective", "full", "paper-full")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
-#: torch's own reduce-scatter, which over gloo is an all-reduce.
-TORCHS = "torch's reduce-scatter"
-GLOO = (
-    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. "
-    "Torch's reduce-scatter over gloo is an all-reduce that forgets the rest; ours sends only what is kept "
-    "(parallel/collectives.py)."
-)
+#: Bytes of the whole tensor of which the bandwidth is measured, in float32; a collective alone is over in no time, so
+#: each is run at least so often.
+SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**24, 2**28)}
+LEAST_ROUNDS = 10
 
 
 @lab
@@ -75,12 +70,13 @@ def main() -> int:
         torch.manual_seed(1234)
         place = (shape, here, getattr(torch, dtype))
         own = count_layers(*place)
-        counted, sent = gather_rows(here, own), measure_sockets(*place)
+        counted = gather_rows(here, own)
+        bandwidths = [] if here.emulated else measure_bandwidths(here, args.rounds)
         compared = [] if here.emulated else time_collectives(*place, args.rounds)
         screen.print(counts_table(own, f"Collectives: {described(shape, here, dtype)}"))
-        if sent:
-            screen.print(sockets_table(sent), GLOO)
-        wrong = [row for row in counted + sent if not row["exact"]]
+        if bandwidths:
+            screen.print(bandwidths_table(bandwidths))
+        wrong = [row for row in counted if not row["exact"]]
         for row in wrong:
             screen.print(row["difference"], style=WRONG, markup=False)
         if not wrong:
@@ -90,14 +86,14 @@ def main() -> int:
         for row in compared:
             screen.print(f"{row['comparison']}: {comparison_text(row)}")
         if here.emulated:
-            screen.print("One emulated rank exchanges nothing, so nothing is timed.")
+            screen.print("One emulated rank sends nothing, so nothing is timed.")
         else:
             alone = f"of collectives alone {10 * args.rounds}"
             screen.print(f"Times: medians of {args.rounds} rounds, {alone}; {clock_name(here.device)}.")
         if args.device == "cuda" and compared:
             queues = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
             screen.print(f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: with 1 a collective starts before its matmul.")
-        write_rows(args.json, here.rank, [*own, *sent, *compared])
+        write_rows(args.json, here.rank, [*own, *bandwidths, *compared])
     return 1 if wrong else 0
 
 
@@ -141,51 +137,34 @@ def exchanges_of(collectives: list[Collective], size: int) -> list[Exchange]:
     return [Exchange(kind, "measured", "", size, payload, count) for (kind, payload), count in found.items()]
 
 
-# Sent
-
-
-def measure_sockets(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """Single collectives of a layer's activations, then the whole layer, forward and backward.
-
-    Empty where sockets can't be read.  Every rank must call it, and gets the same.
-    """
-    if here.emulated or here.size == 1 or not can_count():
-        return []
-    tp = tensor_parallel(sequence_parallel=True)
-    full = layer_input(shape, TensorParallel(), here.device, dtype).detach()
-    own = full[: shape.seq_length // here.size].contiguous()
-    result = torch.empty_like(own)
-
-    def of_activations(kind: str) -> list[Exchange]:
-        return [Exchange(kind, "forward", "", here.size, full.numel() * dtype.itemsize)]
-
-    tried: list[tuple[str, list[Exchange], Callable[[], object]]] = [
-        ("all-reduce", of_activations("all-reduce"), lambda: all_reduce(full, tp)),
-        ("all-gather", of_activations("all-gather"), lambda: all_gather(own, tp)),
-        ("reduce-scatter", of_activations("reduce-scatter"), lambda: reduce_scatter(full, tp)),
-        (TORCHS, of_activations("all-reduce"), lambda: torch_reduce_scatter(result, full)),
-    ]
-    for name, sharing in FORMS.items():
-        form = tensor_parallel(**sharing)
-        layer = layer_runner(shape, form, here.device, dtype)
-        tried.append((f"layer, {name}", predict(shape, form, dtype), layer.run))
-    rows = []
-    for name, exchanges, run in tried:
-        predicted, headers = here.size * wire_bytes(exchanges), here.size * sum(map(gloo_header_bytes, exchanges))
-        sent = sum(here.gather(bytes_sent_by(run)))
-        rows.append({
-            "on_sockets": name,
-            "name": name,
-            "predicted_bytes": predicted,
-            "header_bytes": headers,
-            "sent_bytes": sent,
-            "exact": sent == predicted + headers,
-            "difference": f"{name}: {predicted:,} + {headers:,} bytes by formula, {sent:,} on the sockets",
-        })  # fmt: skip
-    return rows
-
-
 # Timed
+
+
+def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
+    """Each kind of collective at each of ``SIZES``: its time, and its bus bandwidth.  Every rank must call it.
+
+    The bus bandwidth is what one rank sends around a ring, by formula, over the time: what a link carries, whatever the
+    kind and however many ranks.
+    """
+    tp = tensor_parallel(sequence_parallel=True)
+    rows = []
+    for size in SIZES[here.device]:
+        whole = torch.zeros(size // 4 // here.size * here.size, device=here.device)
+        own = whole[: whole.numel() // here.size].clone()
+        calls = {
+            "all-reduce": lambda whole=whole: all_reduce(whole, tp),
+            "all-gather": lambda own=own: all_gather(own, tp),
+            "reduce-scatter": lambda whole=whole: reduce_scatter(whole, tp),
+        }
+        work = {kind: Work(call, lambda _: None) for kind, call in calls.items()}
+        show_progress(here.rank, f"collectives of {size_text(size)}")
+        timed = time_in_turns(work, "all-reduce", here, rounds=max(rounds, LEAST_ROUNDS))
+        for kind in calls:
+            sent = wire_bytes([Exchange(kind, "forward", "", here.size, whole.numel() * 4)])
+            seconds = timed.medians(kind)["forward_seconds"]
+            rows.append({"kind": kind, "bytes": size, "sent_bytes": sent, "seconds": seconds, "bus": sent / seconds})
+    show_progress(here.rank)
+    return rows
 
 
 def time_collectives(shape: ModelShape, here: Ranks, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
@@ -295,14 +274,13 @@ def counts_table(rows: list[dict[str, Any]], title: str) -> Table:
     return made
 
 
-def sockets_table(rows: list[dict[str, Any]]) -> Table:
-    """Bytes on the wire, all ranks together: data by formula, gloo's headers, and what the sockets say."""
-    columns = map(numbers, ("data, by formula", "headers", "sent", "diff."))
-    made = table("Bytes sent by all ranks' sockets", "", *columns, tight=True)
-    for row in rows:
-        predicted, headers, sent = row["predicted_bytes"], row["header_bytes"], row["sent_bytes"]
-        cells = (f"{count:,}" for count in (predicted, headers, sent, sent - predicted - headers))
-        made.add_row(row["name"], *cells, style=red_if(not row["exact"]))
+def bandwidths_table(rows: list[dict[str, Any]]) -> Table:
+    """A size a line: GB/s that each rank sends around the ring, and below it the microseconds."""
+    made = table("Bus bandwidth: bytes that each rank sends around a ring, over the time", "", *map(numbers, KINDS))
+    for size in dict.fromkeys(row["bytes"] for row in rows):
+        own = [row for row in rows if row["bytes"] == size]
+        cells = (two_lines(f"{row['bus'] / 1e9:.2f} GB/s", f"{row['seconds'] * 1e6:,.0f} µs") for row in own)
+        made.add_row(size_text(size), *cells)
     return made
 
 

@@ -1,15 +1,12 @@
 """torchrun --nproc-per-node 2 labs/measure_peers.py
 
-The same transformer layer by this course, by torch's DTensor plan, by megatron-core and under FSDP2, in one run: time
-of forward and backward in turns, bytes held by one ledger, bytes at the peak. Over gloo DTensor and megatron-core run
-as shipped and with our reduce-scatter. A peer that is not installed, or cannot run here, is named and left out.
+The same transformer layer by this course, by torch's DTensor plan and under FSDP2, in one run: time of the forward and
+the backward pass in turns, bytes saved by one ledger, bytes at the peak. Over gloo DTensor runs as shipped and with our
+reduce-scatter. A peer that cannot run here is named and left out.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
-What Hugging Face's blocks keep beside ours, on one process: python labs/measure_peers.py --today
-Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
+Exit code 0, or 2 on wrong use.
 """
 
-import argparse
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,11 +20,9 @@ from measure_speed import check_speed
 from rich.table import Table
 from rich.text import Text
 
-from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import layer_extra_rows
+from actmem.config import ModelShape
 from actmem.ledger.layer_rows import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.rows import total
 from actmem_course.arguments import add_shape_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
@@ -36,30 +31,24 @@ from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Held, Runner, held_by
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described
 from actmem_course.lab_tools.output import screen_of, show_progress, write_rows
-from actmem_course.lab_tools.tables import numbers, table, two_lines, words
+from actmem_course.lab_tools.tables import numbers, table, two_lines
 from actmem_course.lab_tools.timing import Timings, Work, time_in_turns
-from actmem_course.peers import PeerUnavailable
-from actmem_course.peers.blocks import measure_blocks
-from actmem_course.peers.build import OURS, PEERS, build
-from actmem_course.peers.plain import our_reduce_scatter
+from actmem_course.peers import OURS, PEERS, PeerUnavailable, build, our_reduce_scatter
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 
 PEER_MODES = ("none", "selective", "elementwise", "full")
 #: Appended to a peer's name: it ran with our reduce-scatter.
-SAME_EXCHANGE = ", our exchange"
+OUR_COLLECTIVE = ", our collective"
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under "
     "sequence parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
-    "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in "
-    "the activations' dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: "
-    "recompute_modules core_attn, layernorm and mlp, which recomputes the MLP's matmuls",
     "FSDP2": "shards weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes "
     "are compared per sequence",
 }
-#: Printed if ranks exchange over gloo.
+#: Printed if the collectives are gloo's.
 OVER_GLOO = (
-    "ours: its reduce-scatter over gloo sends only what is kept; the others use torch's as shipped, an all-reduce that "
+    "ours: its reduce-scatter over gloo sends only what is kept; DTensor uses torch's as shipped, an all-reduce that "
     "forgets the rest, and ours where the line says so. On GPUs all use NCCL's."
 )
 
@@ -75,21 +64,14 @@ def main() -> int:
     parser.add_argument(
         "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
     )
-    parser.add_argument(
-        "--today", action="store_true", help="instead: bytes of Hugging Face's blocks and of ours, each by a formula"
-    )
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
-        if not args.today:
-            size = check_ranks(args, parser.prog)
-            dtype = options.check_timing(args)
-            shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
+        size = check_ranks(args, parser.prog)
+        dtype = options.check_timing(args)
+        shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
-    if args.today:
-        return today(args)
-
     sequence_parallel = not args.no_sequence_parallel
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
@@ -108,13 +90,7 @@ def main() -> int:
             f"itself came out up to {100 * (rows[0]['noise'] or 0):.1f}% apart. "
             "Below each: 95% interval; for bytes, over ours."
         )
-        over = next((row["over_selective"] for row in rows if row["name"] == OURS and row["over_selective"]), None)
-        if over:  # every rank counts: collectives are part of it
-            selective, elementwise = (
-                table2_units(shape, here, mode, sequence_parallel) for mode in ("selective", "elementwise")
-            )
-            screen.print(elementwise_text(over, selective, elementwise))
-        ran = {row["name"].removesuffix(SAME_EXCHANGE) for row in rows if not row["unavailable"]}
+        ran = {row["name"].removesuffix(OUR_COLLECTIVE) for row in rows if not row["unavailable"]}
         for name in PEERS:
             if name in ran:
                 screen.print(f"{name}: {NOTES[name]}.")
@@ -130,46 +106,6 @@ def main() -> int:
             screen.print(f"Infinities or NaNs in {strange}: kernels can run faster on those.")
         write_rows(args.json, here.rank, rows)
     return 0
-
-
-def today(args: argparse.Namespace) -> int:
-    """What each block keeps, why, and how to lose it; the exit code."""
-    if int(os.environ.get("RANK", "0")):
-        return 0
-    screen = screen_of(0)
-    torch.manual_seed(1234)
-    rows = measure_blocks()
-    screen.print(blocks_table(rows), *reasons(rows), sep="\n")
-    ran = [row for row in rows if row["measured_bytes"] is not None]
-    agree = sum(row["measured_bytes"] == row["predicted_bytes"] for row in ran)
-    screen.print(f"{agree} of {len(ran)} measurements agree with the formulas to the byte")
-    write_rows(args.json, 0, rows)
-    return 0 if agree == len(ran) else 1
-
-
-def blocks_table(rows: list[dict[str, Any]]) -> Table:
-    """A formula, and below it the bytes at each shape, predicted and counted."""
-    title = "What everyone keeps: bytes of one layer, no parallelism"
-    made = table(title, words("layer"), *map(numbers, ("predicted", "measured", "diff.")))
-    last = ""
-    for row in rows:
-        head = f"{row['name']}, {row['dtype']}\n{row['formula']}"
-        if head != last:
-            made.add_row(head)
-        last = head
-        predicted, counted = row["predicted_bytes"], row["measured_bytes"]
-        measured = ("-", "-") if counted is None else (f"{counted:,}", f"{counted - predicted:,}")
-        made.add_row(Text(f"  {row['sizes']}", style="dim"), f"{predicted:,}", *measured)
-    return made
-
-
-def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    """Each reason once, after the layers that it is about; then why layers were left out."""
-    about: dict[str, dict[str, None]] = {}
-    for row in rows:
-        about.setdefault(row["why"], {})[f"{row['name']} ({row['dtype']})"] = None
-    left_out = dict.fromkeys(row["unavailable"] for row in rows if row["unavailable"])
-    return [f"{', '.join(names)}: {why}." for why, names in about.items()] + [f"Left out: {one}." for one in left_out]
 
 
 def runner_of(
@@ -201,8 +137,8 @@ def measure_peers(
 ) -> list[dict[str, Any]]:
     """A row for each mode and layer, ours first.  Every rank must call it.
 
-    All modes of all layers take turns in every round, so that modes can be compared too.  Peers that reduce-scatter
-    over gloo run as shipped, and once more with our reduce-scatter.
+    All modes of all layers take turns in every round, so that modes can be compared too.  DTensor over gloo
+    runs as shipped, and once more with our reduce-scatter.
     """
     over_gloo = sequence_parallel and here.device == "cpu" and here.size > 1 and not here.emulated
     ours = partial(our_reduce_scatter, tensor_parallel(sequence_parallel=sequence_parallel))
@@ -220,8 +156,8 @@ def measure_peers(
             held[mode, name] = first if isinstance(error, PeerUnavailable) else f"{type(error).__name__}: {first}"
             continue
         work[mode, name] = runner.work()
-        if over_gloo and name in ("DTensor", "megatron-core"):
-            same = mode, name + SAME_EXCHANGE
+        if over_gloo and name == "DTensor":
+            same = mode, name + OUR_COLLECTIVE
             work[same], held[same] = runner.work().under(ours), held[mode, name]
     show_progress(here.rank, f"timing {len(work)} layers in turns")
     timed = time_in_turns(work, (modes[0], OURS), here, rounds=rounds)
@@ -232,42 +168,30 @@ def measure_peers(
 def row_of(mode: str, name: str, timed: Timings, found: Held | str, shape: ModelShape, here: Ranks) -> dict[str, Any]:
     """One library's layer in one mode; unavailable: why it did not run, and the rest is None then.
 
-    ours: our time over this one's, per sequence.  over, over_selective: this one's time over its own without
-    recomputation, and over its own selective one.  sequences: how many the ranks ran together.
+    ours: our time over this one's, per sequence.  over: this one's time over its own without recomputation.
+    sequences: how many the ranks ran together.
     """
     row: dict[str, Any] = {"mode": mode, "name": name, "unavailable": ""}
     times = dict.fromkeys(("forward_seconds", "backward_seconds", "combined_seconds"))
-    compared = dict.fromkeys(("ours", "over", "over_selective", "noise"))
+    compared = dict.fromkeys(("ours", "over", "noise"))
     if isinstance(found, str):
         counts = dict.fromkeys(("held_bytes", "peak_bytes", "allocated_bytes", "requested_bytes", "finite"))
-        return {**row, "unavailable": found, **times, **compared, "sequences": 1, "wide_mask_bytes": 0, **counts}
-    key, without, selective = (mode, name), ("none", name), ("selective", name)
+        return {**row, "unavailable": found, **times, **compared, "sequences": 1, **counts}
+    key, without = (mode, name), ("none", name)
     sequences = here.size * own_sequences(shape, here) if name == "FSDP2" else shape.micro_batch_size
     per_sequence = sequences / shape.micro_batch_size
     if name != OURS:
         compared["ours"] = timed.over((mode, OURS), key, factor=per_sequence)
     if mode != "none" and without in timed.samples:
         compared["over"] = timed.over(key, without)
-    if mode == "elementwise" and selective in timed.samples:
-        compared["over_selective"] = timed.over(key, selective)
     compared["noise"] = timed.noise
     return {**row, **timed.medians(key), **compared, "sequences": sequences, **asdict(found)}
-
-
-def table2_units(shape: ModelShape, here: Ranks, mode: str, sequence_parallel: bool = True) -> float:
-    """Bytes that our layer holds in 16 bits, counted, without what the paper leaves out; in sbh/t."""
-    held = held_by(runner_of(OURS, shape, here, mode, torch.bfloat16, sequence_parallel)).held_bytes
-    rows = layer_extra_rows(shape, Parallel(here.size, sequence_parallel), mode, 2, here.device)
-    extra = total([row for row in rows if row.term != "causal mask"])  # a buffer here, which all layers share
-    _, b, h, s = shape.letters()
-    return (held - extra) * here.size / (s * b * h)
 
 
 def peers_table(rows: list[dict[str, Any]], mode: str) -> Table:
     """The rows of one mode: medians, our time over each, bytes held (and over ours) and at the peak.
 
-    Ours is the first row.  What is over ours is per sequence.  masks: what a CPU's wide dropout masks take of the
-    bytes held.
+    Ours is the first row.  What is over ours is per sequence.
     """
     columns = map(numbers, ("forward", "backward", "both, ms", "ours ÷ it", "holds", "peak"))
     made = table(f"recompute: {mode}", "layer", *columns, tight=True)
@@ -277,8 +201,6 @@ def peers_table(rows: list[dict[str, Any]], mode: str) -> Table:
         ours = ours or each
         times = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
         holds = two_lines(size_text(row["held_bytes"]), f"× {each / ours:.2f}")
-        if row["wide_mask_bytes"]:
-            holds.append(f"\nmasks:\n{size_text(row['wide_mask_bytes'])}", style="dim")
         name = row["name"].replace(", ", "\n  ")
         made.add_row(name, *times, ratio_text(row["ours"]), holds, size_text(row["peak_bytes"]))
     return made
@@ -301,15 +223,6 @@ def overheads_table(rows: list[dict[str, Any]]) -> Table:
     for name in dict.fromkeys(name for name, _ in over):
         made.add_row(name, *(overhead_text(over[name, mode]) if (name, mode) in over else "" for mode in modes))
     return made
-
-
-def elementwise_text(over: dict[str, Any], selective_units: float, elementwise_units: float) -> str:
-    """``elementwise`` beside ``selective``: time in this run, and bytes in 16 bits, in sbh/t."""
-    interval = f"{1 + over['low']:.3f}–{1 + over['high']:.3f}"
-    return (
-        f"{OURS}, elementwise beside selective: {over['ratio']:.3f} of its time ({interval}), "
-        f"{elementwise_units:g}/{selective_units:g} of its bytes in 16 bits (sbh/t)."
-    )
 
 
 def missing_lines(rows: list[dict[str, Any]]) -> list[str]:

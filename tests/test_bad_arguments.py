@@ -85,7 +85,6 @@ ENTER: list[tuple[str, dict[str, Any], str]] = [
     ("actmem_more.loss_peak.loss_peak_rows", {"tokens": 16, "hidden_size": 16, "vocab_size": 32, "loss": "in chunks"}, "tokens hidden_size vocab_size chunk loss"),
     ("formulas.schedule.one_forward_one_backward", {"pipeline_parallel_size": 2, "num_microbatches": 4}, "pipeline_parallel_size num_microbatches"),
     ("formulas.schedule.interleaved", {"pipeline_parallel_size": 2, "num_model_chunks": 2, "num_microbatches": 4}, "num_microbatches microbatches_per_round?"),
-    ("formulas.states.states_with", {"optimizer": "adamw"}, "optimizer"),
 ]  # fmt: skip
 CHOSEN = ("recompute", "element_size", "device_type", "model", "context_kind", "routing", "loss", "optimizer")
 #: Values that no parameter of this kind may have; a name with a 0 in its range is in MAY_BE_ZERO.

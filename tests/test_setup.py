@@ -108,7 +108,7 @@ def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
     ("command", "wanted"),
     [
         ("course", ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/01_memory_wall.ipynb"]),
-        ("labs", ["-m actmem_course.make_copies labs"]),
+        ("labs", ["-m actmem_course.copies labs"]),
         ("lint", ["-m mypy"]),
         ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),
         ("notebooks", ["-m notebooks.source.build"]),
@@ -129,9 +129,9 @@ def test_course_and_labs_make_copies_and_a_new_one_only_when_asked(workshop):
     workshop.make("course", f"PYTHON={workshop.python()}")
     workshop.make("course", "FRESH=03")
     workshop.make("labs", "FRESH=lab2 lab4")
-    copies = [call for call in workshop.calls() if "make_copies" in call]
-    asked = [call.partition("make_copies")[2] for call in copies]
-    assert asked == ["", " --fresh=03", " labs --fresh=lab2 --fresh=lab4"]
+    copies = [call for call in workshop.calls() if "actmem_course.copies" in call]
+    asked = [call.partition("actmem_course.copies")[2] for call in copies]
+    assert asked == [" course", " course --fresh=03", " labs --fresh=lab2 --fresh=lab4"]
 
 
 LINT = [

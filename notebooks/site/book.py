@@ -130,20 +130,31 @@ def write_sources(folder: Path) -> None:
 
 def page(notebook: NotebookNode) -> NotebookNode:
     """A chapter for its page."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            # A reader came for the figure, and not for the code that draws it.
-            shows_figure = any("actmem-shown" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
-            hidden = "remove-input" if shows_figure else "hide-input"
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), hidden]
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), fold(cell, is_first=cell is code[0])]
+            if cell is code[0]:
+                cell.metadata["mystnb"] = {"code_prompt_show": "Setup: what this chapter imports"}
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.
                 output.data["text/html"] = output.data["text/html"].replace("<table", '<table tabindex="0"')
     return notebook
+
+
+def fold(cell: NotebookNode, is_first: bool) -> str:
+    """How a page has a cell whose code is folded in notebooks.
+
+    A reader came for the figure, and not for the code that draws it; nothing is left of code that shows nothing.
+    """
+    if not cell.outputs and not is_first:
+        return "remove-cell"
+    shows_figure = any("actmem-shown" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
+    return "remove-input" if shows_figure else "hide-input"
 
 
 def lab_title(source: str) -> str:

@@ -1,24 +1,21 @@
-"""A learner's own copies of the labs and notebooks, in ``my/``.  ``make_copies`` is the command.
+"""A learner's own copies of the labs and notebooks, in ``my/``: ``make labs`` and the first step of ``make course``.
 
-1. What is in ``my/`` belongs to the learner.  A copy is made once; only ``--fresh`` makes a new one, and
-   keeps the old one under another name.
-2. Nobody has to know about it: whoever runs ``labs/lab2_….py`` gets the copy judged, and answers that
-   were written there are moved into ``my/labs``.  So git never sees a learner's work, and a pull can't conflict.
-3. ``my/.given.json`` remembers what each copy was made from, to say when an exercise has changed since.
-
-This is the only code that writes into ``my/``.
+What is in ``my/`` belongs to the learner: a copy is made once, and ``--fresh`` puts a new one in its place and keeps
+the old one under another name.  This is the only code that writes copies.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import argparse
 import os
 import shlex
+import shutil
+import sys
 from itertools import count
 from pathlib import Path
 
-from actmem_course.files import read_object
+from actmem.config import ConfigError
+from actmem_course.arguments import LabParser
 from actmem_course.launch import LABS
 from actmem_course.strip_solutions import lab_names, lab_source
 
@@ -37,131 +34,88 @@ def notebook_files() -> dict[str, bytes]:
     return {f"notebooks/{path.name}": path.read_bytes() for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
 
 
-class Copies:
-    """Copies in ``folder`` of ``given``: contents by path."""
+def make(folder: Path, given: dict[str, bytes]) -> list[str]:
+    """Copy what isn't in ``folder`` yet, and return that.
 
-    def __init__(self, folder: Path, given: dict[str, bytes]):
-        self.folder, self.given = folder, given
-        self._record_file = folder / ".given.json"
-
-    def make(self) -> list[str]:
-        """Copy what isn't there yet, and return that."""
-        missing = [name for name in self.given if not os.path.lexists(self.folder / name)]
-        for name in missing:
-            self._write(name, self.folder / name, self.given[name])
-        return missing
-
-    def renew(self, name: str) -> Path | None:
-        """Put a new copy in place of the old one.  Returns where the old one is now; None if it had no edits."""
-        path = self.folder / name
-        kept = None
-        if os.path.lexists(path) and not self._untouched(name):
-            kept = _beside(path)
-            path.rename(kept)
-        path.unlink(missing_ok=True)
-        self._write(name, path, self.given[name])
-        return kept
-
-    def take(self, name: str, contents: bytes) -> Path:
-        """Store what a learner wrote elsewhere: as the copy, or beside it if that has edits of its own."""
-        path = self.folder / name
-        if os.path.lexists(path):
-            if self._untouched(name):
-                path.unlink()
-            else:
-                path = _beside(path)
-        self._write(name, path, contents)
-        return path
-
-    def outdated(self) -> list[str]:
-        """Copies of something that has changed since they were made."""
-        record = read_object(self._record_file)
-        return [
-            name
-            for name, contents in self.given.items()
-            if (self.folder / name).is_file()
-            and record.get(name, _digest(contents)) != _digest(contents)
-            and (self.folder / name).read_bytes() != contents
-        ]
-
-    def _untouched(self, name: str) -> bool:
-        path = self.folder / name
-        untouched = read_object(self._record_file).get(name), _digest(self.given[name])
-        return path.is_file() and _digest(path.read_bytes()) in untouched
-
-    def _write(self, name: str, path: Path, contents: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "xb") as file:  # fails if someone was faster
-            file.write(contents)
-        if path == self.folder / name:
-            record = read_object(self._record_file) | {name: _digest(self.given[name])}
-            self._record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _digest(contents: bytes) -> str:
-    return hashlib.sha256(contents).hexdigest()
-
-
-def _beside(path: Path) -> Path:
-    """A name that is free: lab2_2.py beside lab2.py, then lab2_3.py."""
-    numbered = (path.with_stem(f"{path.stem}_{number}") for number in count(2))
-    return next(other for other in numbered if not os.path.lexists(other))
-
-
-def move_edits(name: str, labs: Path = LABS, mine: Path = MINE) -> Path | None:
-    """Move what a learner wrote in labs/ into ``mine``, and put the lab back as it was.  Returns where it is now.
-
-    None if there is nothing to move.
+    Args:
+        given: contents by path in ``folder``.
     """
-    tracked = labs / f"{name}.py"
-    if not tracked.is_file() or _is_as_given(tracked):
-        return None
-    contents = tracked.read_bytes()
-    copy = Copies(mine, lab_files()).take(f"labs/{name}.py", contents)
-    if copy.read_bytes() == contents == tracked.read_bytes():  # a full disk must lose nothing
-        tracked.write_text(lab_source(name), encoding="utf-8")
-    return copy
+    missing = [name for name in given if not os.path.lexists(folder / name)]
+    for name in missing:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with open(folder / name, "xb") as file:  # fails if someone was faster
+            file.write(given[name])
+    return missing
 
 
-def _is_as_given(tracked: Path) -> bool:
-    return tracked.read_text(encoding="utf-8", errors="replace") == lab_source(tracked.stem)
+def set_aside(path: Path) -> Path:
+    """Give the file a free name: lab2_2.py beside lab2.py, then lab2_3.py.  Returns it."""
+    numbered = (path.with_stem(f"{path.stem}_{number}") for number in count(2))
+    free = next(other for other in numbered if not os.path.lexists(other))
+    path.rename(free)
+    return free
 
 
 def file_to_judge(script: Path, may_write: bool, labs: Path = LABS, mine: Path = MINE) -> tuple[Path, str]:
     """What to judge when a learner runs ``script``, and one line to say about it, or none.
 
-    A lab in labs/ leads to the learner's copy, which is made if there is none; what was written in
-    labs/ is moved there.  may_write: False where several processes ask at once.
+    A lab in labs/ as the course gives it leads to the learner's copy, which is made if there is none.  What somebody
+    wrote in labs/ is judged there.
+
+    Args:
+        may_write: False where several processes ask at once.
     """
     name, script = script.stem, script.resolve()
-    copy, copies = mine / "labs" / f"{name}.py", Copies(mine, lab_files())
+    copy = mine / "labs" / f"{name}.py"
     if script != (labs / f"{name}.py").resolve() or name not in lab_names():
-        if f"labs/{name}.py" in copies.outdated() and script == copy.resolve():
-            return script, changed([f"labs/{name}.py"])
         return script, ""
-    if may_write and (moved := move_edits(name, labs, mine)):
-        return moved, f"what you wrote in {typed(script)} is now in {typed(moved)}: go on there"
-    if not _is_as_given(script):
-        return script, f"{typed(script)} belongs to the course: make labs moves what you wrote there to {typed(copy)}"
+    if script.read_text(encoding="utf-8", errors="replace") != lab_source(name):
+        return script, f"judging {typed(script)}, where you wrote; make labs gives you copies that no update touches"
     if copy.is_file():
         return copy, f"judging your copy, {typed(copy)}"
     if not may_write:
         return script, f"{typed(script)} belongs to the course: make labs gives you a copy to write in"
-    copies.make()
+    make(mine, lab_files())
     return copy, f"{typed(copy)} is your copy of this lab: write there, and run python {typed(copy)}"
 
 
 def typed(path: Path) -> str:
     """A path as one types it here."""
     path = path if path.is_absolute() else Path.cwd() / path
-    short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return shlex.quote(str(short))
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
-def changed(names: list[str]) -> str:
-    """What to say about copies that are ``outdated``."""
-    short = " ".join(Path(name).stem.partition("_")[0] for name in names)
-    make = "make labs" if all(name.startswith("labs/") for name in names) else "make course"
-    in_checkout = f"{make} FRESH={shlex.quote(short)}"
-    command = in_checkout if LABS.is_dir() else f"python -m actmem_course.make_copies --fresh {short}"
-    return f"changed since your copy was made: {', '.join(names)}; {command} gives the new one and keeps yours"
+def main() -> int:
+    parser = LabParser(
+        prog="actmem_course.copies", description="Make your own copies of the labs and notebooks, in my/."
+    )
+    parser.add_argument("what", choices=("labs", "course"), help="course: the notebooks too")
+    parser.add_argument("--fresh", action="append", default=[], metavar="NAME", help="a new copy, of lab2 or of 03")
+    args = parser.parse_args()
+    given = lab_files() | (notebook_files() if args.what == "course" else {})
+    try:
+        with parser.refusing():
+            _make_fresh(args, given)
+        new = make(MINE, given)
+    except OSError as error:
+        parser.error(f"cannot write {error.filename}: {error.strerror}")
+    print(f"your copies are in {typed(MINE)}{' (made now)' if new else ''}")
+    if args.what == "labs":
+        python = "python" if shutil.which("python") == sys.executable else typed(Path(sys.executable))
+        print(f"write in them, and have one judged: {python} {typed(MINE / next(iter(given)))}")
+    return 0
+
+
+def _make_fresh(args: argparse.Namespace, given: dict[str, bytes]) -> None:
+    """Set aside the copies that ``--fresh`` names, so that new ones are made.  Raises ConfigError on another name."""
+    for short in args.fresh:
+        means = [name for name in given if Path(short).stem in (Path(name).stem, Path(name).stem.partition("_")[0])]
+        if not means:
+            raise ConfigError("fresh", f"must be such as lab2 or 03, got {short}")
+        for name in means:
+            if os.path.lexists(MINE / name):
+                print(f"{typed(MINE / name)} is new; yours is now {typed(set_aside(MINE / name))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

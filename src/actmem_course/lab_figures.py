@@ -23,11 +23,16 @@ _PARTS = {
 
 def write_page(drawing: Drawing, path: Path) -> None:
     """Write a drawing as one page that needs no network."""
+    path.write_text(f"<!doctype html><meta charset=utf-8>\n{figure_html(drawing)}\n", encoding="utf-8")
+
+
+def figure_html(drawing: Drawing) -> str:
+    """A drawing as HTML with plotly's own code in it."""
     import plotly.graph_objects as go  # loaded only to write
 
     spec = drawing.spec()
     figure = go.Figure({"data": spec["data"], "layout": spec["layout"]})
-    figure.write_html(path, include_plotlyjs=True, config=spec["config"])
+    return figure.to_html(full_html=False, include_plotlyjs=True, config=spec["config"])
 
 
 def speed_figure(rows: Sequence[Mapping[str, Any]], setting: str) -> Drawing:

@@ -23,7 +23,7 @@ from actmem_course.figures.ch07_time import (
 )
 from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
 from actmem_course.figures.ch11_adapters import adapter_bars
-from actmem_course.figures.controls import BEFORE, after
+from actmem_course.figures.controls import after
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.llama_shape import LLAMA_MODELS
@@ -43,7 +43,7 @@ A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 
 
 def bars_of(drawing):
-    return [trace for trace in drawing.traces if trace["type"] == "bar" and trace.get("name") != BEFORE]
+    return [trace for trace in drawing.traces if trace["type"] == "bar"]
 
 
 def sums(drawing):
@@ -212,7 +212,7 @@ def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replica
         assert 0 < divided < again
 
 
-# What a slider leaves in place: the axis, and marks where the bars ended before.
+# What a slider leaves in place: the axis.
 
 
 def at(s):
@@ -220,17 +220,11 @@ def at(s):
     return layer_bars(layer_rows(shape), shape)
 
 
-def marks(drawing):
-    return [trace for trace in drawing.traces if trace["name"] == BEFORE]
-
-
 @pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])
 def test_bytes_stay_bytes_on_every_axis(before, now):
     drawn = after(at(before), at(now))
     drawn_bytes = sum(value * drawn.axis.unit for trace in bars_of(drawn) for value in trace["x"] if value)
     assert drawn_bytes == pytest.approx(eq1(GPT3.with_sizes(seq_length=now)))
-    (mark,) = marks(drawn)
-    assert sum(mark["base"]) * drawn.axis.unit == pytest.approx(eq1(GPT3.with_sizes(seq_length=before)))
     assert drawn.layout["xaxis"]["range"] == [0, drawn.axis.end]
 
 
@@ -258,19 +252,6 @@ def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
     words = f"kept by one layer on the fullest of {ranks[1]} ranks (GiB)"
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
-
-
-def test_marks_are_as_high_as_their_bars_and_there_are_none_beside_other_bars():
-    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
-    (mark,), bar = marks(drawn), bars_of(drawn)[0]
-    assert (mark["offset"], mark["width"]) == (bar["offset"], bar["width"])
-    assert marks(after(stage_work(LLAMA, 8), stage_work(LLAMA, 16))) == []
-
-
-def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
-    assert marks(after(at(2048), at(2048))) == []
-    drawn = after(days_bars(300), days_bars(200))
-    assert drawn.axis == days_bars(300).axis and marks(drawn) == []
 
 
 LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)

@@ -134,7 +134,7 @@ def test_every_tensor_belongs_to_one_operation():
 
 
 def verdicts(drawing):
-    return [note["text"].strip() for note in drawing.layout["annotations"]]
+    return [note["text"].strip() for note in drawing.layout["annotations"] if note.get("xref") != "paper"]
 
 
 @pytest.mark.parametrize("shape", [GPT3, TINY], ids=["175B", "tiny"])

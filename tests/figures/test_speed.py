@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 import pytest
-from measure_peers import elementwise_text, missing_lines, overheads_table, peers_table
+from measure_peers import missing_lines, overheads_table, peers_table
 from measure_speed import VARIANTS, noise_line, speed_table
 from rich.console import Console
 
@@ -90,14 +90,14 @@ def test_the_title_does_not_name_noise_either():
 
 def peer(mode, name, **more):
     times = {"forward_seconds": 0.05, "backward_seconds": 0.1, "combined_seconds": 0.123}
-    compared = dict.fromkeys(("ours", "over", "over_selective"))
-    counts = {"sequences": 1, "held_bytes": 10**6, "wide_mask_bytes": 0, "peak_bytes": 10**9}
+    compared = dict.fromkeys(("ours", "over"))
+    counts = {"sequences": 1, "held_bytes": 10**6, "peak_bytes": 10**9}
     return {"mode": mode, "name": name, "unavailable": "", **times, **compared, **counts, **more}
 
 
 PEER_LINES = [
     peer("selective", "ours"),
-    peer("selective", "megatron-core", ours=around(-0.385, 0.015, True), held_bytes=1_500_000),
+    peer("selective", "PlainTP", ours=around(-0.385, 0.015, True), held_bytes=1_500_000),
     peer("selective", "DTensor", ours=overhead(-0.01, -0.1, 0.1, False, 0.03)),
     peer("selective", "Another", unavailable="not here"),
     peer("none", "Another", unavailable="not here"),
@@ -112,20 +112,14 @@ def test_peers_table():
     assert missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
 
 
-def test_bytes_per_sequence_and_what_is_a_wide_mask():
+def test_bytes_per_sequence():
     ours, other, *_ = PEER_LINES
     sharded = {**other, "name": "FSDP2", "sequences": 2, "held_bytes": 2 * 10**6}
-    masks = {**other, "wide_mask_bytes": 7_864_320, "ours": around(0.0, 0.5, False)}
-    text = printed(peers_table([ours, sharded, {**masks, "name": "megatron-core, our exchange"}], "selective"))
+    unsure = {**other, "ours": around(0.0, 0.5, False)}
+    text = printed(peers_table([ours, sharded, {**unsure, "name": "DTensor, our collective"}], "selective"))
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
     assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
-    assert "masks:" in text and "7.50 MiB" in text and "our exchange" in text
-
-
-def test_elementwise_beside_selective_in_one_sentence():
-    assert elementwise_text(around(0.012, 0.013, False), 34.0, 20.0) == (
-        "ours, elementwise beside selective: 1.012 of its time (0.999–1.025), 20/34 of its bytes in 16 bits (sbh/t)."
-    )
+    assert "our collective" in text
 
 
 def test_overheads_over_the_same_layer():
@@ -136,7 +130,7 @@ def test_overheads_over_the_same_layer():
     ]
     rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
     assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
-    assert ["megatron-core", "within", "±3.0%"] in rows
+    assert ["PlainTP", "within", "±3.0%"] in rows
 
 
 def test_the_same_lines_in_words_for_notebooks():

@@ -19,6 +19,7 @@ from actmem_course.figures.checks import Checks, Fold, in_the_paper, worked
 from actmem_course.figures.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from actmem_course.figures.text import extras_text, kept_text, saved_text, text_table
 from actmem_course.others.disagreements import disagreements
+from actmem_more.llama_shape import LLAMA_MODELS, llama_layer_terms
 from tests.shapes import shapes
 
 
@@ -57,8 +58,10 @@ def test_an_empty_ledger_says_so():
 # What is said about each term agrees with the formulas.
 
 
-def test_the_terms_are_the_layers_in_order():
-    assert tuple(TERMS) == LAYER_TERMS
+def test_the_table_has_the_terms_of_the_papers_layer_and_of_todays():
+    assert tuple(TERMS)[: len(LAYER_TERMS)] == LAYER_TERMS
+    today = {recipe.term for shape in LLAMA_MODELS.values() for recipe in llama_layer_terms(shape).recipes}
+    assert today <= TERMS.keys()
 
 
 def test_every_kind_and_block_is_known():

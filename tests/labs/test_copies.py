@@ -1,4 +1,4 @@
-"""What a learner writes is never lost: copies, what is moved out of labs/, and the tool that writes labs/."""
+"""What a learner writes is never lost: copies, what is judged, and the tool that writes labs/."""
 
 import os
 import re
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from actmem_course import copies, make_copies
-from actmem_course.copies import Copies, file_to_judge, lab_files, move_edits, notebook_files
+from actmem_course import copies
+from actmem_course.copies import file_to_judge, lab_files, make, notebook_files, set_aside
 from actmem_course.launch import LABS
 from actmem_course.strip_solutions import cut, lab_names, lab_source, write_labs
 from tests.labs.learners import start
@@ -46,56 +46,28 @@ def everything(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# copies
-
-
-def test_a_copy_of_every_lab_and_chapter(mine):
+def test_a_copy_of_every_lab_and_chapter_and_nothing_that_is_there_is_written(mine):
     given = {**lab_files(), **notebook_files()}
-    assert Copies(mine, given).make() == list(given)
-    made = everything(mine)
-    made.pop(".given.json")
-    assert made == given
-    assert {f"labs/{path.name}" for path in LABS.glob("lab*.py")} < set(made)
-    assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")} < set(made)
-
-
-def test_nothing_that_is_there_is_written(mine):
-    copies = Copies(mine, lab_files())
-    copies.make()
+    assert make(mine, given) == list(given) and everything(mine) == given
+    assert {f"labs/{path.name}" for path in LABS.glob("lab*.py")} < set(given)
+    assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")} < set(given)
     edited(mine / COPY)
     (mine / "labs" / "lab1_count_bytes.py").write_text("", encoding="utf-8")
     (mine / "labs" / "lab2_tensor_parallel.py").unlink()
     before = everything(mine)
-    assert copies.make() == ["labs/lab2_tensor_parallel.py"]
+    assert make(mine, given) == ["labs/lab2_tensor_parallel.py"]
     after = everything(mine)
     assert after.pop("labs/lab2_tensor_parallel.py") and after == before
-    changed = Copies(mine, {name: contents + b"# harder\n" for name, contents in lab_files().items()})
-    assert changed.make() == [] and everything(mine)[COPY] == before[COPY]
 
 
-def test_a_new_copy_keeps_the_old_one_under_a_free_name(mine):
-    copies = Copies(mine, lab_files())
-    copies.make()
-    assert copies.renew(COPY) is None  # nothing of anybody's in it
+def test_what_is_set_aside_has_a_free_name(mine):
+    make(mine, lab_files())
     first = edited(mine / COPY)
-    assert copies.renew(COPY) == mine / "labs" / f"{LAB}_2.py"
+    assert set_aside(mine / COPY) == mine / "labs" / f"{LAB}_2.py"
     (mine / COPY).write_bytes(b"second")
-    assert copies.renew(COPY) == mine / "labs" / f"{LAB}_3.py"
+    assert set_aside(mine / COPY) == mine / "labs" / f"{LAB}_3.py"
     contents = everything(mine)
     assert (contents[f"labs/{LAB}_2.py"], contents[f"labs/{LAB}_3.py"]) == (first, b"second")
-    assert contents[COPY] == lab_files()[COPY]
-
-
-def test_an_exercise_that_changed_is_noticed_until_there_is_a_new_copy(mine):
-    Copies(mine, lab_files()).make()
-    newer = Copies(mine, {**lab_files(), COPY: lab_files()[COPY] + b"# harder\n"})
-    assert Copies(mine, lab_files()).outdated() == [] and newer.outdated() == [COPY]
-    edited(mine / COPY)
-    assert newer.outdated() == [COPY]
-    newer.renew(COPY)
-    assert newer.outdated() == []
-    (mine / ".given.json").write_text("{", encoding="utf-8")
-    assert newer.outdated() == [] and newer.make() == []
 
 
 # what to judge
@@ -104,39 +76,31 @@ def test_an_exercise_that_changed_is_noticed_until_there_is_a_new_copy(mine):
 def test_a_lab_of_the_course_leads_to_the_learners_copy(labs, mine):
     lab = labs / f"{LAB}.py"
     judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-    assert judged == mine / COPY and "is your copy of this lab" in remark and set(lab_files()) < set(everything(mine))
+    assert judged == mine / COPY and "is your copy of this lab" in remark and set(lab_files()) == set(everything(mine))
     work = edited(mine / COPY)
     judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
     assert judged == mine / COPY and remark.startswith("judging your copy") and judged.read_bytes() == work
     assert file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine) == (mine / COPY, "")
 
 
-@pytest.mark.parametrize("copy", ["none", "untouched", "edited"])
-def test_what_was_written_in_labs_moves_and_nothing_is_lost(copy, labs, mine):
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_what_was_written_in_labs_is_judged_there_and_nothing_is_lost(has_copy, labs, mine):
     lab = labs / f"{LAB}.py"
-    if copy != "none":
-        Copies(mine, lab_files()).make()
-    other = edited(mine / COPY) + b"# older" if copy == "edited" else b""
-    if other:
-        (mine / COPY).write_bytes(other)
-    work = edited(lab)
+    if has_copy:
+        make(mine, lab_files())
+        edited(mine / COPY)
+    edited(lab)
+    before = everything(mine.parent)
     judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-    assert judged == (mine / "labs" / f"{LAB}_2.py" if other else mine / COPY) and "is now in" in remark
-    assert judged.read_bytes() == work and (not other or (mine / COPY).read_bytes() == other)
-    assert lab.read_text(encoding="utf-8") == lab_source(LAB)
-    assert move_edits(LAB, labs, mine) is None
+    assert judged == lab and "where you wrote" in remark and everything(mine.parent) == before
 
 
 def test_ranks_that_start_at_once_write_nothing(labs, mine):
     lab = labs / f"{LAB}.py"
     judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
-    assert judged == lab and "make labs" in remark
-    Copies(mine, lab_files()).make()
+    assert judged == lab and "make labs" in remark and not mine.exists()
+    make(mine, lab_files())
     assert file_to_judge(lab, may_write=False, labs=labs, mine=mine)[0] == mine / COPY
-    edited(lab)
-    before = everything(mine.parent)
-    judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
-    assert judged == lab and "make labs moves" in remark and everything(mine.parent) == before
 
 
 # the commands
@@ -166,40 +130,33 @@ def test_a_newcomer_runs_the_lab_in_labs_and_loses_nothing(checkout):
     assert done.returncode == 1 and "not written yet" in done.stdout
     assert f"my/{COPY} is your copy of this lab" in done.stderr
     assert f"a hint: python my/{COPY} --hint 4.1" in done.stdout
-    (checkout / "my" / COPY).unlink()
     source = (checkout / lab).read_text(encoding="utf-8")
     work = source.replace("    raise NotImplementedError\n", "    raise ValueError('mine')\n", 1)
-    (checkout / lab).write_text(work, encoding="utf-8")
     for file in (lab, f"my/{COPY}"):
+        (checkout / file).write_text(work, encoding="utf-8")
         done = run(checkout, file, "--only", "4.1")
         assert "ValueError: mine" in done.stdout and f"{LAB}.py:" in done.stdout
-        assert (checkout / lab).read_text(encoding="utf-8") == source
-        assert (checkout / "my" / COPY).read_text(encoding="utf-8") == work
+        assert (checkout / file).read_text(encoding="utf-8") == work
 
 
 def test_make_labs_says_where_they_are(checkout):
-    (checkout / "labs" / f"{LAB}.py").write_text("x = (", encoding="utf-8")
-    done = run(checkout, "-m", "actmem_course.make_copies", "labs")
+    done = run(checkout, "-m", "actmem_course.copies", "labs")
     assert done.returncode == 0, done.stderr
-    moved, where, what = done.stdout.splitlines()
-    assert moved.startswith(f"what you wrote in labs/{LAB}.py is now in my/{COPY}")
-    assert where == "your copies of the labs are in my/labs (made now)" and what.endswith("my/labs/lab1_count_bytes.py")
-    assert (checkout / "my" / COPY).read_text(encoding="utf-8") == "x = ("
-    done = run(checkout, "-m", "actmem_course.make_copies", "labs", "--fresh=lab4", "--fresh", "lab1")
-    assert done.stdout.splitlines()[:2] == [
-        f"my/{COPY} is new; yours is now my/labs/{LAB}_2.py",
-        "my/labs/lab1_count_bytes.py is new; yours had no edits",
-    ]
+    where, what = done.stdout.splitlines()
+    assert where == "your copies are in my (made now)" and what.endswith("my/labs/lab1_count_bytes.py")
+    (checkout / "my" / COPY).write_text("x = (", encoding="utf-8")
+    done = run(checkout, "-m", "actmem_course.copies", "labs", "--fresh=lab4")
+    assert done.stdout.splitlines()[0] == f"my/{COPY} is new; yours is now my/labs/{LAB}_2.py"
     assert (checkout / "my" / "labs" / f"{LAB}_2.py").read_text(encoding="utf-8") == "x = ("
+    assert (checkout / "my" / COPY).read_text(encoding="utf-8") == lab_source(LAB)
 
 
 def test_without_a_checkout_labs_come_to_where_one_works(tmp_path):
     installed, here = tmp_path / "lib" / "site-packages", tmp_path / "here"
     shutil.copytree(ROOT / "src", installed, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     here.mkdir()
-    done = run(here, "-m", "actmem_course.make_copies", PYTHONPATH=str(installed))
-    assert done.stdout.startswith("your copies of the labs are in my/labs (made now)\n")
-    assert set(everything(here / "my")) == {".given.json", *lab_files()}
+    done = run(here, "-m", "actmem_course.copies", "course", PYTHONPATH=str(installed))
+    assert done.stdout == "your copies are in my (made now)\n" and set(everything(here / "my")) == set(lab_files())
     code = "from actmem_course import launch; launch.run('measure_table2.py')"
     assert "measure_table2.py is in the repository's labs/" in run(here, "-c", code, PYTHONPATH=str(installed)).stderr
 
@@ -207,18 +164,17 @@ def test_without_a_checkout_labs_come_to_where_one_works(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["labs", "--fresh=lab0"], "--fresh: must be all, or such as lab2 or 03, got lab0"),
-        (["lab2"], "what: must be labs or notebooks, got lab2"),
-        (["notebooks"], "notebooks: they are in the repository, not in the installed package"),
+        (["labs", "--fresh=lab0"], "--fresh: must be such as lab2 or 03, got lab0"),
+        (["lab2"], "argument what: invalid choice"),
     ],
 )
 def test_wrong_use_is_one_line(arguments, expected, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["copies", *arguments])
-    monkeypatch.setattr(copies, "NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(make_copies, "MINE", tmp_path)
+    monkeypatch.setattr(copies, "MINE", tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        make_copies.main()
-    assert stopped.value.code == 2 and capsys.readouterr().err == f"actmem_course.make_copies: {expected}\n"
+        copies.main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith(f"actmem_course.copies: {expected}") and said.count("\n") == 1
     assert everything(tmp_path) == {}
 
 

@@ -13,7 +13,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from actmem_course.copies import Copies, notebook_files
+from actmem_course.copies import make, notebook_files
 from notebooks.source.build import NOTEBOOKS
 from tests.patience import SECONDS as PATIENCE_SECONDS
 
@@ -32,7 +32,7 @@ class Lab:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        Copies(folder, notebook_files()).make()
+        make(folder, notebook_files())
         work = folder / "notebooks"
         for name, settings in SETTINGS.items():
             path = folder / "settings" / f"{name}.jupyterlab-settings"

@@ -1,38 +1,26 @@
 """Every peer computes what our layer computes, in every mode: else a comparison of times says nothing."""
 
-import importlib.util
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import RNG_STATE_BYTES, gathered_input_bytes, layer_rows
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.recorder import record
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import shard
 from actmem.rows import total
-from actmem_course.peers import PeerUnavailable
-from actmem_course.peers.build import OURS, PEERS, build
+from actmem_course.peers import OURS, PEERS, PeerUnavailable, build
 
 SHAPE = ModelShape(16, 2, 32, 4)
 PEER_MODES = ("none", "selective", "elementwise", "full")
-HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
-NAMES = [
-    pytest.param(name, marks=pytest.mark.skipif(name == "megatron-core" and not HAS_MEGATRON, reason="not installed"))
-    for name in PEERS
-]
 
 #: Our names of parts, and how a peer calls them.
 PLAIN = {"attention.qkv": "qkv", "attention.projection": "projection", "mlp.up": "up", "mlp.down": "down"}
 PLAIN |= {"norm1": "norm1", "norm2": "norm2"}
-MEGATRON = {
-    "attention.qkv": "self_attention.linear_qkv", "attention.projection": "self_attention.linear_proj", "mlp.up": "mlp.linear_fc1",
-    "mlp.down": "mlp.linear_fc2", "norm1": "input_layernorm", "norm2": "pre_mlp_layernorm",
-}  # fmt: skip
 ROW_PARALLEL = ("attention.projection.weight", "mlp.down.weight")
 COLUMN_PARALLEL = ("attention.qkv", "mlp.up")
 
@@ -46,7 +34,7 @@ def fill(peer, layer, dense, tp):
     parameters = {name.removeprefix("layer."): parameter for name, parameter in layer.named_parameters()}
     for name, full in dense.items():
         part, _, kind = name.rpartition(".")
-        parameter = parameters[f"{(MEGATRON if peer == 'megatron-core' else PLAIN)[part]}.{kind}"]
+        parameter = parameters[f"{PLAIN[part]}.{kind}"]
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         with torch.no_grad():
             local.copy_(shard(full, 0 if peer == "FSDP2" else cut_dimension(name), tp))
@@ -67,7 +55,7 @@ def compare_on_ranks(peer, sequence_parallel):
     dim = 1 if peer == "FSDP2" else 0 if sequence_parallel else None
     differences = {}
     for mode in PEER_MODES:
-        if mode == "elementwise" and peer != "megatron-core":
+        if mode == "elementwise":
             with pytest.raises(PeerUnavailable, match="not single tensors"):
                 build(peer, SHAPE, tp, mode, "cpu", torch.float64, p=0.0)
             continue
@@ -82,7 +70,7 @@ def compare_on_ranks(peer, sequence_parallel):
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
-@pytest.mark.parametrize("peer", NAMES)
+@pytest.mark.parametrize("peer", PEERS)
 def test_same_numbers(pools, peer, sequence_parallel):
     for differences in pools[2].run(compare_on_ranks, peer, sequence_parallel):
         assert max(differences.values()) < 1e-11, differences
@@ -127,16 +115,3 @@ def test_fsdp_keeps_an_uncut_layer_and_no_weights(mode):
     # torch's checkpoint holds a random-number state of its own, which no hook sees.
     state = 0 if mode == "none" else RNG_STATE_BYTES["cpu"]
     assert theirs == by_formula + state + (0 if mode == "full" else extras(shape, 16))
-
-
-def test_a_missing_megatron_is_one_line(monkeypatch):
-    import actmem_course.peers.megatron as peer
-
-    def refuse(name):
-        raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}")
-
-    monkeypatch.setattr(peer.importlib, "import_module", refuse)
-    said = "^megatron-core can't be imported: No module named 'megatron'; pip install"
-    with pytest.raises(PeerUnavailable, match=said):
-        peer.megatron_layer(SHAPE, TensorParallel())
-    assert not dist.is_initialized()

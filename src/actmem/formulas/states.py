@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_choice, shown
+from actmem.config import ConfigError, ModelShape, Parallel, shown
 from actmem.formulas.first_stage import check_stage, layers_per_chunk
 from actmem.rows import Row
 
@@ -50,26 +50,6 @@ ADAM = {
     ),
     "16-bit gradients, no copy": (_WEIGHTS, _GRADIENTS, *_MASTER),
 }
-
-#: What other optimizers keep instead of Adam's two moments, by the name that ``plan --optimizer`` takes.
-OTHER_MOMENTS: dict[str, tuple[State, ...]] = {
-    "adamw8bit": (
-        State("Adam moments, 8-bit", 2, "a byte of each (2110.02861; torchao's AdamW8bit)"),
-        State("scales of the moments", 8, "float32, of each for 256 parameters", parameters=256),
-    ),
-    "momentum": (State("momentum", 4, "running sum of the gradient, float32"),),
-    "sgd": (),
-}
-
-
-def states_with(optimizer: str) -> tuple[State, ...]:
-    """What mixed precision with float32 gradients keeps under "adamw", or under a key of OTHER_MOMENTS.
-
-    Raises ConfigError on another name.
-    """
-    check_choice("optimizer", optimizer, ("adamw", *OTHER_MOMENTS))
-    adam = ADAM["float32 gradients"]
-    return adam if optimizer == "adamw" else (*adam[:3], *OTHER_MOMENTS[optimizer])
 
 
 def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:

@@ -81,7 +81,7 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignore_index: int 
     try:
         assert_async(valid.all(), f"{argument}: must be {rule}")
     except RuntimeError:  # on a CPU, where looking at the values is free
-        wrong = ids[~valid].flatten()[0].item()
+        wrong = wide[~valid].flatten()[0].item()
         raise ConfigError(argument, f"must be {rule}, got {wrong}") from None
     return ids.to(torch.int32, copy=True)
 

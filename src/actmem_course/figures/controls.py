@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actmem.config import ConfigError
-from actmem_course.figures.marks import Axis, Drawing, bars
-from actmem_course.figures.style import INK, Fill
+from actmem_course.figures.marks import Axis, Drawing
 from actmem_course.figures.units import size_text
 
 #: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
@@ -115,7 +114,7 @@ class Moves:
     def __init__(self, draw: Callable[..., Drawing | Sequence[Drawing]], controls: Mapping[str, Control]):
         self._draw, self.controls = draw, controls
         self._wanted = {name: control.start for name, control in controls.items()}
-        self._before: list[Drawing] = []
+        self.drawings: list[Drawing] = []
         self.values = self._drawn_values = fitted(controls, self._wanted)
         self.drawings = self.drawn(self.values)
 
@@ -124,20 +123,18 @@ class Moves:
         return self.controls[name].options(self.values)
 
     def drawn(self, values: Mapping[str, Any]) -> list[Drawing]:
-        """What values look like after what was shown before them."""
+        """What values look like in place of what is shown, whose axes stay if they can."""
         drawn = self._draw(**values)
         drawings = [drawn] if isinstance(drawn, Drawing) else list(drawn)
-        return [after(*pair) for pair in zip(self._before, drawings, strict=True)] if self._before else drawings
+        return [after(*pair) for pair in zip(self.drawings, drawings, strict=True)] if self.drawings else drawings
 
     def move(self, name: str, value: Any) -> str:
         """Put a control to a value.  Returns why it can't be drawn, or nothing; then ``drawings`` are new."""
         self._wanted = {**self._wanted, name: value}
         self.values = fitted(self.controls, self._wanted)
-        before, self._before = self._before, self.drawings
         try:
             self.drawings = self.drawn(self.values)
         except ConfigError as error:
-            self._before = before
             still = " ".join(f"{name}={shown_value(value)}" for name, value in self._drawn_values.items())
             return f"✗ {in_letters(str(error))}. Still drawn: {still}"
         self._drawn_values = self.values
@@ -146,9 +143,6 @@ class Moves:
 
 #: Below this share of a kept axis bars would be too short to read.
 _SHORTEST = 1 / 6
-BEFORE = "before the last move"
-#: How thick the mark of an end is, as a share of the axis.
-_THIN = 1 / 150
 
 
 def after(previous: Drawing, drawing: Drawing) -> Drawing:
@@ -159,13 +153,7 @@ def after(previous: Drawing, drawing: Drawing) -> Drawing:
     stays = _SHORTEST * kept <= need <= kept
     # Its words may name sizes, which are the new ones.
     axis = replace(previous.axis, words=drawing.axis.words) if stays else drawing.axis
-    drawn = _on_axis(drawing, axis)
-    now = _ends(drawn)
-    ended = _ends(previous)
-    ends = {name: end for name, end in ended.items() if now.get(name, end) != end}
-    if not ends or len(ended) != len(now):  # more or fewer bars: those of one name need not be of one thing
-        return drawn
-    return replace(drawn, traces=[*drawn.traces, _marks(ends, drawn, axis)])
+    return _on_axis(drawing, axis)
 
 
 def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:
@@ -179,29 +167,4 @@ def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:
     shown = {**drawing.layout[f"{along}axis"], "title": {"text": axis.title}, "range": [0, axis.end]}
     return replace(
         drawing, traces=traces, layout={**drawing.layout, f"{along}axis": shown, "annotations": notes}, axis=axis
-    )
-
-
-def _ends(drawing: Drawing) -> dict[str, float]:
-    """Where each bar ends, in the axis's smallest unit.  None for bars side by side, which show their numbers."""
-    assert drawing.axis is not None
-    if drawing.layout.get("barmode") == "group":
-        return {}
-    along, names = drawing.axis.along, "y" if drawing.axis.along == "x" else "x"
-    found: dict[str, float] = {}
-    for trace in drawing.traces:
-        if trace["type"] == "bar" and trace.get("name") != BEFORE:
-            for name, value in zip(trace[names], trace[along]):
-                if value is not None:
-                    found[name] = found.get(name, 0) + value * drawing.axis.unit
-    return found
-
-
-def _marks(ends: dict[str, float], drawing: Drawing, axis: Axis) -> dict:
-    """A thin bar where each bar ended, as high as it."""
-    (first, *_) = (trace for trace in drawing.traces if trace["type"] == "bar")
-    place = {key: first[key] for key in ("offset", "width") if key in first}
-    at = [end / axis.unit for end in ends.values()]
-    return bars(
-        BEFORE, ends, [_THIN * axis.end] * len(ends), Fill(INK, ""), along=axis.along, base=at, opacity=0.6, **place
     )

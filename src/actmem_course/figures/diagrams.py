@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actmem_course.figures.marks import Drawing, chart, line, words
-from actmem_course.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
+from actmem_course.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
 
 #: One fill for each rank, in diagrams that colour by rank; the box has the rank's number as well.
 RANK_FILLS = (
@@ -76,14 +76,24 @@ def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position:
 
 
 def diagram(
-    title: str, traces: list[dict], alt: str, width: float, height: float, pixels: int, left: float = 0, top: float = 0
+    title: str,
+    traces: list[dict],
+    alt: str,
+    width: float,
+    height: float,
+    pixels: int,
+    left: float = 0,
+    top: float = 0,
+    margins: tuple[int, int] = (12, 12),
 ) -> Drawing:
-    """A drawing of boxes: hidden axes, y downwards from ``top`` to ``height``; pixels: the figure's height."""
+    """A drawing of boxes: hidden axes, y downwards from ``top`` to ``height``; pixels: the figure's height; margins:
+    left and right, in pixels, for words beside the boxes.
+    """
     hidden = {"visible": False, "fixedrange": True}
     return chart(
         title, traces, alt, height=pixels,
         xaxis={**hidden, "range": [left, width]}, yaxis={**hidden, "range": [height, top]},
-        showlegend=False, margin={"l": 12, "r": 12, "t": 76, "b": 12}, hovermode="closest",
+        showlegend=False, margin={"l": margins[0], "r": margins[1], "t": 76, "b": 12}, hovermode="closest",
     )  # fmt: skip
 
 
@@ -95,4 +105,4 @@ def _outlines(fill: Fill, group: list[Box]) -> dict:
         xs += [*around_x, None]
         ys += [*around_y, None]
     pattern: dict[str, Any] = {"fillpattern": {**fill.texture(), "bgcolor": fill.colour}} if fill.pattern else {}
-    return line("", xs, ys, INK, width=1, fill="toself", fillcolor=fill.colour, showlegend=False, **pattern)
+    return line("", xs, ys, fill.edge, width=1, fill="toself", fillcolor=fill.colour, showlegend=False, **pattern)

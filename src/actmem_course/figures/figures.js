@@ -20,11 +20,15 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
   return lines;
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
-const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22;
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22, BESIDE_BOX = 18, SMALL = 0.75;
 const TALL = 600;  // pixels of a figure that a window would not show whole
-const smaller = (size) => Math.max(10, 0.75 * size);
+const smaller = (size) => Math.max(10, SMALL * size);
 const worded = (data, isDiagram) => data.map((trace) => {
-  if (isDiagram) return trace.textfont ? { ...trace, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } } : trace;
+  if (isDiagram) {
+    if (!trace.textfont) return trace;
+    const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
+    return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
+  }
   if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;
   return { ...trace, text: trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) };
 });
@@ -47,6 +51,10 @@ const fitted = (layout, width) => {
     const text = wrap(axis.title.text, Math.max(12, Math.floor(room / LETTER)));
     fit[name] = { nticks: plot < 120 ? 2 : 4, ...axis, title: { ...axis.title, text } };
     lines = Math.max(lines, text.split("<br>").length);
+  }
+  if (layout.xaxis?.visible === false) {  // a diagram, whose words are smaller, and those before a row of boxes wrapped
+    const { l, r } = layout.margin;
+    return { ...fit, margin: { ...layout.margin, l: Math.min(SMALL * l, 0.75 * LETTER * BESIDE_BOX), r: SMALL * r } };
   }
   const more = LINE * (lines - 1);
   return { ...fit, height: layout.height + more, margin: { ...layout.margin, l: left, b: layout.margin.b + more } };
@@ -146,7 +154,8 @@ const write = (plot, notes) => {
   for (const [name, words] of before) if (!place.named.has(name)) words.remove();
   for (const [which, { text, x, y, xref, yshift = 0, yanchor = "middle", bgcolor = "none" }] of notes.entries()) {
     const words = place.named.get(names[which]);
-    const left = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
+    const wanted = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
+    const left = Math.max(0, Math.min(wanted, plot.clientWidth - Math.max(...text.split("<br>").map(wide)) - 4));  // never over the edge
     words.className = yanchor;
     words.style.cssText = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift}px;background:${bgcolor}`;
     if (words.said !== text) words.innerHTML = words.said = text;
@@ -166,6 +175,7 @@ const write = (plot, notes) => {
 // The legend is text of the page as well: it wraps, and costs Plotly a third of its time.  A swatch is 30 by 14.
 const HATCHES = {
   "/": "M8 10L17 1M13 13L22 4", "x": "M8 10L17 1M13 13L22 4M8 4L17 13M13 1L22 10", "-": "M8 5H22M8 9H22", "+": "M8 5H22M8 9H22M12 1V13M18 1V13",
+  "|": "M12 1V13M18 1V13", "\\": "M8 4L17 13M13 1L22 10",
   ".": "M11 4h2M16 4h2M13 7h2M18 7h2M11 10h2M16 10h2",
 };
 const SYMBOLS = {

@@ -121,8 +121,8 @@ def log_scale(title: str, ticks: Iterable[float], texts: Iterable[str] = (), **m
 
 
 def downwards(names: Iterable[str], **more: Any) -> dict:
-    """An axis of names, the first on top."""
-    return {"categoryorder": "array", "categoryarray": [*names][::-1], **more}
+    """An axis of names, the first on top; without a grid, whose lines would begin at the bars' words."""
+    return {"showgrid": False, "categoryorder": "array", "categoryarray": [*names][::-1], **more}
 
 
 def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, more: dict) -> dict:

@@ -23,6 +23,12 @@ class Fill:
     pattern: str
     text: str = BLACK
 
+    @property
+    def edge(self) -> str:
+        """A dark shade of the colour, for outlines of boxes that may be a few pixels wide."""
+        parts = (int(self.colour[place : place + 2], 16) // 2 for place in (1, 3, 5))
+        return "#" + "".join(f"{part:02X}" for part in parts)
+
     def texture(self) -> dict:
         """The pattern as plotly has it; empty where there is none."""
         look = {"shape": self.pattern, "fgcolor": INK, "fgopacity": 0.3, "size": 9, "solidity": 0.15}
@@ -43,6 +49,8 @@ FILLS = {
     "softmax": Fill(VERMILION, "/"),
     "dropout mask": Fill(YELLOW, "."),
     "GeLU input": Fill(ORANGE, "x"),  # and what stands there in other MLPs: gate and up, experts
+    "latents": Fill("#A6E1F0", "|"),  # what Q, K and V are made from, where that is narrower
+    "routing": Fill("#7FCDBB", "\\"),  # which tokens go to which experts
     "extra": Fill("#BBBBBB", "+"),
     # What fills a GPU.
     "activations": Fill(GREEN, ""),  # all together, or what the figure doesn't tell apart

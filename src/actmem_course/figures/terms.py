@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
-from actmem.rows import Row
+from actmem.rows import LAYER_TERMS, Row
+from actmem_course.others import table_rows
+from actmem_more.llama_shape import LlamaShape
 
 #: The kinds of tensor, in the order of legends.
-KINDS = ("layer-norm input", "input of a linear", "Q, K, V", "softmax", "dropout mask", "GeLU input", "extra")
+KINDS = (
+    *("layer-norm input", "input of a linear", "latents", "Q, K, V", "softmax", "dropout mask"),
+    *("routing", "GeLU input", "extra"),
+)
 
 #: The blocks of the layer, in the order of the forward pass, and rows that the paper leaves out.
 BLOCKS = ("layer norms", "attention", "MLP", "extra")
@@ -20,37 +25,67 @@ BLOCKS = ("layer norms", "attention", "MLP", "extra")
 
 @dataclass(frozen=True)
 class Term:
-    """One of the 15 tensors.  why: what backward computes from it, in one line."""
+    """A saved tensor, of the paper's layer or of today's: a line of terms.tsv.
+
+    Attributes:
+        kind: One of KINDS.
+        block: One of BLOCKS.
+        shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if nothing of it.
+        operation: What computes from it first, where a picture names operations.
+        why: What backward computes from it, in one line.
+    """
 
     kind: str
-    block: str
-    why: str
+    block: str = "extra"
+    shared_by: str = ""
+    operation: str = ""
+    why: str = ""
 
 
-TERMS = {
-    "layer-norm 1 input": Term("layer-norm input", "layer norms", "the gradient needs x̂ = (x − mean)/deviation again"),
-    "QKV projection input": Term(
-        "input of a linear", "attention", "dW = Xᵀ dY for the three projections; they share X"
-    ),
-    "Q": Term("Q, K, V", "attention", "S = QKᵀ, so dK = dSᵀ Q"),
-    "K": Term("Q, K, V", "attention", "S = QKᵀ, so dQ = dS K"),
-    "softmax output": Term("softmax", "attention", "dS = P ∘ (dP − sum(dP ∘ P)): P alone, not the scores"),
-    "softmax dropout mask": Term("dropout mask", "attention", "dP = mask ∘ dD / (1 − rate)"),
-    "softmax dropout output": Term("softmax", "attention", "C = DV, so dV = Dᵀ dC"),
-    "V": Term("Q, K, V", "attention", "C = DV, so dD = dC Vᵀ"),
-    "attention projection input": Term("input of a linear", "attention", "dW = Cᵀ dY"),
-    "attention dropout mask": Term("dropout mask", "attention", "dX = mask ∘ dY / (1 − rate)"),
-    "layer-norm 2 input": Term("layer-norm input", "layer norms", "the gradient needs x̂ = (x − mean)/deviation again"),
-    "h→4h input": Term("input of a linear", "MLP", "dW = Xᵀ dY"),
-    "GeLU input": Term("GeLU input", "MLP", "dZ = gelu′(Z) ∘ dG: the slope is a function of Z"),
-    "4h→h input": Term("input of a linear", "MLP", "dW = Gᵀ dY, and G is four times as wide"),
-    "MLP dropout mask": Term("dropout mask", "MLP", "dX = mask ∘ dY / (1 − rate)"),
-}
+TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __package__)}
 
 
 def term_of(row: Row) -> Term:
     """What a row's tensor is; a row that the paper leaves out gives its own reason."""
-    return TERMS.get(row.term) or Term("extra", "extra", row.extra)
+    return TERMS.get(row.term) or Term("extra", why=row.extra)
+
+
+def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
+    """Elements of a token in each tensor of today's layer, in letters and as a number."""
+    hidden = "h", shape.hidden_size
+    queries = hidden if shape.query_size == shape.hidden_size else ("ad", shape.query_size)
+    keys = "kd", shape.key_value_size
+    values, outputs, latents = keys, queries, {}
+    if shape.latent is not None:
+        queries = keys = "a(n+r)", shape.query_size
+        values = outputs = "av", shape.num_attention_heads * shape.value_size
+        q, c, r = shape.latent.query_rank, shape.latent.key_value_rank, shape.latent.rope_head_size
+        latents = {"Q latent": ("q", q), "KV latent": ("(c+r)", c + r)}
+        latents |= {"Q up-projection input": ("q", q), "KV up-projection input": ("c", c)}
+    taken = shape.experts_per_token
+    wide = ("κf", taken * shape.ffn_hidden_size) if taken else ("f", shape.ffn_hidden_size)
+    inputs = ("norm 1 input", "QKV projection input", "norm 2 input", "gate and up input", "router input")
+    return {
+        **dict.fromkeys(inputs, hidden),
+        **dict.fromkeys(("Q", "Q before its norm"), queries),
+        **dict.fromkeys(("K", "K before its norm"), keys),
+        **latents,
+        "V": values,
+        **dict.fromkeys(("attention projection input", "attention output before all-to-all"), outputs),
+        **dict.fromkeys(("gate", "up", "down input"), wide),
+    }
+
+
+def llama_formula(row: Row, shape: LlamaShape, ranks: str) -> str:
+    """A row's bytes in the letters of today's layers, such as ``2sbkd/t``; empty for numbers of tokens and heads.
+
+    shape: with the whole sequence.  ranks: the letter of the ranks that share the layer.
+    """
+    letters, width = _widths(shape).get(row.term, ("", 0))
+    if not width:
+        return ""
+    coefficient, rest = divmod(row.bytes * row.split_by, shape.seq_length * shape.micro_batch_size * width)
+    return "" if rest else f"{coefficient}sb{letters}{f'/{ranks}' if row.split_by > 1 else ''}"
 
 
 def formula_of(row: Row, shape: ModelShape) -> str:
@@ -58,7 +93,7 @@ def formula_of(row: Row, shape: ModelShape) -> str:
 
     Empty for rows that the paper leaves out: they have other letters.
     """
-    if row.term not in TERMS:
+    if row.term not in LAYER_TERMS:
         return ""
     a, b, h, s = shape.letters()
     letters, unit = ("as²b", a * s * s * b) if row.term in CORE_ATTENTION_TERMS else ("sbh", s * b * h)

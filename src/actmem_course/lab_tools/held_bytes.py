@@ -61,15 +61,13 @@ def _backward(output: Tensor) -> None:
 class Held:
     """Bytes of one runner, beyond those that existed before forward (parameters and the input).
 
-    held_bytes: by the ledger.  wide_mask_bytes: of these, what dropout masks of the activations' dtype take beyond
-    1 byte an element (``F.dropout`` on a CPU).  peak_bytes: the most at once, including gradients of parameters.
+    held_bytes: by the ledger.  peak_bytes: the most at once, including gradients of parameters.
     allocated_bytes: what the GPU's allocator reserved for what outlives forward, in blocks of 512 bytes or more;
     requested_bytes: what was requested of it; both None on a CPU.  finite: False if the output holds an infinity or
     a NaN, on which kernels can run faster.
     """
 
     held_bytes: int
-    wide_mask_bytes: int
     peak_bytes: int
     allocated_bytes: int | None
     requested_bytes: int | None
@@ -88,9 +86,7 @@ def held_by(runner: Runner) -> Held:
     allocated, requested = _allocated(runner) if runner.leaf.is_cuda else (None, None)
     peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
     runner.clear_gradients()
-    masks = [saved for saved in ledger.saved if saved.op == "dropout" and not saved.argument]
-    wide = sum(mask.bytes - mask.bytes // mask.dtype.itemsize for mask in masks)
-    return Held(ledger.total_bytes, wide, peak, allocated, requested, finite)
+    return Held(ledger.total_bytes, peak, allocated, requested, finite)
 
 
 def _current(kind: str) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch import nn
 from torch.autograd.profiler import emit_nvtx
@@ -79,6 +80,53 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
         if not contents.rstrip().endswith(b"}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
         path.write_bytes(contents)
+
+
+def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How much of NCCL's kernels of a trace ran beside other kernels.
+
+    Args:
+        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; of a CPU's there are no kernels.
+
+    Returns: for each step, pass and kind of collective its milliseconds, and those at which another kernel ran.
+    """
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]
+    spans = [event for event in events if event.get("cat") == "gpu_user_annotation"]
+    passes = sorted((span for span in spans if span["name"] in ("forward", "backward")), key=lambda span: span["ts"])
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for span in passes:
+        start, end = span["ts"], span["ts"] + span["dur"]
+        step = next((one["name"] for one in spans if one is not span and _holds(one, start)), "step")
+        for event in kernels:
+            kind = next((kind for kind in _NCCL if kind in event["name"]), "")
+            if kind and start <= event["ts"] < end:
+                times = found.setdefault((step, span["name"], _NCCL[kind]), [0.0, 0.0])
+                times[0] += event["dur"] / 1000
+                times[1] += _covered(event["ts"], event["ts"] + event["dur"], others) / 1000
+    return [
+        {"step": step, "pass": name, "kind": kind, "ms": ms, "hidden_ms": hidden}
+        for (step, name, kind), (ms, hidden) in found.items()
+    ]
+
+
+#: A part of NCCL's kernels' names, and what the kernel runs.
+_NCCL = {"AllGather": "all-gather", "ReduceScatter": "reduce-scatter", "AllReduce": "all-reduce"}
+
+
+def _holds(span: dict[str, Any], moment: float) -> bool:
+    """Whether this range of a whole step goes on at that moment."""
+    return span["name"] not in ("forward", "backward") and span["ts"] <= moment < span["ts"] + span["dur"]
+
+
+def _covered(start: float, end: float, spans: list[tuple[float, float]]) -> float:
+    """How much of the time from ``start`` to ``end`` at least one span covers."""
+    covered, reached = 0.0, start
+    for begin, finish in sorted(spans):
+        begin, finish = max(begin, reached), min(finish, end)
+        if finish > begin:
+            covered, reached = covered + finish - begin, finish
+    return covered
 
 
 def mark_for_nsys(candidates: dict[str, Work]) -> None:

@@ -11,12 +11,6 @@ from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 #: The base of rotary positions, by how names begin: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
 _ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}
 _TITAN_FAMILIES = ("llama3", "qwen3")
-_TRAINER_OPTIMIZER = {"adamw": "adamw_torch", "adamw8bit": "adamw_torch_8bit", "sgd": "sgd", "momentum": "sgd"}
-_MEGATRON_OPTIMIZER = {
-    "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
-    "momentum": ["--optimizer sgd"],
-    "adamw8bit": ["# it has no 8-bit Adam: with --use-precision-aware-optimizer its moments have 2 bytes or fp8"],
-}
 _MEGATRON_FSDP = ["--overlap-param-gather", "--use-megatron-fsdp", "--use-distributed-optimizer",
                   "--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]  # fmt: skip
 #: By ZeRO stage; from stage 2 on in Megatron-FSDP's words.
@@ -102,7 +96,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
             flags.append("# it has no tensor parallelism with experts unless the sequence is cut too")
     if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
-    flags += _MEGATRON_ZERO[layout.zero_stage] + _MEGATRON_OPTIMIZER.get(model.optimizer, [])
+    flags += _MEGATRON_ZERO[layout.zero_stage] + [*model.optimizer.megatron]
     flags += _MEGATRON_RECOMPUTE.get(
         plan.recompute, [f"# no flag recomputes exactly {plan.recompute}: see --recompute-modules"]
     )
@@ -156,7 +150,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         f'name = "{family}"',
         f'flavor = "{flavor.upper()}"',
         "[optimizer]",
-        'name = "AdamW"' if model.optimizer == "adamw" else f"# it has no {model.optimizer}, only Adam and AdamW",
+        'name = "AdamW"' if model.optimizer.is_default else f"# it has no {model.optimizer.name}, only Adam and AdamW",
         "[training]",
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
@@ -206,10 +200,8 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         f"gradient_accumulation_steps={plan.num_microbatches}",
         "bf16=True",
         f"gradient_checkpointing={plan.recompute in ('full', OFFLOAD)}",
-        f'optim="{_TRAINER_OPTIMIZER[model.optimizer]}"',
+        *model.optimizer.trainer,
     ]
-    if model.optimizer == "momentum":
-        lines.append('optim_args="momentum=0.9"')
     if layout.zero_stage == 3:
         lines += ['fsdp="full_shard auto_wrap"', 'fsdp_config={"fsdp_version": 2}']
     elif layout.zero_stage:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from actmem.config import Parallel
-from actmem.formulas.states import states_with
 from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
+from actmem_tools.plan.optimizers import OPTIMIZERS, Optimizer
 from actmem_tools.plan.planned_models import RankWork
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
 from actmem_tools.tape.evaluate import GRADIENTS
@@ -43,13 +43,6 @@ for block in model.{path}.children():
 fully_shard(model, mp_policy=policy)"""
 
 
-#: The code of each optimizer.  torchao's isn't run here: weights below 4,096 elements keep whole states.
-_OPTIMIZER_CODE = {
-    "adamw": "",
-    "adamw8bit": "torchao.optim.AdamW8bit(model.parameters())",
-    "sgd": "torch.optim.SGD(model.parameters(), lr=0.1)",
-    "momentum": "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
-}
 #: Of attention with dropout.
 _FUSED = (
     "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
@@ -86,7 +79,7 @@ class OwnModel:
     num_blocks: int
     cluster: Cluster
     global_batch_size: int
-    optimizer: str = "adamw"
+    optimizer: Optimizer = OPTIMIZERS["adamw"]
     loss: str = "whole"
     lora: int = 0
 
@@ -154,10 +147,9 @@ class OwnModel:
 
     def _moments(self, elements: int, element_size: int) -> list[Row]:
         """The optimizer's states of so many weights, each as wide as a weight unless it has eight bits."""
-        _, _, _, *states = states_with(self.optimizer)  # after the weights, the gradients and their float32 copy
         return [
             Row(state.term, elements * element_size if state.bytes_per_parameter == 4 else state.bytes_of(elements))
-            for state in states
+            for state in self.optimizer.states
         ]
 
     def _held_weights(self, way: Way) -> tuple[int, int]:
@@ -183,7 +175,7 @@ class OwnModel:
         need, static = self.need(way), self.static_rows(way)
         number, size = self._held_weights(way)
         copy = Row(
-            "AdamW's copy", size * number * (self.optimizer == "adamw"), source="foreach: the roots of the moments"
+            "AdamW's copy", size * number * self.optimizer.copies_in_step, source="foreach: the roots of the moments"
         )
         gradients = [] if self.num_microbatches(way) > 1 else [Row(GRADIENTS, size * number)]
         moments = [[*(self._fsdp_rows(in_blocks) if way.sharded else ()), *peak.rows]
@@ -260,7 +252,7 @@ class OwnModel:
         lines = [line for line in changes.split("\n") if line]
         lines += recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
         lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
-        return lines + ([f"optimizer = {_OPTIMIZER_CODE[self.optimizer]}"] if _OPTIMIZER_CODE[self.optimizer] else [])
+        return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
 
 def way_text(way: Way, num_blocks: int, gpus: int) -> str:

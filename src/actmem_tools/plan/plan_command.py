@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
-from actmem.formulas.states import OTHER_MOMENTS, states_with
 from actmem_tools.command_line import Parser, screen, write
 from actmem_tools.plan.framework_flags import hugging_face_config
+from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
 from actmem_tools.plan.plan_report import as_object, nearest_that_fits, print_plans, what_ifs
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
@@ -95,7 +95,7 @@ def _parser() -> Parser:
         metavar="N",
         help="sequences of one step (default: what the model's paper states; of your own model, b on each GPU)",
     )
-    parser.add_argument("--optimizer", default="adamw", help=f"adamw (the default), {', '.join(OTHER_MOMENTS)}")
+    parser.add_argument("--optimizer", default="adamw", help=f"{', '.join(OPTIMIZERS)} (default: adamw)")
     parser.add_json("everything")
 
     layouts = parser.add_argument_group("a named model's layouts")
@@ -270,7 +270,7 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
     rank, loss = check_size("lora", args.lora or 0, least=0), args.loss or "whole"
     if LOSS_CODE.get(loss):
         check_divides("s", given["s"], "the loss's chunks", LOSS_CHUNKS)
-    states_with(args.optimizer)
+    optimizer = optimizer_of(args.optimizer)
     cluster = _cluster(args)
     size = given["b"]
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
@@ -283,5 +283,5 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
     if OFFLOAD in parts:
         blocks = {**blocks, OFFLOAD: blocks[""]}
     sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
-    model = OwnModel(blocks, sizes, number, cluster, batch, args.optimizer, loss, rank)
+    model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank)
     return model, Way(size, 0, model.may_shard())

@@ -52,7 +52,7 @@ def as_object(request: Request, found: Found, what_if: Sequence[str]) -> dict:
             "num_parameters": model.num_parameters,
             "seq_length": model.seq_length,
             "routing": model.routing,
-            "optimizer": model.optimizer,
+            "optimizer": model.optimizer.name,
             "global_batch_size": batch,
             **asdict(cluster),
             "device": cluster.device.name,
@@ -146,7 +146,7 @@ def _whose_bill(request: Request) -> str:
         f"--gpus {cluster.gpus} --memory {cluster.memory_bytes / GIBIBYTE:g} --global-batch {request.global_batch_size}"
     )
     command = f"plan {model.name} {sizes} --at s={model.seq_length} --framework hugging-face"
-    command += f" --optimizer {model.optimizer}" * (model.optimizer != "adamw")
+    command += f" --optimizer {model.optimizer.name}" * (not model.optimizer.is_default)
     return f"{text} Hugging Face's, counted: {command}"
 
 

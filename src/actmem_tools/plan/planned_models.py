@@ -27,11 +27,12 @@ from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import check_stage, embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
-from actmem.formulas.states import State, parameter_counts, states_with
+from actmem.formulas.states import State, parameter_counts
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row, on_host
 from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, input_on_host, llama_layer_terms, own_context_shape
 from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
+from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
 
@@ -69,7 +70,7 @@ class PlannedModel(ABC):
     learned_positions = False
     routing = ""
     global_batch_size: int | None = None
-    optimizer = "adamw"
+    optimizer = OPTIMIZERS["adamw"]
     device_type = "cuda"
 
     def __init__(self, name: str, shape: ModelShape | LlamaShape):
@@ -78,7 +79,7 @@ class PlannedModel(ABC):
     @property
     def states(self) -> tuple[State, ...]:
         """What is kept of each parameter: weights, gradients, and what the optimizer keeps."""
-        return states_with(self.optimizer)
+        return self.optimizer.all_states
 
     @property
     def num_layers(self) -> int:
@@ -100,14 +101,13 @@ class PlannedModel(ABC):
         return self._with(shape=self.shape.with_sizes(**sizes))
 
     def with_optimizer(self, optimizer: str) -> PlannedModel:
-        """The same model under another optimizer (``formulas.states.states_with``)."""
-        states_with(optimizer)
-        return self._with(optimizer=optimizer)
+        """The same model under another optimizer.  Raises ConfigError on an unknown one."""
+        return self._with(optimizer=optimizer_of(optimizer))
 
     def check_verifiable(self) -> None:
         """Raises ConfigError if ``--verify`` can't run the optimizer's step."""
-        if self.optimizer != "adamw":
-            raise ConfigError("verify", f"only adamw's step is run here, not that of {self.optimizer}")
+        if not self.optimizer.is_default:
+            raise ConfigError("verify", f"only adamw's step is run here, not that of {self.optimizer.name}")
 
     def on(self, device_type: str) -> PlannedModel:
         """The same model as "cuda" keeps it, or "cpu", on which an emulated rank counts."""

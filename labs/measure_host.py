@@ -1,0 +1,163 @@
+"""python labs/measure_host.py    (or: make gpus)
+
+All GPUs of this host, or --ranks N processes on its CPU, through five labs in order: Table 2 on real ranks, parity
+with one device, a pipeline of two stages, communication with one hardware queue and with eight, and Table 4 with a
+trace that shows how much of the collectives the matmuls hide. Everything goes into one JSON file and one page. A lab
+that fails does not end the others.
+Two hosts: sbatch labs/slurm.sbatch labs/measure_host.py --html host.html
+Exit code 0 if every lab agrees with its formulas, 1 if one does not, 2 on wrong use.
+"""
+
+import html
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from gpu_steps.session import machine
+from rich.console import Console
+
+from actmem.config import ConfigError, check_size
+from actmem_course.files import check_files, replacing, write_text
+from actmem_course.lab_tools.options import add_file_argument, lab_parser
+from actmem_course.lab_tools.trace import hidden_collectives
+from actmem_course.launch import LABS
+from actmem_course.process import lab
+
+#: Seconds after which a lab is ended; the others still run.
+LONGEST = 900
+
+
+@dataclass(frozen=True)
+class Step:
+    """One lab's run.  needs: how many ranks it takes at least; traced: whether it writes a profiler's trace."""
+
+    title: str
+    script: str
+    arguments: tuple[object, ...] = ()
+    needs: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
+    traced: bool = False
+
+
+def steps(ranks: int) -> list[Step]:
+    """What is run on so many ranks, in order."""
+    return [
+        Step(f"Table 2 on {ranks} ranks", "measure_table2.py"),
+        Step("Parity with one device", "measure_parity.py"),
+        Step("Pipeline of 2 stages", "measure_pipeline.py", ("--pipeline", 2, "--tensor", max(1, ranks // 2)), needs=2),
+        Step("Communication, one queue", "measure_communication.py", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        Step("Communication, eight", "measure_communication.py", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+        Step("Table 4", "measure_speed.py", traced=True),
+    ]
+
+
+@lab
+def main() -> int:
+    parser = lab_parser("measure_host.py", __doc__ or "")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    usual = "one for each GPU, 2 without"
+    parser.add_argument("--ranks", type=int, default=gpus or 2, metavar="N", help=f"ranks (default: {usual})")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--quick", action="store_true", help="two timed rounds instead of twenty")
+    start = "what starts a lab on all ranks, such as 'srun … torchrun …' (default: this host's ranks)"
+    parser.add_argument("--start", type=shlex.split, default=[], metavar="COMMAND", help=start)
+    add_file_argument(parser, "html", "write one page with all tables and figures (needs plotly)")
+    args = parser.parse_args()
+    with parser.refusing():
+        check_files(args, "json", "html")
+        check_size("ranks", args.ranks, largest=64)
+        if "RANK" in os.environ:
+            raise ConfigError("started by torchrun", "starts its own ranks: python labs/measure_host.py")
+
+    screen = Console()
+    results: dict[str, Any] = {"machine": machine(), "ranks": args.ranks, "labs": {}}
+    for step in steps(args.ranks):
+        screen.rule(step.title, align="left")
+        if args.ranks < step.needs:
+            found: dict[str, Any] = {"skipped": f"needs {step.needs} ranks, here {args.ranks}"}
+        else:
+            timed = step.script in ("measure_communication.py", "measure_speed.py")
+            more = (*step.arguments, "--device", args.device, *(("--rounds", 2) if args.quick and timed else ()))
+            found = run(step, more, args.ranks, args.start)
+        screen.print(found.get("skipped") or found["printed"], markup=False, highlight=False)
+        results["labs"][step.title] = found
+        if args.json:  # after each, so that nothing is lost
+            write_text(args.json, json.dumps(results, indent=1) + "\n")
+    if args.html:
+        with replacing(args.html) as beside:
+            beside.write_text(page(results), encoding="utf-8")
+        screen.print(f"wrote {args.html}")
+    failed = [title for title, found in results["labs"].items() if found.get("exit_code")]
+    wrong = f"not as predicted, or failed: {', '.join(failed)}"
+    screen.print(wrong if failed else "All labs agree with their formulas.")
+    return 1 if failed else 0
+
+
+def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str]) -> dict[str, Any]:
+    """A lab's exit code, results and text, and how much of its collectives was hidden if it was traced."""
+    # In the present folder: ranks on other hosts see it, if it is on a disk that all hosts see.
+    with TemporaryDirectory(dir=".") as folder:
+        rows, trace = Path(folder) / "rows.json", Path(folder) / "trace.json"
+        call = [str(LABS / step.script), *map(str, arguments), "--json", str(rows)]
+        call += ["--trace", str(trace)] if step.traced else []
+        command = [*start, *call] if start else [sys.executable, *call, "--ranks", str(ranks)]
+        environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "100", **os.environ, **step.environment}
+        found: dict[str, Any] = {"script": step.script, "arguments": arguments, "environment": step.environment}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=environment)
+            found |= {"exit_code": done.returncode, "printed": f"{done.stdout}{done.stderr}".rstrip()}
+        except subprocess.TimeoutExpired:
+            found |= {"exit_code": 1, "printed": f"ended after {LONGEST} seconds"}
+        found["rows"] = json.loads(rows.read_text()) if rows.exists() else []
+        if trace.exists():
+            found["hidden"] = hidden_collectives(json.loads(trace.read_text())["traceEvents"])
+    return found
+
+
+def page(results: dict[str, Any]) -> str:
+    """One page: what each lab printed, the overlap seen in the trace, Table 4 and the pipeline's memory as figures."""
+    device = results["machine"]["device"]
+    parts = [f"<h1>{results['ranks']} ranks on {html.escape(device)}, torch {results['machine']['torch']}</h1>"]
+    for title, found in results["labs"].items():
+        parts.append(f"<h2>{html.escape(title)}</h2>")
+        parts.append(f"<pre>{html.escape(found.get('skipped') or found['printed'])}</pre>")
+        parts.extend(f"<p>{html.escape(line)}</p>" for line in hidden_lines(found.get("hidden") or []))
+        parts.extend(figures(found))
+    style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}pre{overflow:auto;font-size:13px}"
+    return f"<!doctype html><meta charset=utf-8><title>actmem</title><style>{style}</style>\n" + "\n".join(parts) + "\n"
+
+
+def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
+    """A sentence for each kind of collective of a step."""
+    for row in hidden:
+        yield (
+            f"{row['step']}, {row['pass']}: {row['kind']} kernels take {row['ms']:.2f} ms, "
+            f"of which {row['hidden_ms']:.2f} ms beside other kernels."
+        )
+
+
+def figures(found: dict[str, Any]) -> Iterator[str]:
+    """The lab's figure, if it has one: HTML that needs no network."""
+    from actmem.formulas.schedule import one_forward_one_backward
+    from actmem_course.figures.ch06_pipeline import measured_schedule
+    from actmem_course.lab_figures import figure_html, speed_figure
+
+    rows = found.get("rows")
+    if rows and found["script"] == "measure_speed.py":
+        yield figure_html(speed_figure(rows, "one layer"))
+    elif rows and found["script"] == "measure_pipeline.py":
+        stages = max(row["pipeline_rank"] for row in rows) + 1
+        firsts = [next(row for row in rows if row["pipeline_rank"] == stage) for stage in range(stages)]
+        yield figure_html(measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

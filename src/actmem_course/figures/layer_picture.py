@@ -1,0 +1,351 @@
+"""The one picture of the course: a transformer layer, a row for each tensor that it saves for backward.
+
+A box is as wide as its bytes, in the colour of its kind (``style.FILLS``).  Each rank has a column, so that a sharded
+tensor is narrow in all of them, and a copied one as wide as ever.  What is recomputed is hatched, what is offloaded
+stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each sends.
+
+``layer_picture`` draws the paper's layer and today's; ``block_picture`` what a chapter has changed in the blocks;
+``pipeline_picture`` the microbatches in flight.  Every number comes from actmem's formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from actmem.config import ConfigError, ModelShape, Parallel, check_choice
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.communication import Exchange
+from actmem.recipes import PAPER_LAYER, LayerTerms, Mode
+from actmem.rows import LAYER_TERMS, Row
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.sketch import Block, Sketch, Transfer
+from actmem_course.figures.terms import TERMS, formula_of, llama_formula, term_of
+from actmem_course.figures.units import size_text
+from actmem_more.llama_shape import LlamaShape, llama_layer_terms
+from actmem_more.llama_terms import FLOAT32, context_exchanges, llama_rows
+
+Shape = ModelShape | LlamaShape
+#: Which collectives are drawn: those of a pass, or those that recomputation repeats in backward.
+PHASES = ("", "forward", "recompute", "backward")
+#: How c ranks share a sequence in the picture: as ``CONTEXT_KINDS`` says, or K and V from rank to rank around a ring.
+CONTEXT_KINDS = ("gather", "ring", "ulysses")
+COPIED, ALONG_S = "a copy on every rank", "sharded along s"
+
+
+def layer_picture(
+    shape: Shape,
+    parallel: Parallel = Parallel(),
+    recompute: Mode = "none",
+    *,
+    collectives: str = "",
+    stored: int | None = None,
+    in_memory: Collection[str] | None = None,
+    not_saved: Collection[str] = (),
+    keeps_gathered: bool = False,
+    operations: bool = False,
+    context_kind: str = "gather",
+    routed_tokens: Sequence[int] = (),
+    title: str = "",
+) -> Drawing:
+    """The layer with all that it saves for backward on each rank.
+
+    Args:
+        shape: The paper's layer, or one of today's: Llama's, with experts, with latent attention.
+        parallel: t ranks share the layer, under sequence parallelism or not, or c ranks share its sequence.
+        recompute: A mode, a set of terms to recompute, or an action for each term, as ``layer_rows`` takes it.
+        collectives: "forward", "backward" or "recompute" draws the collectives of a pass, or of forward's second run;
+            "" none.  In backward the arrows point upwards.
+        stored: How many tensors the forward pass has stored so far; None for all.  The last one is framed.
+        in_memory: The terms in memory at a moment, in place of those that the forward pass saves.  Recomputed ones
+            among them are framed.
+        not_saved: Terms that no gradient reads, because their weights are frozen.
+        keeps_gathered: The plain form of sequence parallelism, which saves the gathered inputs whole.
+        operations: Name the operations of the paper's layer above the tensors that they save.
+        context_kind: How c ranks share a sequence, one of CONTEXT_KINDS.
+        routed_tokens: Of experts, the pairs of a token and an expert on each rank; if empty, alike on all.
+        title: In place of the finding that the picture states by itself.
+
+    Returns:
+        A drawing whose boxes are as wide as their bytes.
+
+    Raises:
+        ConfigError: If the ranks can't share the layer, a set can't be recomputed, or another argument is out of range.
+    """
+    check_choice("collectives", collectives, PHASES)
+    check_choice("context_kind", context_kind, CONTEXT_KINDS)
+    blocks = layer_blocks(shape, parallel, recompute, keeps_gathered, context_kind, routed_tokens)
+    moves = transfers(shape, parallel, collectives, recompute, context_kind) if collectives else []
+    moves = [move for move in moves if not (move.gathers_again and keeps_gathered)]
+    blocks = [_with_gathered_again(block, moves) for block in blocks]
+    blocks = [
+        replace(block, action="not saved", is_present=False) if block.row.term in not_saved else block
+        for block in blocks
+    ]
+    saved = blocks
+    if stored is not None:
+        if not 1 <= stored <= len(blocks):
+            raise ConfigError("stored", f"must be from 1 to {len(blocks)}, got {stored}")
+        in_memory = [block.row.term for block in blocks[:stored] if block.is_present]
+    if in_memory is not None:
+        blocks = [replace(block, is_present=block.row.term in in_memory) for block in blocks]
+    ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
+    captions = (
+        {term: TERMS[term].operation for term in LAYER_TERMS} if operations else _regions(blocks) if ranks > 1 else {}
+    )
+    now = None if stored is None else blocks[stored - 1]
+    finding = title or (_finding(blocks, ranks) if in_memory is None else _now_finding(blocks, saved, now))
+    letters = f"s={shape.seq_length}, b={shape.micro_batch_size}, h={shape.hidden_size}, a={shape.num_attention_heads}"
+    sketch = Sketch(blocks, ranks, collectives == "backward")
+    sketch.draw(moves, captions, now.row.term if now else "", marks_again=in_memory is not None)
+    return sketch.drawing(finding, f"One layer at {letters}, {ranks} ranks: {sketch.told(moves)}.")
+
+
+def block_picture(
+    blocks: Sequence[Block],
+    title: str,
+    ranks: int = 1,
+    moves: Sequence[Transfer] = (),
+    captions: Mapping[str, str] | None = None,
+) -> Drawing:
+    """The picture of any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
+
+    Args:
+        blocks: A row each.
+        title: The finding.
+        ranks: Columns.
+        moves: Collectives, from ``transfers`` or made by the caller.
+        captions: Words above the row of a term; None: how the ranks share it.
+    """
+    sketch = Sketch(blocks, ranks)
+    sketch.draw(moves, _regions(blocks) if captions is None else captions)
+    return sketch.drawing(title, f"One layer, {ranks} ranks: {sketch.told(moves)}.")
+
+
+def layer_blocks(
+    shape: Shape,
+    parallel: Parallel = Parallel(),
+    recompute: Mode = "none",
+    keeps_gathered: bool = False,
+    context_kind: str = "gather",
+    routed_tokens: Sequence[int] = (),
+) -> list[Block]:
+    """The saved tensors of a layer, after the forward pass; arguments as those of ``layer_picture``.
+
+    Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
+    """
+    ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
+    if ranks < parallel.tensor_parallel_size * parallel.context_parallel_size:
+        raise ConfigError("context_parallel_size", "must be 1 in a picture of tensor-parallel ranks")
+    if routed_tokens:
+        check_choice("number of routed_tokens", len(routed_tokens), [ranks])
+    terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
+    actions = {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
+    sizes, left = {row.term: row.bytes for row in whole}, {row.term: row.bytes for row in held}
+    sizes["attention output before all-to-all"] = sizes.get("attention projection input", 0)
+    plain = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
+    blocks = []
+    for row in shards:
+        if row.term in plain:
+            row = replace(row, bytes=sizes[row.term], split_by=1)
+            left[row.term] = row.bytes
+        action = actions.get(row.term, "keep" if row.term in left else "recompute")
+        block = Block(row, sizes[row.term], left.get(row.term, row.bytes), action, action in ("keep", "compress"))
+        of_rank = _by_rank(row, shape, parallel, routed_tokens)
+        split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
+        blocks.append(replace(block, by_rank=of_rank, split=split, formula=_formula(row, shape, parallel)))
+    return blocks
+
+
+def _rows(
+    shape: Shape, parallel: Parallel, recompute: Mode, context_kind: str
+) -> tuple[LayerTerms, list[Row], list[Row], list[Row]]:
+    """The layer's terms, and its rows without parallelism, as one rank saves them, and with recomputation."""
+    if isinstance(shape, ModelShape):
+        shards = layer_rows(shape, parallel)
+        return PAPER_LAYER, layer_rows(shape), shards, layer_rows(shape, parallel, recompute)
+    terms = llama_layer_terms(shape, context_kind == "ulysses" and parallel.context_parallel_size > 1)
+    shards = llama_rows(shape, parallel, context_kind=context_kind)
+    held = llama_rows(shape, parallel, recompute, context_kind=context_kind)
+    small = [row for row in shards if row.term in (*terms.statistics, *terms.by_products)]
+    alike = {row.term for row in small if row.split_by == small[0].split_by}
+    return terms, _together(llama_rows(shape), alike), _together(shards, alike), _together(held, alike)
+
+
+def _together(rows: Sequence[Row], alike: Collection[str]) -> list[Row]:
+    """Rows with statistics that the ranks share alike in one, at the end: each is too small to see."""
+    small, others = ([row for row in rows if (row.term in alike) == is_small] for is_small in (True, False))
+    return [*others, replace(small[0], term="statistics", bytes=sum(row.bytes for row in small))] if small else others
+
+
+def _formula(row: Row, shape: Shape, parallel: Parallel) -> str:
+    if isinstance(shape, ModelShape):
+        return formula_of(row, shape)
+    is_context = parallel.context_parallel_size > 1
+    fewer = row.split_by < parallel.tensor_parallel_size  # as many ranks as there are key and value heads
+    return llama_formula(row, shape, "c" if is_context else "k" if fewer else "t")
+
+
+def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) -> str:
+    """How the ranks share a tensor."""
+    term, t, shared_by = block.row.term, parallel.tensor_parallel_size, term_of(block.row).shared_by
+    if block.row.bytes == block.whole:
+        return COPIED
+    if parallel.context_parallel_size > 1:
+        by_head = context_kind == "ulysses" and shared_by == "heads" and term != "attention projection input"
+        return "sharded by heads" if by_head else ALONG_S
+    if shared_by == "heads":
+        return "sharded by heads" if block.row.split_by == t else f"each head on {t // block.row.split_by} ranks"
+    if _is_of_experts(block.row, shape):
+        return "whole experts on each rank"
+    return "sharded along the MLP's width" if shared_by == "width" else "" if term == "statistics" else ALONG_S
+
+
+def _is_of_experts(row: Row, shape: Shape) -> bool:
+    """Whether the ranks share it by whole experts, and it grows with the tokens that come to them."""
+    by = term_of(row).shared_by
+    is_routed = by == "experts" or (by == "width" and not row.term.startswith("shared"))
+    return is_routed and isinstance(shape, LlamaShape) and bool(shape.num_experts)
+
+
+def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of a tensor of experts on each rank, by the pairs that it takes."""
+    if isinstance(shape, ModelShape) or not _is_of_experts(of, shape):
+        return ()
+    rows = [row for tokens in routed_tokens for row in llama_rows(shape, parallel, routed_tokens=tokens)]
+    return tuple(row.bytes for row in rows if row.term == of.term)
+
+
+def _with_gathered_again(block: Block, moves: Sequence[Transfer]) -> Block:
+    """With what backward gathers for a moment: the rest of a tensor whose shard is saved.  K and V come together."""
+    again = {move.after for move in moves if move.gathers_again}
+    is_gathered = block.row.term in again or (block.row.term == "K" and "V" in again)
+    return replace(block, gathered=block.whole - block.row.bytes) if is_gathered else block
+
+
+def _regions(blocks: Sequence[Block]) -> dict[str, str]:
+    """How the ranks share the blocks, above the first of each run that they share alike."""
+    found = {}
+    for split, run in groupby(blocks, lambda block: block.split):
+        found[next(run).row.term] = split
+    return found
+
+
+def transfers(
+    shape: Shape, parallel: Parallel, phase: str, recompute: Mode = "none", context_kind: str = "gather"
+) -> list[Transfer]:
+    """The collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
+
+    Raises: ConfigError for layers whose collectives actmem has no formula for.
+    """
+    if isinstance(shape, LlamaShape):
+        if shape.latent or shape.shared_ffn_size:
+            raise ConfigError("collectives", "no formula counts those of latent attention and of shared experts")
+        if phase == "recompute":
+            raise ConfigError("collectives", "the picture repeats those of the paper's layer only")
+        if parallel.context_parallel_size > 1:
+            return _among_context_ranks(shape, parallel, phase, context_kind)
+    t = parallel.tensor_parallel_size
+    if t == 1:
+        return []
+    starts, ends = _edges(shape, parallel)
+    payload = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
+
+    def after(kind: str, terms: Collection[str], again: str = "") -> list[Transfer]:
+        gathers_again = bool(again) and phase == "backward"
+        return [
+            Transfer([Exchange(kind, phase, "", t, payload)], term, kind + again, kind, gathers_again) for term in terms
+        ]
+
+    if phase == "recompute":
+        products = PAPER_LAYER.products_again(recompute)
+        starts = [term for term, product in zip(starts, ("QKV projection", "h→4h")) if product in products]
+        ends = [term for term, product in zip(ends, ("attention projection", "4h→h")) if product in products]
+        if not parallel.sequence_parallel:
+            return after("all-reduce", ends, " again")
+        return after("all-gather", starts, " again") + after("reduce-scatter", ends, " again")
+    experts = _of_experts(shape, parallel, phase) if isinstance(shape, LlamaShape) and shape.num_experts else []
+    if not parallel.sequence_parallel:
+        return after("all-reduce", ends if phase == "forward" else starts) + experts
+    if phase == "forward":
+        return after("all-gather", starts) + after("reduce-scatter", ends) + experts
+    return after("all-gather", starts, " again") + after("reduce-scatter", starts) + after("all-gather", ends) + experts
+
+
+def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
+    """Inputs of the column-parallel matmuls, where f and g stand, and of the row-parallel ones, before f̄ and ḡ."""
+    if isinstance(shape, ModelShape):
+        return ("QKV projection input", "h→4h input"), ("attention projection input", "4h→h input")
+    starts, ends = ("QKV projection input", "gate and up input"), ("attention projection input", "down input")
+    if not shape.num_experts:
+        return starts, ends
+    # Under sequence parallelism the experts' all-to-alls are in place of the MLP's collectives.
+    return (starts[:1], ends[:1]) if parallel.sequence_parallel else ((starts[0], "router input"), ends)
+
+
+def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Transfer]:
+    """Tokens to the ranks of their experts and back, and their weights."""
+    t, taken = parallel.tensor_parallel_size, shape.experts_per_token or 0
+    pairs = shape.seq_length * shape.micro_batch_size * taken // parallel.sequence_parts
+    if not parallel.sequence_parallel:
+        sums = [Exchange("all-reduce", phase, "", t, FLOAT32 * pairs)]
+        return [Transfer(sums, "routing weights", "all-reduce of weights", "all-reduce")] if phase == "backward" else []
+    rows, weights = (Exchange("all-to-all", phase, "", t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32))
+    if phase == "forward":
+        sent = [(weights, "dispatch order", "weights"), (rows, "dispatched weights", "dispatch")]
+        sent += [(rows, "down input", "combine")]
+    else:
+        sent = [(weights, "dispatch order", "weights' gradients"), (rows, "dispatched weights", "gradients back")]
+        sent += [(rows, "dispatched weights", "dispatch again"), (rows, "down input", "gradients to experts")]
+    return [Transfer([each], term, f"{what}: all-to-all", "all-to-all") for each, term, what in sent]
+
+
+def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:
+    """K and V to all ranks, at once or around a ring, or all-to-alls from tokens to heads and back."""
+    kind = "gather" if context_kind == "ring" else context_kind
+    exchanges = [each for each in context_exchanges(shape, parallel, kind) if each.phase == phase]
+    if kind == "ulysses":
+        *to_heads, back = exchanges
+        return [
+            Transfer(to_heads, "QKV projection input", "all-to-all: Q, K, V", "all-to-all"),
+            Transfer([back], "attention output before all-to-all", "all-to-all: the result", "all-to-all"),
+        ]
+    name, look = ("ring of sends", "ring") if context_kind == "ring" else ("all-gather", "all-gather")
+    gathers, *sums = exchanges
+    if phase == "forward":
+        return [Transfer([gathers], "V", f"{name}, K and V", look)]
+    gathered = Transfer([gathers], "V", f"{name}, K and V again", look, gathers_again=True)
+    return [gathered, Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter")]
+
+
+def _finding(blocks: Sequence[Block], ranks: int) -> str:
+    """What the picture shows, in two lines at most."""
+    held = sum(block.on_device for block in blocks)
+    who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
+    actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
+    gone = [
+        f"{size_text(size)} {name}"
+        for action, name in actions
+        if (size := sum(block.row.bytes for block in blocks if block.action == action))
+    ]
+    if gone:
+        return f"{who} saves {size_text(held)} on the GPU;<br>{', '.join(gone)}"
+    if any(block.by_rank for block in blocks):
+        return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
+    says = f"{who} saves {size_text(held)} for backward"
+    if ranks > 1:
+        copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
+        more = f"{size_text(copied)} of it is a copy of what the others save" if copied else "no byte is there twice"
+        return f"{says};<br>{more}"
+    most = max(blocks, key=lambda block: block.on_device)
+    return f"{says},<br>{most.on_device / held:.0%} of it one tensor: {most.row.term}"
+
+
+def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:
+    """What is in memory at a moment.  saved: the same blocks after the forward pass.  now: stored last."""
+    held, of_all = (size_text(sum(block.on_device for block in each)) for each in (blocks, saved))
+    if now is None:
+        return f"In memory now: {held};<br>after the forward pass: {of_all}"
+    size = size_text(now.on_device) if now.on_device else "not saved, recomputed in backward"
+    return f"{now.row.term}: {size};<br>stored so far {held} of {of_all}"

@@ -1,0 +1,141 @@
+"""The course's one picture for a pipeline: the layers of each microbatch in flight, on each rank, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from actmem.config import ConfigError, ModelShape, Parallel, check_size
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.first_stage import layers_per_chunk
+from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward, peak_in_flight
+from actmem.recipes import Mode
+from actmem.rows import total
+from actmem_course.figures.diagrams import Box, boxes, diagram, labels
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.sketch import MOST_RANKS, Stroke, arrows
+from actmem_course.figures.style import FILLS
+from actmem_course.figures.terms import KINDS, term_of
+from actmem_course.figures.units import size_text
+from actmem_course.others.timeline import Span, timeline
+from actmem_course.predicted.iteration import pipeline_sends
+
+#: Pixels: what each rank does, the arrows between ranks, a microbatch, its box, the words at the foot.
+_HEAD, _SENDS, _ROW, _BOX, _FOOT = 46, 34, 24, 18, 48
+#: Room before a box for its number, and after it, as shares of a stage's bytes.
+_NUMBER, _AFTER = 0.3, 0.1
+
+
+def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
+    """The moments of a step that ``pipeline_picture`` draws, in forward passes of one chunk."""
+    return range(max(span.end for span in _spans(parallel, num_microbatches)) + 1)
+
+
+def pipeline_picture(
+    shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int, recompute: Mode = "none"
+) -> Drawing:
+    """What each pipeline rank holds at one moment: a row for each microbatch in flight, in the colours of its tensors.
+
+    A microbatch is as wide as the bytes that its layers save on one rank; what they recompute is hatched.  Arrows are
+    outputs and gradients that have just been sent to the neighbour.
+
+    Args:
+        shape: Of the whole model.
+        parallel: p ranks, with m chunks each, and what they share of a layer; 1F1B, interleaved for m > 1.
+        num_microbatches: Of the step.
+        moment: One of ``pipeline_moments``; a backward pass takes twice as long as a forward pass.
+        recompute: As ``layer_rows`` takes it.
+
+    Raises:
+        ConfigError: If p·m does not divide the layers, p is more than MOST_RANKS, or there is no such moment.
+    """
+    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
+    if p > MOST_RANKS:
+        raise ConfigError("pipeline_parallel_size", f"the picture has room for {MOST_RANKS} ranks, got {p}")
+    spans = _spans(parallel, num_microbatches)
+    check_size("moment", moment, max(span.end for span in spans), least=0)
+    layers, rows = layers_per_chunk(shape, parallel), layer_rows(shape, parallel)
+    saved = {row.term: row.bytes for row in layer_rows(shape, parallel, recompute)}
+    each, whole = layers * sum(saved.values()), layers * total(rows)
+    column = (1 + _NUMBER + _AFTER) * whole
+    parts = {kind: layers * sum(saved.get(r.term, 0) for r in rows if term_of(r).kind == kind) for kind in KINDS}
+    drawn: list[Box] = []
+    words: list[tuple[float, float, str]] = []
+    top, most = _HEAD + _SENDS, max(peak_in_flight(_schedule(parallel, num_microbatches)))
+    flying = [in_flight_at(spans, rank, moment) for rank in range(p)]
+    foot = top + most * _ROW
+    for rank, held in enumerate(flying):
+        left, middle = rank * column, (rank + 0.5) * column
+        now = [_name(span.action, m) for span in spans if span.rank == rank and span.start <= moment < span.end]
+        words.append((middle, 10, f"rank {rank}" if p <= 4 else str(rank)))
+        words.append((middle, 30, f"<b>{''.join(now) or 'idle'}</b>"))
+        for place, action in enumerate(held):
+            y = top + place * _ROW
+            words.append((left + 0.6 * _NUMBER * whole, y + _BOX / 2, _name(action, m)[1:]))
+            drawn += _microbatch(action, left + _NUMBER * whole, y, whole, parts)
+        count, size = f"{len(held)} in flight", size_text(len(held) * each)
+        words.append(
+            (
+                middle,
+                foot + 22,
+                f"{count}<br><b>{size}</b>" if p <= 4 else f"{len(held)}<br>{size}".replace(" ", "<br>"),
+            )
+        )
+    sends = pipeline_sends(shape, parallel, num_microbatches)
+    fullest = max(range(p), key=lambda rank: len(flying[rank]))
+    told = [
+        f"rank {rank} holds {len(held)} microbatches, {len(held) * each:,} bytes" for rank, held in enumerate(flying)
+    ]
+    sent = f"an arrow is {size_text(sends[0].payload_bytes)}" if sends else "nothing is sent"
+    chunks = "; 3·1 is microbatch 3, chunk 1" if m > 1 else ""
+    return diagram(
+        f"Moment {moment}: rank {fullest} holds {len(flying[fullest])} times {layers} layers, "
+        f"{size_text(len(flying[fullest]) * each)};<br>{sent}{chunks}",
+        [*boxes(drawn), *arrows(1.5, True, _just_sent(spans, moment, p, column)), labels(words, 13)],
+        f"A pipeline of {p} ranks, {layers} layers each, at moment {moment}: {'; '.join(told)}.",
+        p * column, foot + _FOOT, round(foot + _FOOT) + 88,
+    )  # fmt: skip
+
+
+def _name(action: Action, num_model_chunks: int) -> str:
+    return f"{action.kind}{action.microbatch}" + (f"·{action.chunk}" if num_model_chunks > 1 else "")
+
+
+def _just_sent(spans: Sequence[Span], moment: int, p: int, column: float) -> list[Stroke]:
+    """Arrows from ranks whose pass has just ended: outputs to the next one, gradients to the one before."""
+    found: list[Stroke] = []
+    for span in spans:
+        to = span.rank + (1 if span.action.kind == "F" else -1)
+        if span.end == moment and 0 <= to < p:
+            y = _HEAD + (8 if to > span.rank else 22)
+            found.append(([(span.rank + 0.5) * column, (to + 0.5) * column], [y, y]))
+    return found
+
+
+def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
+    """The forward passes that a rank has begun, and whose backward pass has not ended, in their order."""
+    own = [span for span in spans if span.rank == rank]
+    freed = {(s.action.chunk, s.action.microbatch) for s in own if s.action.kind == "B" and s.end <= moment}
+    begun = [span.action for span in own if span.action.kind == "F" and span.start <= moment]
+    return [action for action in begun if (action.chunk, action.microbatch) not in freed]
+
+
+def _microbatch(action: Action, x: float, y: float, whole: int, parts: dict[str, int]) -> list[Box]:
+    """A frame for all that its layers could save, and in it what they do save, kind by kind."""
+    saved = sum(parts.values())
+    about = f"microbatch {action.microbatch}: {saved:,} B saved"
+    found = [Box(x + saved, y, whole - saved, _BOX, FILLS["recomputed"], "", "recomputed in backward")]
+    for kind, size in parts.items():
+        found.append(Box(x, y, size, _BOX, FILLS[kind], "", f"{about}<br>{kind}: {size:,} B"))
+        x += size
+    return [box for box in found if box.width]
+
+
+def _schedule(parallel: Parallel, num_microbatches: int) -> list[list[Action]]:
+    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
+    return interleaved(p, m, num_microbatches) if m > 1 else one_forward_one_backward(p, num_microbatches)
+
+
+@lru_cache(maxsize=32)
+def _spans(parallel: Parallel, num_microbatches: int) -> tuple[Span, ...]:
+    return tuple(timeline(_schedule(parallel, num_microbatches)))

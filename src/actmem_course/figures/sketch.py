@@ -1,0 +1,309 @@
+"""How the course's one picture is drawn: a row for each saved tensor, a column for each rank, collectives between them.
+
+``layer_picture`` says what is in the rows; this file knows boxes, words and arrows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from actmem.formulas.communication import Exchange, wire_bytes
+from actmem.rows import Row
+from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
+from actmem_course.figures.marks import Drawing, line
+from actmem_course.figures.style import FILLS, INK
+from actmem_course.figures.terms import term_of
+from actmem_course.figures.units import axis_unit, three_digits
+
+#: More ranks than this are not drawn: their columns would be too narrow.
+MOST_RANKS = 8
+#: Pixels: a row of a tensor, its box, a row of a collective, a caption, the ranks' names.
+_ROW, _BOX, _TRANSFER, _CAPTION, _HEAD = 25, 19, 30, 18, 24
+#: Pixels of a letter of the words beside the boxes, and the room between two ranks, as a share of all columns.
+_LETTER, _WORDS, _GAP = 7.5, 13, 0.035
+#: Pixels of all columns on a narrow page, in pixels of a wide page's words.
+_NARROWEST = 200
+#: Between a box and its words: one that no page takes away.
+_SPACE = "\u00a0"
+#: Widths of arrows that carry a shard, and all of a tensor.
+_THIN, _THICK = 1.5, 4.0
+#: Places along x and y of a line.
+Stroke = tuple[Sequence[float], Sequence[float]]
+#: What goes into a collective and what comes out of it on each rank: a shard, or the whole tensor.
+_ENDS = {"all-reduce": (_THICK, _THICK), "all-gather": (_THIN, _THICK), "reduce-scatter": (_THICK, _THIN)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One tensor in the picture.
+
+    Attributes:
+        row: As one rank saves it if nothing is recomputed.
+        whole: Bytes of the tensor without any parallelism.
+        held: Bytes on the device while it is there: less than the row's if it is compressed.
+        action: What becomes of it: one of ``recipes.ACTIONS``, or "not saved" if no gradient reads it.
+        is_present: Whether it is in the device's memory at this moment.
+        gathered: Bytes that backward gathers from the other ranks for a moment.
+        by_rank: Bytes on each rank, if the ranks' differ.
+        formula: In letters, such as ``2sbh/t``.
+        split: How the ranks share it, in words.
+    """
+
+    row: Row
+    whole: int
+    held: int
+    action: str = "keep"
+    is_present: bool = True
+    gathered: int = 0
+    by_rank: tuple[int, ...] = ()
+    formula: str = ""
+    split: str = ""
+
+    @property
+    def absence(self) -> str:
+        """Why it isn't in the device's memory, in words; "" if it is."""
+        words = {"recompute": "recomputed", "not saved": "not saved", "offload": "on the host"}
+        return "" if self.is_present else words.get(self.action, "not in memory")
+
+    @property
+    def on_device(self) -> int:
+        """Bytes in the device's memory at this moment; of ranks that differ, on the fullest."""
+        return max(self.by_rank, default=self.held) if self.is_present else 0
+
+    def held_on(self, rank: int) -> int:
+        """Bytes in the memory of one rank at this moment."""
+        return self.by_rank[rank] if self.by_rank and self.is_present else self.on_device
+
+    def size_on(self, rank: int) -> int:
+        """Bytes that one rank would save of it."""
+        return self.by_rank[rank] if self.by_rank else self.row.bytes
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A row of arrows.
+
+    Attributes:
+        exchanges: What is sent, all of one kind.
+        after: The term below whose row it is drawn.
+        name: What stands beside it.
+        kind: How it is drawn: as the exchanges' kind, or "ring" or "next stage", from rank to rank or from each on.
+        gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
+    """
+
+    exchanges: Sequence[Exchange]
+    after: str
+    name: str
+    kind: str
+    gathers_again: bool = False
+
+    @property
+    def sent_bytes(self) -> int:
+        """By each rank."""
+        return wire_bytes(self.exchanges)
+
+
+@dataclass
+class Sketch:
+    """A picture while it is drawn, from the top down, in pixels; x counts bytes.
+
+    Attributes:
+        blocks: The rows.
+        of_ranks: How many ranks there are; the picture has columns for MOST_RANKS of them.
+        is_backward: Whether collectives bring bytes upwards.
+    """
+
+    blocks: Sequence[Block]
+    of_ranks: int = 1
+    is_backward: bool = False
+    drawn: list[Box] = field(default_factory=list)
+    names: list[tuple[float, float, str]] = field(default_factory=list)
+    sizes: list[tuple[float, float, str]] = field(default_factory=list)
+    heads: list[tuple[float, float, str]] = field(default_factory=list)
+    captions: list[tuple[float, float, str]] = field(default_factory=list)
+    strokes: dict[tuple[float, bool], list[Stroke]] = field(default_factory=dict)
+    y: float = 0
+
+    def __post_init__(self) -> None:
+        self.ranks = min(self.of_ranks, MOST_RANKS)
+        self.column = max(
+            max(*(block.size_on(rank) for rank in range(self.ranks)), block.row.bytes + block.gathered)
+            for block in self.blocks
+        )
+        self.host = max((block.row.bytes for block in self.blocks if block.action == "offload"), default=0)
+        self.gap = _GAP * (self.ranks * self.column + self.host)
+        self.unit, self.unit_name = axis_unit(sorted(block.row.bytes for block in self.blocks)[len(self.blocks) // 2])
+
+    def left_of(self, rank: int) -> float:
+        """Where a rank's column begins; that of the host comes after the last rank's."""
+        return rank * (self.column + self.gap)
+
+    @property
+    def width(self) -> float:
+        """Of all columns."""
+        return self.left_of(self.ranks) - self.gap + (self.gap + self.host if self.host else 0)
+
+    def draw(
+        self,
+        moves: Sequence[Transfer] = (),
+        captions: Mapping[str, str] = {},
+        framed: str = "",
+        marks_again: bool = False,
+    ) -> None:
+        """All rows, each with its caption above and the collectives that follow it.
+
+        Args:
+            captions: Words above the row of a term.
+            framed: The term in a thick frame.
+            marks_again: Whether boxes of what is recomputed and there again are framed.
+        """
+        self._heads()
+        for block in self.blocks:
+            if caption := captions.get(block.row.term):
+                self.captions.append((0, self.y + _CAPTION / 2 - 1, f"<i>{caption}</i>"))
+                self.y += _CAPTION
+            self._row(block)
+            is_again = marks_again and block.action == "recompute" and block.is_present
+            for rank in range(self.ranks if block.row.term == framed or is_again else 0):
+                size = max(block.size_on(rank), 0.004 * self.width)
+                self._stroke(_THICK, *Box(self.left_of(rank), self.y - _ROW, size, _BOX, EMPTY).outline())
+            for move in moves:
+                if move.after == block.row.term:
+                    self._transfer(move)
+
+    def _heads(self) -> None:
+        if self.ranks == 1 and not self.host:
+            return
+        for rank in range(self.ranks):
+            is_last_of_many = rank == self.ranks - 1 < self.of_ranks - 1
+            name = f"rank {rank}" if 1 < self.ranks <= 4 else str(rank)
+            name = "GPU" if self.ranks == 1 else f"… {self.of_ranks - 1}" if is_last_of_many else name
+            self.heads.append((self.left_of(rank) + self.column / 2, _HEAD / 2, name))
+        if self.host:
+            self.heads.append((self.left_of(self.ranks) + self.host / 2, _HEAD / 2, "host"))
+        self.y = _HEAD
+
+    def _row(self, block: Block) -> None:
+        """One tensor on all ranks, its name before the first box, its bytes after the last."""
+        middle = self.y + _BOX / 2
+        for rank in range(self.ranks):
+            self._boxes(block, rank)
+        end = self.left_of(self.ranks - 1) + block.size_on(self.ranks - 1) + block.gathered
+        if block.action == "offload":
+            at, size = self.left_of(self.ranks), block.row.bytes
+            hover = f"<b>{block.row.term}</b> in the host's memory: {size:,} B"
+            self.drawn.append(Box(at, self.y, size, _BOX, FILLS[term_of(block.row).kind], "", hover))
+            self._stroke(_THIN, [at, end] if self.is_backward else [end, at], [middle] * 2, has_head=True)
+            end = at + size
+        self.names.append((0, middle, f"{block.row.term}{_SPACE}"))
+        self.sizes.append((end, middle, f"{_SPACE}{self._said(block)}"))
+        self.y += _ROW
+
+    def _boxes(self, block: Block, rank: int) -> None:
+        """A tensor's box on one rank: what is held in its colour, what has gone as a frame."""
+        x, size, about = self.left_of(rank), block.size_on(rank), term_of(block.row)
+        held = block.held_on(rank)
+        where = "" if self.ranks == 1 else f", rank {rank}, {block.split}"
+        hover = f"<b>{block.row.term}</b>{where}<br>{held:,} B<br>{about.why}"
+        if held < size:
+            look = FILLS["recomputed"] if block.action == "recompute" else EMPTY
+            said = hover if held else f"<b>{block.row.term}</b>{where}<br>{block.absence}: {size:,} B"
+            self.drawn.append(Box(x, self.y, size, _BOX, look, "", said))
+        if held:
+            self.drawn.append(Box(x, self.y, held, _BOX, FILLS[about.kind], "", hover))
+        if block.gathered:
+            said = f"<b>{block.row.term}</b>{where}<br>gathered again for a moment: {block.gathered:,} B"
+            self.drawn.append(Box(x + size, self.y, block.gathered, _BOX, FILLS["transient"], "", said))
+
+    def _said(self, block: Block) -> str:
+        """What stands after the last box of a row."""
+        if block.absence in ("recomputed", "not saved"):
+            return f"<i>{block.absence}</i>"
+        if block.absence == "not in memory":
+            return ""
+        if block.by_rank:
+            return f"<b>{block.formula}</b> {self._in_unit(min(block.by_rank))} to {self._in_unit(max(block.by_rank))}"
+        formula = "8 bits" if block.action == "compress" else block.formula
+        return f"<b>{formula}</b> {self._in_unit(block.on_device or block.row.bytes)}"
+
+    def _in_unit(self, size: float) -> str:
+        return f"{three_digits(size / self.unit)} {self.unit_name}"
+
+    def _transfer(self, move: Transfer) -> None:
+        """A row of arrows: down into the ranks' exchange and out of it, upwards in backward."""
+        top, bottom = self.y - 1, self.y + _TRANSFER - 6
+        middle, ends = (top + bottom) / 2, (bottom, top) if self.is_backward else (top, bottom)
+        middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]
+        pairs = {
+            "all-to-all": product(middles, middles),
+            "ring": zip(middles, middles[1:] + middles[:1]),
+            "next stage": zip(middles, middles),
+        }
+        for pair in pairs.get(move.kind, ()):
+            self._stroke(_THIN, pair, ends, has_head=True)
+        if move.kind in _ENDS:
+            width_in, width_out = _ENDS[move.kind]
+            self._stroke(_THIN, [middles[0], middles[-1]], [middle] * 2)
+            for x in middles:
+                self._stroke(width_in, [x, x], [ends[0], middle])
+                self._stroke(width_out, [x, x], [middle, ends[1]], has_head=True)
+        self.names.append((0, middle, f"<i>{move.name}</i>{_SPACE}"))
+        self.sizes.append(
+            (middles[-1] + 0.3 * self.gap, middle, f"{_SPACE}<i>{self._in_unit(move.sent_bytes)} sent</i>")
+        )
+        self.y += _TRANSFER
+
+    def _stroke(self, width: float, x: Sequence[float], y: Sequence[float], has_head: bool = False) -> None:
+        self.strokes.setdefault((width, has_head), []).append((x, y))
+
+    def drawing(self, title: str, alt: str) -> Drawing:
+        """The picture with its title; words stand beside the boxes, in margins of their own."""
+        names = {**labels(self.names, _WORDS, "middle left"), "meta": "names"}
+        words = [names, labels(self.sizes, _WORDS, "middle right")]
+        words += [labels(self.captions, 12, "middle right")] if self.captions else []
+        words += [labels(self.heads, _WORDS)] if self.heads else []
+        before = max(_letters(text) for *_, text in self.names) * _LETTER
+        # A size may begin before the columns end, by a few pixels at least on the narrowest page.
+        beyond = max(_letters(text) * _LETTER - (1 - x / self.width) * _NARROWEST for x, _, text in self.sizes)
+        lines = [trace for look, strokes in self.strokes.items() for trace in arrows(*look, strokes)]
+        return diagram(
+            title, [*boxes(self.drawn, _WORDS), *lines, *words], alt,
+            1.001 * self.width, self.y, round(self.y) + 88, margins=(round(before) + 10, max(16, round(beyond) + 10)),
+        )  # fmt: skip
+
+    def told(self, moves: Iterable[Transfer] = ()) -> str:
+        """The picture in words."""
+        said = []
+        for block in self.blocks:
+            size = f"{'at most ' if block.by_rank else ''}{block.on_device or block.row.bytes:,} bytes"
+            said.append(", ".join(filter(None, (f"{block.row.term} {size}", block.absence, block.split))))
+        sent = [f"{move.name} after {move.after}, {move.sent_bytes:,} bytes sent by each" for move in moves]
+        return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
+
+    def total(self) -> int:
+        """Bytes in the memory of a rank; the fullest if they differ."""
+        return max(sum(block.held_on(rank) for block in self.blocks) for rank in range(self.ranks))
+
+
+def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict]:
+    """Lines of one width in one trace, since plotly takes a millisecond for each; ``has_head``: at the end of each."""
+    if not strokes:
+        return []
+    x = [place for xs, _ in strokes for place in (*xs, None)]
+    y = [place for _, ys in strokes for place in (*ys, None)]
+    head: dict[str, Any] = {}
+    if has_head:
+        sizes = [size for xs, _ in strokes for size in (*[0] * (len(xs) - 1), 7 + 1.5 * width, 0)]
+        marker = {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": INK, "opacity": 1}
+        head = {"mode": "lines+markers", "marker": marker}
+    return [line("", x, y, INK, width=width, showlegend=False, **head)]
+
+
+def _letters(text: str) -> int:
+    """How many letters are seen: bold and italic marks aren't."""
+    for mark in ("<b>", "</b>", "<i>", "</i>"):
+        text = text.replace(mark, "")
+    return len(text)

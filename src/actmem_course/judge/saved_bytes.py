@@ -98,8 +98,9 @@ class SavingRecorder:
         self._own, self._file = storages_of(*weights), file
         #: The values of an input, and its storage, which a copy is not.
         self.input: tuple[Tensor, weakref.ref] | None = None
-        self._saved: dict[int, tuple[weakref.ref, SavedStorage]] = {}
-        self._made: dict[int, weakref.ref] = {}
+        # Both forget a storage when it ends.
+        self._saved: weakref.WeakKeyDictionary[torch.UntypedStorage, SavedStorage] = weakref.WeakKeyDictionary()
+        self._made = storages_of()
         self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._results = _Results(self._note)
 
@@ -114,20 +115,17 @@ class SavingRecorder:
 
     def alive(self) -> SavedBytes:
         """What is alive now.  Hold the graph, and nothing else."""
-        saved = {key: tensor for key, (storage, tensor) in self._saved.items() if storage() is not None}
-        made = [storage() for key, storage in self._made.items() if key not in saved]
-        return SavedBytes(list(saved.values()), sum(storage.nbytes() for storage in made if storage is not None))
+        hidden = sum(storage.nbytes() for storage in self._made if storage not in self._saved)
+        return SavedBytes(list(self._saved.values()), hidden)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
-            if storage is None or storage in self._own:
-                continue
-            before = self._saved.get(id(storage))
-            if before is None or before[0]() is None:
+            if storage is not None and storage not in self._own and storage not in self._saved:
                 line, of_input = line_in(self._file), self._of_input(part, storage)
-                saved = SavedStorage(storage.nbytes(), part.dtype, tuple(shape_of(part)), line, *of_input)
-                self._saved[id(storage)] = weakref.ref(storage), saved
+                self._saved[storage] = SavedStorage(
+                    storage.nbytes(), part.dtype, tuple(shape_of(part)), line, *of_input
+                )
         # An output that is saved itself would hold the graph that holds it: a leak.
         return tensor.detach() if tensor.requires_grad else tensor
 
@@ -142,7 +140,7 @@ class SavingRecorder:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
             if storage is not None and storage not in self._own:
-                self._made[id(storage)] = weakref.ref(storage)
+                self._made.add(storage)
 
 
 class _Results(TorchDispatchMode):
@@ -188,9 +186,10 @@ class Largest(_Results):
             if element_size > self._above and size // element_size > self.elements:
                 self.elements, self.what = size // element_size, text
         self._alive.resized(storage)
-        if self._alive.bytes > self.peak:
-            self.peak = self._alive.bytes
-            self._at_peak = [(storage.nbytes(), text) for storage, text in self._texts.items()]
+        if self._alive.bytes > self.peak:  # or no operation has told of a storage that is smaller by now
+            living = [(storage.nbytes(), text) for storage, text in self._texts.items()]
+            if (peak := sum(size for size, _ in living)) > self.peak:
+                self.peak, self._at_peak = peak, living
 
     def most(self) -> str:
         """The largest tensors that live at the peak."""

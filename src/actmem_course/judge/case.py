@@ -156,7 +156,8 @@ class CaseRun:
         with self.unwritten(**inputs), self.b.watching() as forward:
             result = function(*inputs.values(), *rest)
         _check_returned(result, forward)
-        self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, parts=first if operator else None)
+        sure, parts = self.t == 1, first if operator else None
+        self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, parts=parts, sure=sure)
         if collectives and self.t > 1:
             self.see(CollectivesRun(f"{prefix}forward", list(forward.collectives)))
         check_graph(result, forward, prefix)
@@ -179,6 +180,7 @@ class CaseRun:
                     None if gradient is None else gradient.clone(),
                     _advised(advice.get(name, "")).repair,
                     _advised(advice.get(name, "")).cause,
+                    sure=sure,
                     gradient_of=name,
                     parts=upstream if operator else None,
                     missing="" if gradient is not None else gives_no_gradient(ran),

@@ -193,11 +193,11 @@ class CollectivesRun(Observation):
 class TensorSeen(Observation):
     """A tensor, right up to rounding.
 
-    gradient_of: whose gradient it is.  parts: what this rank had before an operator.  missing: why a gradient isn't
-    there.
-    backward: the name of what backward ran.
+    sure: cause and repair hold however it is wrong.  gradient_of: whose gradient it is.  parts: what this rank had
+    before an operator.  missing: why a gradient isn't there.  backward: the name of what backward ran.
     """
 
+    sure: bool = True
     gradient_of: str = ""
     parts: Tensor | None = None
     missing: str = ""
@@ -261,7 +261,7 @@ class TensorSeen(Observation):
             return [Fault("has the digits of float32", "compute in the dtype of the input")]
         finding = difference(found, right, both.t, both_sizes(both))
         cause = self._other_collectives(both) or finding.cause
-        if both.t > 1 and found.isfinite().all():
+        if not self.sure and found.isfinite().all():
             return [Fault(finding.symptom, cause=cause)]
         return [Fault(finding.symptom, self.repair, cause or self.cause)]
 

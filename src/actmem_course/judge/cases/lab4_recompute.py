@@ -84,7 +84,11 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     seed_and_draw(r.device)
     advice = {
         "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
-        "x": Fault("", cause="the second run does not draw the random numbers of the first"),
+        "x": Fault(
+            "",
+            "restore the state that torch's generator had before the first run (torch.get_rng_state)",
+            "the second run does not draw the random numbers of the first",
+        ),
     }
     r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"

@@ -175,6 +175,15 @@ def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
         yield words, a, k, {name: r.same(*size) for name, size in zip(_NAMES, sizes)}
 
 
+_READ = "its query heads read the key and value heads from rank · k // t on, so neighbours share one if t > k"
+#: What a rank takes of each weight.
+_HEADS_OF = {
+    "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
+    **dict.fromkeys(("k_weight", "v_weight"), Fault("", "take those of the rank's query heads, each once", _READ)),
+    "projection_weight": "heads are its inputs, so take those of the rank's query heads along dimension 1",
+}
+
+
 def split_grouped_heads(r: CaseRun) -> None:
     for words, a, k, whole in _weights(r):
         with r.b.watching():
@@ -182,7 +191,7 @@ def split_grouped_heads(r: CaseRun) -> None:
         if not isinstance(answer, (tuple, list)) or len(answer) != 4:
             raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
         for name, part in zip(_NAMES, answer):
-            r.see_tensor(f"{words}this rank's {name}", part)
+            r.see_tensor(f"{words}this rank's {name}", part, _HEADS_OF[name])
 
 
 def sum_shared_gradients(r: CaseRun) -> None:

@@ -17,23 +17,8 @@ MISTAKES["4.1"] = (
             "torch.autograd.backward(y, torch.ones_like(y))\n        return None, *(x.grad for"}),
 )
 MISTAKES["4.2"] = (
-    Mistake("the second run draws other random numbers than the first, so it drops other elements",
-        "restore the state that torch's generator had before the first run (torch.get_rng_state)",
-        {"_restore(states)\n        with torch.enable_grad": "with torch.enable_grad"}),
-    Mistake("the second run starts from the seed, not from the state that the generator had before the first run",
-        "torch.get_rng_state()",
-        {"_restore(states)\n        with": "torch.manual_seed(torch.initial_seed())\n        with"}),
     Mistake("after backward the generator is where the second run left it, so later dropouts repeat numbers",
         "restore the state from before the second run", {"_restore(before)\n        torch.autograd": "torch.autograd"}),
-    Mistake("after backward the generator is in the state that was saved in forward",
-        "restore the state from before the second run",
-        {"_restore(before)\n        torch.autograd": "_restore(states)\n        torch.autograd"}),
-    Mistake("forward resets the generator, so what is drawn next repeats the region's numbers",
-        "restore the generator after the second run only",
-        {":\n            return": ", torch.random.fork_rng():\n            return"}),
-    Mistake("the result differs from function's own although the generator starts in the same state",
-        "forward must not seed or draw by itself",
-        {"with torch.no_grad": "torch.manual_seed(0)\n        with torch.no_grad"}),
 )
 MISTAKES["4.3"] = (
     Mistake("checkpoint takes tensors only, and dropout is not one",

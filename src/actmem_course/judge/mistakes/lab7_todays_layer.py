@@ -86,18 +86,6 @@ MISTAKES["7.4"] = (
         {"grad_weight = grad.flatten": "grad_weight = torch.ones_like(grad).flatten"}),
 )
 MISTAKES["7.5"] = (
-    Mistake("with more ranks than key heads a rank has head rank // k", "its query heads read head rank · k // t",
-        {"parts // t":
-            "parts // t if t <= num_key_value_heads else min(rank // num_key_value_heads, num_key_value_heads - 1)"}),
-    Mistake("every rank has the first key and value heads", "its query heads read those from rank · k // t on",
-        {"own = rank * parts // t": "own = 0"}),
-    Mistake("of min(t, k) parts of k_weight and v_weight a rank has part rank % k",
-        "its query heads read part rank · k // t, because neighbours share a head",
-        {"own = rank * parts // t": "own = rank % parts"}),
-    Mistake("with more ranks than key heads every rank has head 0", "its query heads read head rank · k // t",
-        {"own = rank * parts // t": "own = 0 if t > num_key_value_heads else rank * parts // t"}),
-    Mistake("a rank has every t-th query head", "give it a/t that follow each other, from r·a/t on",
-        {"chunk(t)[rank]": "unflatten(0, (num_attention_heads, -1))[rank::t].flatten(0, 1)"}),
 )
 MISTAKES["7.6"] = (
     Mistake("the sum is added to .grad, which has this rank's own part already", "it takes its place",

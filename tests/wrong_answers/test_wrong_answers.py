@@ -97,7 +97,9 @@ def test_whoever_takes_all_ranks_for_the_group_is_told(number):
     )
     verdict = verdict_of(number, text)
     assert count == 1 and verdict.status == "wrong"
-    assert re.search("outside group; pass group=group|right with group=WORLD, but not on a group of", explained(verdict))
+    assert re.search(
+        "outside group; pass group=group|right with group=WORLD, but not on a group of", explained(verdict)
+    )
 
 
 def test_no_two_mistakes_have_one_edit():

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
 from actmem.rows import by_term
-from actmem_course.judge.case import CaseRun
+from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.observations import Clue, Cost, ExactTensor, HalfTensor, TensorSeen
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 from actmem_course.judge.verdict import Fault, Wrong
@@ -177,7 +177,7 @@ def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
 
 _READ = "its query heads read the key and value heads from rank · k // t on, so neighbours share one if t > k"
 #: What a rank takes of each weight.
-_HEADS_OF = {
+_HEADS_OF: Advice = {
     "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
     **dict.fromkeys(("k_weight", "v_weight"), Fault("", "take those of the rank's query heads, each once", _READ)),
     "projection_weight": "heads are its inputs, so take those of the rank's query heads along dimension 1",

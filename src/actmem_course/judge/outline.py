@@ -150,7 +150,7 @@ ALL_LABS = (
         Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
         # On two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t.
     ), fewest_virtual=8),
-    Lab("lab8_plan", "Lab 8: plan a model", "09_your_model", (
+    Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
         Exercise("8.1", "rank_state_bytes", "What fits, and which is fastest"),
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
         Exercise("8.3", "plan_of", "What if", seconds=45),

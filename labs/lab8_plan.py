@@ -2,7 +2,7 @@
 
 Lab 8: plan three models under limits (2205.05198 sections 4 to 6, and ZeRO, 1910.02054).
 
-Read notebooks/10_plan_a_model.ipynb first; each exercise names its section.
+Read notebooks/09_your_model.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them by the bill of the fullest rank: what doesn't fit is shown line by line.

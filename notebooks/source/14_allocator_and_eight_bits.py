@@ -4,7 +4,7 @@
 # **Guess first:** run the next cell (Shift+Enter) and type a number. You switch on FP8, 8 bits an element, and expect half the
 # memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). How many GiB does one layer of Llama 3 8B save for
-# $s$ = 8,192 tokens, if its linears compute in FP8?
+# 8,192 tokens, if its linears compute in FP8?
 
 # %%
 # Setup: imports, and the numbers of the question

@@ -23,8 +23,7 @@ from actmem_course.figures import ch14_allocator_and_eight_bits as allocator
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.gpu_results import newest
 from actmem_course.figures.operators import operators
-from actmem_course.others.nanotron import nanotron_runs
-from actmem_more.llama_shape import LLAMA_MODELS, TINY_LLAMA
+from actmem_more.llama_shape import LLAMA_MODELS
 from tests.drawings import assert_valid
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
@@ -79,17 +78,14 @@ DRAWN: dict[Callable, list[tuple]] = {
         (moment, segments, order) for moment in (1, 6, 18) for segments in allocator.SEGMENTS for order in allocator.ORDERS
     ],
     allocator.growing_batches: [(newest("allocator"),), ({},)],
-    ends.stage_work: [(LLAMA, 8), (LLAMA, 16, True)],
-    today.kept_today: [(LLAMA, CUT)],
-    today.others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
-    today.llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
+    today.saved_today: [(LLAMA, CUT)],
     experts.experts: [(LLAMA_MODELS["qwen3-30b-a3b"], routing) for routing in experts.ROUTINGS],
     experts.latent_layer: [(terms,) for terms in experts.RECOMPUTED],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("balanced",))],
     today.frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
-    planned.first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
-    planned.plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
-    planned.runs_figure: [(nanotron_runs(),)],
+    planned.first_aid: [()],
+    planned.code_bars: [(LLAMA,), (LLAMA, planned.WRITTEN)],
+    planned.code_picture: [(LLAMA, planned.WRITTEN), (LLAMA, planned.CHANGED)],
 }  # fmt: skip
 
 

@@ -388,13 +388,13 @@ async (plot, notes) => {
 
 @pytest.mark.parametrize("width", [at_night(1280), 390])
 def test_words_beside_bars_stand_where_plotly_would_write_them(width, reader):
-    page = reader.open("notebooks/09_your_model.html", width=width).page
+    page = reader.open("notebooks/10_the_loss.html", width=width).page
     place = page.locator(".actmem-shown").first
     place.scroll_into_view_if_needed()
     expect(place).to_have_attribute("data-drawn", "true")
     notes = place.evaluate("(place) => place.figure.state.drawings[0].layout.annotations")
     found = place.locator(".actmem-plot").evaluate(FROM_PLOTLY, notes)
-    assert len(found) == len(notes) > 20 and all(same for same, _ in found)
+    assert len(found) == len(notes) > 4 and all(same for same, _ in found)
     assert max(pixels for _, pixels in found) < 2.5
 
 

@@ -256,10 +256,9 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
     curves = [memory_curve(spans, rank, lambda action: size[saves_all(action)]) for rank in range(p)]
     share = Fraction(sum(map(len, whole)), p * n)
     counts = ", ".join(f"{count} of {min(p - rank, n)}" for rank, count in enumerate(places))
-    whose = f"on ranks 0 to {p - 1}: {counts}"
     return gantt(
         f"With {size_text(budget_bytes)} a rank, {float(share):.0%} of all passes recompute nothing;<br>"
-        f"in flight and saving everything, {whose}",
+        f"in flight and saved whole, ranks 0 to {p - 1}: {counts}",
         f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: of those in flight "
         f"{counts} save everything; {float(1 - share):.1%} of all passes recompute their attention core.",
         spans, curves, lambda action: _WINDOW[action.kind, saves_all(action)], ("memory", budget_bytes),

@@ -144,7 +144,7 @@ LiveFigure(layer_picture(gpt3.shape))
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
 # * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes
-#   in 16 bits; a dropout mask takes $sbh$, one byte an element.
+#   in 16 bits; a dropout mask takes $sbh$, one byte per element.
 # * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and
 #   the dropout output. The operation that makes them is the **attention core** (Megatron's *core attention*).
 #

@@ -163,11 +163,11 @@ checks.show()
 # ### Dropout (rows 6, 10 and 15)
 #
 # $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$. The
-# mask is enough, one byte an element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of
+# mask is enough, one byte per element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of
 # the MLP.
 #
 # A surprise: on a CPU, PyTorch's own `nn.Dropout` saves the mask in the dtype of its input. The course's layer draws
-# a mask of one byte an element on every device, as PyTorch does on GPUs and the paper counts.
+# a mask of one byte per element on every device, as PyTorch does on GPUs and the paper counts.
 #
 # ### Attention over V, a matmul again (rows 7 and 8)
 #
@@ -384,7 +384,7 @@ checks
 #
 # <details><summary>Answer</summary>
 #
-# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is
+# The three dropout masks stay at one byte per element. With $e$ bytes per element the sum is
 # $(16e + 2)\,sbh + (2e + 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
 #
 # </details>

@@ -20,6 +20,7 @@ _PARTS = {
     **dict.fromkeys(("gradient", "main gradient"), "gradients"),
     **dict.fromkeys(("activation", "recomputed activation", "input", "output"), "activations"),
 }
+_FILLS = {part: FILLS[part] for part in _PARTS.values()}
 _REST = "everything else"
 
 
@@ -30,7 +31,7 @@ def _by_kind(row: SavedTensor) -> str:
 def step_timeline(
     bill: StepBill,
     of: str,
-    parts: Mapping[str, Fill] = {part: FILLS[part] for part in _PARTS.values()},
+    parts: Mapping[str, Fill] = _FILLS,
     part_of: Callable[[SavedTensor], str] = _by_kind,
 ) -> Drawing:
     """Bytes alive after each operation of a training step, by part, with its phases and its peak.

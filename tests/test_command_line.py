@@ -32,21 +32,6 @@ def said(capsys, *arguments):
     return code, lines[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        (["--json", "x", "--html", "./x"], "json: each result needs a file of its own"),
-        (["--html", ""], "cannot write"),
-        (["--capability", "9.0"], "capability: needs --fake --device cuda"),
-        (["--at", "s=१२"], "at: must be sizes as s=200,b=3"),
-        (["--at", "s=1_0"], "at: must be sizes as s=200,b=3"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options, rule, model, capsys):
-    code, line = said(capsys, "record", model, *options)
-    assert code == 2 and rule in line
-
-
 @pytest.mark.parametrize("text", ["१२", "1_0", " 1", "", "1.0"])
 def test_a_whole_number_has_plain_digits(text, capsys):
     with pytest.raises(ValueError):

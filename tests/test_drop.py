@@ -477,14 +477,6 @@ def test_the_window_holds_what_is_on_its_way():
     assert arrived == [1, 1, 2, 2, 2, 5]
 
 
-def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
-    """Everything recomputed and inputs on the host: what a model of any depth keeps on the device is the same."""
-    actions = dict.fromkeys(LAYER_TERMS[1:], "recompute") | {LAYER_TERMS[0]: "offload"}
-    assert total(layer_rows(SHAPE, recompute=actions)) == 0
-    assert total(on_host(layer_rows(SHAPE), PAPER_LAYER, actions)) == total(layer_rows(SHAPE, recompute="full"))
-    assert equal(*(gradients(mode) for mode in (actions, "none")))
-
-
 def test_backward_in_any_order_fetches_no_more_ahead():
     host = HostMemory(2)
     layer = layer_of({"GeLU input": "offload"}, stores={"offload": host})

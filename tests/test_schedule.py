@@ -23,7 +23,7 @@ from actmem.formulas.schedule import (
     peak_in_flight,
     torch_microbatches_per_round,
 )
-from actmem_course.others.timeline import bubble_of, draw, memory_curve, timeline, validate
+from actmem_course.others.timeline import bubble_of, memory_curve, timeline, validate
 from tests.tiers import covering
 
 TIMES = [(1, 2), (1, 1), (2, 1), (3, 7)]
@@ -177,13 +177,6 @@ def test_the_first_fault_is_named(spoil, message):
     with pytest.raises(ConfigError) as error:
         validate(ranks, 3)
     assert str(error.value) == f"schedule: {message}"
-
-
-def test_drawing():
-    assert draw(timeline(one_forward_one_backward(2, 3))) == (
-        "rank 0 | F0 F1 ·  ·  B0 -- F2 B1 -- ·  B2 --\n"
-        "rank 1 | ·  F0 B0 -- F1 B1 -- F2 B2 -- ·  ·"
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("p", "m", "rounds"), covering([2, 4, 8], [2, 3, 4], [1, 2, 3, 4]))

@@ -2,11 +2,10 @@
 
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel
+from actmem.config import TINY, ModelShape, Parallel
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
     RNG_STATE_BYTES,
@@ -115,14 +114,3 @@ def test_rows_add_up_to_the_closed_form_and_that_is_the_printed_one(cut, configu
     rows = layer_rows(shape, configuration.parallel(t), configuration.recompute, e)
     assert total(rows) == closed_form(configuration, shape, t, e)
     assert closed_form(configuration, shape, t) == printed(shape, PRINTED[configuration.name](t, core(shape)))
-
-
-@pytest.mark.parametrize(
-    ("model", "both", "full"), [("22B", 16.1, 7.6), ("175B", 18.5, 8.7), ("530B", 20.2, 9.5), ("1T", 20.2, 9.5)]
-)
-def test_percentages_of_the_tensor_parallel_baseline(model, both, full):
-    """Section 6.1 says under 20% and about 10%; these are table 2's own."""
-    shape, t = PAPER_MODELS[model].shape, PAPER_MODELS[model].parallel.tensor_parallel_size
-    sizes = {c.name: closed_form(c, shape, t) for c in TABLE2}
-    assert round(100 * sizes["tensor+sequence+selective"] / sizes["tensor"], 1) == both
-    assert round(100 * sizes["full"] / sizes["tensor"], 1) == full

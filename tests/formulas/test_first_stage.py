@@ -229,14 +229,6 @@ def test_the_window_moves_with_the_period_of_1f1b(p, n, places, data):
     assert schedule.recomputed_share(places, in_flight_here, n) == 1 - Fraction(len(kept), n)
 
 
-def test_figure_10():
-    """p = 4, nine microbatches: later stages have fewer in flight, so more of them fit."""
-    p, n = paper.FIGURE10_PIPELINE_PARALLEL_SIZE, paper.FIGURE10_NUM_MICROBATCHES
-    ranks = schedule.one_forward_one_backward(p, n)
-    kept = [[microbatch for _, microbatch in schedule.moving_window(actions, 2)] for actions in ranks]
-    assert kept == [[0, 1, 4, 5, 8], [0, 1, 3, 4, 6, 7], list(range(9)), list(range(9))]
-
-
 @pytest.mark.parametrize("model", ["175B", "530B"])
 def test_the_papers_models_fit_more_towards_the_end(model):
     """Within 80 GiB the first rank recomputes some and the last none."""

@@ -33,14 +33,6 @@ def test_everything_for_one_model(tmp_path):
     assert re.fullmatch(r"measured in \d+\.\d seconds", last)
 
 
-@pytest.mark.nightly
-def test_the_largest_model_in_80_columns():
-    sections = [f"--section={name}" for name in ("table2", "figure1", "figure9")]
-    shown = shown_in_80_columns(SCRIPT, "--model", "1T", *sections)
-    titles = [line.split(":")[0] for line in shown.splitlines() if line.startswith(("Figure", "Table"))]
-    assert titles == ["Figure 1", "Table 2", "Figure 9"]
-
-
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("section", "first", "verdict"),

@@ -90,16 +90,6 @@ def exchange_differences(shape, tp, context, recompute):
     return {collective: count for collective, count in counted.items() if count}
 
 
-def exchanges_on_ranks(shape, context_parallel_size, way):
-    tp, context = layer_groups(context_parallel_size, way, sequence_parallel=True)
-    return [exchange_differences(shape, tp, context, mode) for mode in MODES]
-
-
-@pytest.mark.parametrize(("way", "kind"), covering(CONTEXT_KINDS, SHAPES, of=1))
-def test_exchanges_on_real_ranks(pools, way, kind):
-    assert pools[4].run(exchanges_on_ranks, SHAPES[kind], 2, way) == 4 * [4 * [{}]]
-
-
 @pytest.mark.by_day(1)
 @pytest.mark.slow
 @ways

@@ -19,7 +19,6 @@ from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_g
 from actmem.parallel.weights import part_of
 from actmem.rows import by_term, compare, total
 from actmem_more.context import ContextParallel
-from actmem_more.latent import attend_uneven
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_modules import product, rms_norm, rotary_tables, swiglu
@@ -373,13 +372,6 @@ def test_backward_of_swiglu_never_holds_more_than_its_two_gradients():
     assert alive.peak_bytes == 2 * gradient.nbytes
 
 
-def test_heads_that_ranks_hold_alike_name_no_group():
-    """A part is two numbers: an exchange over it can't go to all ranks of the job by mistake."""
-    layer = LlamaLayer(SHAPE, TensorParallel(None, 4, 1), seed=1)
-    part = part_of(dict(layer.named_parameters())["attention.k"], TensorParallel(None, 4, 1))
-    assert part == (2, 0) and not hasattr(part, "group")
-
-
 def test_the_floors_of_latent_attention():
     s, b, h, a, f = 12, 3, 32, 8, 40
     q, c, n, r, v = 20, 14, 6, 4, 8
@@ -402,20 +394,3 @@ def test_a_latent_in_place_of_its_keys_and_values():
     freed = 1 - total(llama_rows(shape, recompute={"K", "V"})) / total(llama_rows(shape))
     again = llama_recomputed_flops(shape, {"K", "V"}) / (3 * sum(llama_products(shape).values()))
     assert (round(100 * freed), round(100 * again, 1)) == (24, 0.6)
-
-
-@pytest.mark.parametrize("widths", [(6, 10), (10, 6), (4, 4)])
-def test_attention_of_two_widths(widths):
-    generator = torch.Generator().manual_seed(1)
-    sizes = [(2, 3, 7, width) for width in (widths[0], *widths)]
-    heads = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-
-    def run(attend):
-        q, k, v = (x.clone().requires_grad_() for x in heads)
-        y = attend(q, k, v)
-        (y * torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)).sum().backward()
-        return y, q.grad, k.grad, v.grad
-
-    wanted = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2))
-    for ours, theirs in zip(run(attend_uneven), wanted, strict=True):
-        assert (ours - theirs).abs().max() < 1e-12

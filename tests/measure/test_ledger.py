@@ -377,13 +377,6 @@ def test_gradients_are_those_without_a_record():
     assert torch.equal(grad, expected)
 
 
-def test_it_shows_itself():
-    ledger = ledger_of(blocks(), x())
-    text = repr(ledger)
-    assert text.splitlines()[0].startswith(f"{ledger.total_bytes:,} B")
-    assert "0-2.2 ×3" in text and "tanh" in text and "activation" in text
-
-
 def test_fsdps_gathered_weights_do_not_count(pools):
     for resharded, kept in pools[2].run(fsdp_bytes):
         assert resharded == kept == ledger_of(blocks(), x()).total_bytes

@@ -12,9 +12,8 @@ from torch.overrides import TorchFunctionMode
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import MLP, TransformerLayer
-from actmem.ledger.emulate import emulated_rank
 from actmem.parallel import linear, weights
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.vocab import VocabParallelEmbedding
 from actmem.parallel.weights import Part
@@ -86,12 +85,6 @@ def test_no_rank_makes_more_than_its_shard(monkeypatch, block):
     with LargestTensor() as seen:
         block(128, 64, TensorParallel(size=8, rank=3))
     assert seen.elements == 128 * 64 // 8
-
-
-def test_fake_and_meta_weights_are_made_without_values():
-    with emulated_rank(8):
-        GPT(SHAPE, tensor_parallel())
-    assert all(parameter.is_meta for parameter in TransformerLayer(SHAPE, device="meta").parameters())
 
 
 @pytest.mark.parametrize(

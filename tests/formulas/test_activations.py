@@ -12,8 +12,6 @@ from actmem.formulas.activations import (
     TABLE2,
     closed_form,
     crossover_seq_length,
-    eq4,
-    gathered_input_bytes,
     layer_extra_rows,
     layer_rows,
 )
@@ -62,14 +60,6 @@ def test_every_rank_together_holds_each_tensor_split_by_times(cut):
         assert row.split_by in (1, parallel.tensor_parallel_size)
     if parallel.sequence_parallel:
         assert {row.split_by for row in layer_rows(shape, parallel)} == {parallel.tensor_parallel_size}
-
-
-@given(layer_cuts())
-def test_plain_sequence_parallelism_keeps_4sbh_undivided(cut):
-    shape, parallel = cut
-    t = parallel.tensor_parallel_size
-    with_it = eq4(shape, t) + gathered_input_bytes(shape, t)
-    assert with_it == printed(shape, Fraction(30, t) + 4 + core(shape) / t)
 
 
 def test_masks_and_random_number_states_come_with_recomputation():

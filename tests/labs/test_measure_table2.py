@@ -45,10 +45,6 @@ def test_emulated_with_sizes_of_ones_own(tmp_path):
     assert [r["predicted_bytes"] for r in json.loads(path.read_text())][-1] == 2 * 64 * 3 * 48
 
 
-def test_eighty_columns_cut_no_number_off():
-    shown_in_80_columns(SCRIPT, "--emulate", 8, "--model", "1T", "--dtype", "float32")
-
-
 def test_bad_input_under_torchrun_is_said_once_by_rank_0():
     command = [*TORCHRUN, str(launch.LABS / SCRIPT), "--json", "/proc/actmem/x.json"]  # only rank 0 can find it
     done = subprocess.run(command, capture_output=True, text=True)

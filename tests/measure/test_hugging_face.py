@@ -106,17 +106,8 @@ def test_fake_position_ids_are_those_of_one_sequence_a_row():
     """Without this, a fake run makes a mask for packed rows and repeats keys and values for it."""
 
     def llama():
-        from transformers import AutoModelForCausalLM, LlamaConfig
-
-        config = LlamaConfig(
-            hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1,
-            vocab_size=64, use_cache=False,
-        )  # fmt: skip
-        ids = torch.randint(64, (2, 8))
-        return AutoModelForCausalLM.from_config(config), {
-            "input_ids": ids,
-            "position_ids": torch.arange(8).expand(2, 8),
-        }
+        model, inputs = built("llama")
+        return model, {"input_ids": inputs["input_ids"], "position_ids": torch.arange(8).expand(2, 8)}
 
     totals = []
     for fake in (False, True):

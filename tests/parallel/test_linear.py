@@ -126,12 +126,6 @@ def test_autocast_gathers_and_keeps_sixteen_bits(pools):
         assert right[:4] == (True, True, True, {full})
 
 
-@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
-def test_autocast_gives_sixteen_bits_as_torchs_linear_does(kind):
-    with torch.autocast("cpu", torch.bfloat16):
-        assert kind(6, 8, TensorParallel())(torch.ones(4, 2, 6)).dtype is torch.bfloat16
-
-
 def test_load_dense_refuses_what_does_not_fit():
     tp = TensorParallel(size=2, rank=1)
     dense = GPT(SHAPE, seed=1).state_dict()

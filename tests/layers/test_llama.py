@@ -17,12 +17,19 @@ from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
-from actmem.rows import by_term, compare, total
+from actmem.rows import compare, total
 from actmem_more.context import ContextParallel
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_modules import product, rms_norm, rotary_tables, swiglu
-from actmem_more.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
+from actmem_more.llama_shape import (
+    LLAMA_MODELS,
+    LatentHeads,
+    LlamaShape,
+    llama_layer_terms,
+    llama_shape,
+    own_context_shape,
+)
 from actmem_more.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from tests.gradients import gradient_pairs
 from tests.tiers import covering, examples
@@ -157,11 +164,14 @@ def largest_error(shape, recompute, tp=TensorParallel(), context=ContextParallel
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 
 
-def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, routing="even"):
-    parallel = Parallel(tp.size, tp.sequence_parallel)
-    routed = forced_routed_tokens(shape, parallel, routing, tp.rank) if shape.num_experts else None
-    predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed)
-    comparison = compare(predicted, measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing))
+def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, routing="even", context=ContextParallel()):
+    """Between the formula and the ledger, which ``measure_llama_layer`` compares with the census first."""
+    parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+    own = own_context_shape(shape, parallel, context.kind)
+    routed = forced_routed_tokens(own, parallel, routing, tp.rank) if shape.num_experts else None
+    predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed, context.kind)
+    measured = measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
+    comparison = compare(predicted, measured)
     return "" if comparison.exact else comparison.describe()
 
 
@@ -385,12 +395,3 @@ def test_the_floors_of_latent_attention():
         # Elementwise drops the latents' norms' outputs as well.
         kept = 4 * s * b * h + 2 * s * b * (q + c) + 2 * s * b * f
         assert total(llama_rows(LATENT, Parallel(t, True), "elementwise")) == (latents + heads + rest - kept) // t
-
-
-def test_a_latent_in_place_of_its_keys_and_values():
-    shape = llama_shape("deepseek-v3")
-    tokens, rows = shape.seq_length * shape.micro_batch_size, by_term(llama_rows(shape))
-    assert rows["KV latent"] == 1_152 * tokens and rows["K"] + rows["V"] == 81_920 * tokens
-    freed = 1 - total(llama_rows(shape, recompute={"K", "V"})) / total(llama_rows(shape))
-    again = llama_recomputed_flops(shape, {"K", "V"}) / (3 * sum(llama_products(shape).values()))
-    assert (round(100 * freed), round(100 * again, 1)) == (24, 0.6)

@@ -336,15 +336,6 @@ def test_a_failing_forward_leaves_nothing_behind():
     assert torch.get_rng_state.__module__ == "torch.random"
 
 
-def test_gradients_are_those_without_a_record():
-    model, inputs = blocks(), x()
-    (expected,) = torch.autograd.grad(model(inputs).sum(), inputs)
-    with record(model):
-        y = model(inputs)
-    (grad,) = torch.autograd.grad(y.sum(), inputs)
-    assert torch.equal(grad, expected)
-
-
 def test_fsdps_gathered_weights_do_not_count(pools):
     for resharded, kept in pools[2].run(fsdp_bytes):
         assert resharded == kept == ledger_of(blocks(), x()).total_bytes

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.layers.transformer import MLP, TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.parallel import linear, weights
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -91,9 +91,7 @@ def test_no_rank_makes_more_than_its_shard(monkeypatch, block):
     "make",
     [
         lambda seed: ColumnParallelLinear(8, 8, TensorParallel(), seed=seed),
-        lambda seed: RowParallelLinear(8, 8, TensorParallel(), seed=seed),
         lambda seed: VocabParallelEmbedding(8, 8, TensorParallel(), seed=seed),
-        lambda seed: MLP(SHAPE, TensorParallel(), seed=seed),
         lambda seed: TransformerLayer(SHAPE, seed=seed),
     ],
 )

@@ -55,11 +55,12 @@ measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESS
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/torchrun --standalone --nproc-per-node $(PROCESSES) \
 	  labs/measure_table2.py $(ARGS)
 
-lint: $(TESTS) ## check style, format, types and imports: a part of `make test`
+lint: $(TESTS) ## check style, format, types, imports and the length of chapters: a part of `make test`
 	@$(RUN) -m ruff check --quiet $(SOURCES)
 	@$(RUN) -m ruff format --check --quiet $(SOURCES)
 	@found=$$($(RUN) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo --no-cache) || { echo "$$found"; exit 1; }
 	@$(RUN) -m mypy
+	@counted=$$($(RUN) -m notebooks.source.words) || { echo "$$counted"; exit 1; }
 
 # What must pass before pytest is a prerequisite; pytest's summary stays the last output.  By day each process has one
 # thread, which leaves the other cores to the others.

@@ -61,7 +61,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-# 7.2: read “What plain operators keep instead”
+# 7.2: read “What plain operators save instead”
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
 
@@ -81,7 +81,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     raise NotImplementedError
 
 
-# 7.3: read “What plain operators keep instead”
+# 7.3: read “What plain operators save instead”
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, where silu(x) = x · sigmoid(x).
 
@@ -98,7 +98,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-# 7.4: read “What needs no product”
+# 7.4: read “What needs no matmul”
 def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
     """F.linear(recipe(*sources), weight), saving the sources in place of the linear's own input.
 

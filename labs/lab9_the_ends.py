@@ -30,7 +30,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-# 9.1: read “What the loss keeps”
+# 9.1: read “What the loss saves”
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of each token, log Σ exp(logits) − the target's logit.
 
@@ -118,7 +118,7 @@ def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[T
     raise NotImplementedError
 
 
-# 9.5: read “The other end”
+# 9.5: read “The embedding”
 def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
     """The rows of weight at ids; backward adds to main_grad and makes no gradient of weight's size.
 

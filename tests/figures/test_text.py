@@ -19,6 +19,7 @@ from actmem_course.figures.checks import Checks, Fold, in_the_paper, worked
 from actmem_course.figures.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from actmem_course.figures.text import extras_text, kept_text, saved_text, text_table
 from actmem_course.others.disagreements import disagreements
+from actmem_more.llama_shape import LLAMA_MODELS, llama_layer_terms
 from tests.shapes import shapes
 
 
@@ -57,8 +58,10 @@ def test_an_empty_ledger_says_so():
 # What is said about each term agrees with the formulas.
 
 
-def test_the_terms_are_the_layers_in_order():
-    assert tuple(TERMS) == LAYER_TERMS
+def test_the_table_has_the_terms_of_the_papers_layer_and_of_todays():
+    assert tuple(TERMS)[: len(LAYER_TERMS)] == LAYER_TERMS
+    today = {recipe.term for shape in LLAMA_MODELS.values() for recipe in llama_layer_terms(shape).recipes}
+    assert today <= TERMS.keys()
 
 
 def test_every_kind_and_block_is_known():
@@ -125,7 +128,7 @@ def test_what_a_cell_compared_stands_under_it_with_the_difference():
     checks.add("under a thousandth", [(True, True)], "")
     assert repr(checks.show()).splitlines() == [
         "✓ 0 apart a layer: predicted 1,769,472 · counted 1,769,472 bytes",
-        "✓ 0 apart ranks: by formula 7 · by torch 7 FLOPs (2 of 2)",
+        "✓ 0 apart ranks: by formula 4 | 3 · by torch 4 | 3 FLOPs",
         "✓ under a thousandth",
     ]
     assert repr(checks.show()) == "", "each is shown once"
@@ -136,7 +139,7 @@ def test_a_difference_is_loud_and_differences_do_not_cancel():
     checks = Checks()
     checks.add("two layers", [(2000, 2001), (2001, 2000)])
     lines = checks.show()
-    assert repr(lines) == "✗ 2 apart two layers: predicted 4,001 · counted 4,001 bytes (0 of 2)"
+    assert repr(lines) == "✗ 2 apart two layers: predicted 2,000 | 2,001 · counted 2,001 | 2,000 bytes"
     assert 'role="alert"' in lines._repr_html_() and "2,000 and 2,001 bytes" in lines._repr_html_()
     assert repr(checks) == "✗ 1 of 1 comparisons are apart predicted = counted: 0 of 2"
     assert "#FDE7E9" in checks._repr_html_() and "2,000 and 2,001 bytes" in checks.summary().details

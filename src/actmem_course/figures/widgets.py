@@ -7,7 +7,7 @@ import time
 from html import escape
 from textwrap import fill
 
-from actmem_course.figures.live import CARRIED, Carried, mime_bundle
+from actmem_course.figures.live import Carried, mime_bundle, script
 
 
 class Progress(Carried):
@@ -16,23 +16,7 @@ class Progress(Carried):
     what: is stored with the notebook; the seconds are not, since they differ.  Screen readers read the line out.
     """
 
-    _esm = (
-        CARRIED
-        + """
-async function render({ model, el }) {
-  const state = await carried(model);
-  const node = document.createElement("div");
-  node.setAttribute("role", "status");
-  Object.assign(node.style, { minHeight: "1.4em", padding: "2px 4px", fontWeight: "600" });
-  const write = () => { node.textContent = state.get("text"); };
-  el.append(node);
-  write();
-  state.on(write);
-  return () => state.off(write);
-}
-export default { render };
-"""
-    )
+    _esm = script("carried.js", "progress.js")
 
     def __init__(self, what: str):
         super().__init__({"text": ""})

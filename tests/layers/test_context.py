@@ -25,7 +25,7 @@ from actmem_more.llama_shape import (
     own_context_shape,
 )
 from actmem_more.llama_terms import context_exchanges, llama_rows
-from tests.layers.test_llama import FLASH, MODES, differences, flash_flops, largest_error
+from tests.layers.test_llama import FLASH, MODES, all_modes, differences, flash_flops
 from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
@@ -35,11 +35,7 @@ ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
 
 
 def on_ranks(shape, context_parallel_size, way, sequence_parallel):
-    tp, context = layer_groups(context_parallel_size, way, sequence_parallel=sequence_parallel)
-    errors = [largest_error(shape, recompute, tp, context) for recompute in MODES]
-    dtypes = (torch.bfloat16, torch.float32)
-    wrong = [differences(shape, mode, tp, dtype, context=context) for mode in MODES for dtype in dtypes]
-    return max(errors), "".join(wrong)
+    return all_modes(shape, *layer_groups(context_parallel_size, way, sequence_parallel=sequence_parallel))
 
 
 @pytest.mark.by_day(1)

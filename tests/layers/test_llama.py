@@ -183,14 +183,19 @@ def test_the_plain_layers_numbers(kind, recompute):
     assert largest_error(SHAPES[kind], recompute) < 1e-12
 
 
+def all_modes(shape, tp, context=ContextParallel()):
+    """The largest error of numbers, and every difference of bytes, on this rank."""
+    errors = [largest_error(shape, recompute, tp, context) for recompute in MODES]
+    dtypes = (torch.bfloat16, torch.float32)
+    wrong = [differences(shape, mode, tp, dtype, context=context) for mode in MODES for dtype in dtypes]
+    return max(errors), "".join(wrong)
+
+
 def on_ranks(shape, sequence_parallel, members=None):
     group = torch.distributed.new_group(members) if members else None
     if members and torch.distributed.get_rank() not in members:
         return 0.0, ""
-    tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
-    errors = [largest_error(shape, recompute, tp) for recompute in MODES]
-    wrong = [differences(shape, mode, tp, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)]
-    return max(errors), "".join(wrong)
+    return all_modes(shape, tensor_parallel(group, sequence_parallel=sequence_parallel))
 
 
 # k = 2: with four ranks two hold the same key and value head.

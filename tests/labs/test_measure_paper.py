@@ -13,7 +13,6 @@ from actmem_course.others.disagreements import disagreements
 from tests.labs.in_process import lab_module, shown_in_80_columns
 
 SCRIPT = "measure_paper.py"
-FIELDS = {"section", "model", "quantity", "unit", "paper", "ours_formula", "measured", "difference_from_paper"}
 
 
 @pytest.mark.nightly
@@ -22,7 +21,6 @@ def test_everything_for_one_model(tmp_path):
     shown = shown_in_80_columns(SCRIPT, "--model", "22B", "--json", path)
 
     results = json.loads(path.read_text(encoding="utf-8"))
-    assert all(result.keys() >= {*FIELDS, "difference"} for result in results)
     assert {result["section"] for result in results} == set(SECTIONS) - {"figure9"}  # 22B has one stage
     measured = [result for result in results if result["measured"] is not None]
     assert len(measured) > 20 and all(result["difference"] == 0 and result["exact"] for result in measured)

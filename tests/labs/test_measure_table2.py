@@ -14,7 +14,6 @@ from tests.labs.faults import TORCHRUN
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
-FIELDS = {"configuration", "tensor_parallel_size", "rank", "predicted_bytes", "extra_bytes", "measured_bytes"}
 
 
 def test_on_two_ranks():
@@ -26,7 +25,6 @@ def check_results(results, processes):
     assert [r["configuration"] for r in results] == [c.name for c in TABLE2] * processes
     assert {r["rank"] for r in results} == set(range(processes))
     for result in results:
-        assert result.keys() >= FIELDS
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"]
         assert result["exact"] and result["difference_bytes"] == 0
         assert result["tensor_parallel_size"] == (1 if result["configuration"] == "none" else processes)

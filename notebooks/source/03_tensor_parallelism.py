@@ -34,14 +34,12 @@ Reveal(
 )
 
 # %% [markdown]
-# **In this chapter** you shard a transformer layer over $t$ GPUs, place the collectives it needs, check its numbers against one
-# GPU, and find the part of its memory that no $t$ divides. About 35 minutes.
-#
-# **You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
+# **35 minutes. You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
 # hidden size, $a$ heads.
 #
 # Four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
-# each holds a part (its shard), and **partial** if each holds one full-size term of a sum that nobody has taken yet.
+# each holds a part (its shard), and **partial** if each holds one full-size term of a sum that nobody has taken yet. GPT-3 has
+# $t = 8$; most pictures show 4 ranks, to stay readable.
 
 # %% [markdown]
 # ## Columns, then rows
@@ -87,8 +85,8 @@ for name, result in tried.items():
     print(f"{name}: {'equal' if torch.allclose(result, Z) else 'wrong'}")
 
 # %% [markdown]
-# Rank 0's shards are filled. Switch to the other order: GeLU must wait for a collective, and its input and output, $16\,sbh$
-# bytes, become replicated.
+# Rank 0's shards are filled. Switch the order: GeLU must wait for a collective, and its input and output, $16\,sbh$ bytes,
+# become replicated.
 
 # %%
 Panel(
@@ -100,9 +98,9 @@ Panel(
 # %% [markdown]
 # ## f and f̄
 #
-# The paper puts an operator at each end of such a block: $f$ where the ranks enter it, $\bar f$ where they leave it. Each is an
-# autograd function: one thing in the forward pass, another in the backward pass. One of the two is an **all-reduce**: add
-# up what all ranks hold, and give every rank the sum.
+# A layer has two blocks, attention and MLP. The paper puts an operator at each end of a block: $f$ at its input, $\bar f$ at its
+# output. Each is an autograd function: one thing in the forward pass, another in the backward pass. One of the two is an
+# **all-reduce**: add up what all ranks hold, and give every rank the sum. Here on two ranks:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.operators import operators
@@ -112,7 +110,7 @@ LiveFigure(operators(("f", "f̄"), GPT3))
 # %% [markdown]
 # The two are **conjugate**: the backward pass of one is the forward pass of the other. $\bar f$ takes the sum that you saw above.
 # $f$ is its mirror image: every rank used all of $X$ for its own columns, so the gradient of $X$ is a sum of $t$ terms,
-# $dX = \sum_i dY_i A_i^\top$. Forget that sum and nothing crashes. Each rank just trains on a wrong gradient of its own:
+# $dX = \sum_i dY_i A_i^\top$. Forget that sum and nothing crashes, but each rank trains on a wrong gradient of its own:
 
 # %%
 dY = torch.randn(6, 32, dtype=torch.float64)
@@ -124,7 +122,7 @@ for name, result in tried.items():
 
 # %% [markdown]
 # **Now write it:** [exercises 2.1 to 2.4 and 2.6](../labs/lab2_tensor_parallel.py), `f`, `f_bar`, both linears and the MLP:
-# `python my/labs/lab2_tensor_parallel.py --only 2.1,2.2,2.3,2.4,2.6`. (Ours, for afterwards: `actmem/parallel/conjugates.py`.)
+# `python my/labs/lab2_tensor_parallel.py --only 2.1,2.2,2.3,2.4,2.6`.
 
 # %% [markdown]
 # ## Attention: whole heads
@@ -152,7 +150,8 @@ Panel(
 # ## What divides and what does not
 #
 # Between the blocks stand layer norms, dropouts and residual additions. There every rank has the whole output of $\bar f$, so
-# all repeat the same work and save the same six tensors:
+# all repeat the same work and save the same six tensors. (To all-reduce a tensor of $2sbh$ bytes each rank sends $2(t-1)/t$
+# times that: chapter 4 shows why.)
 
 # %%
 Panel(
@@ -173,20 +172,24 @@ from actmem.rows import total
 
 parts = {size: [total(rows) for rows in show.divided_and_whole(GPT3, size)] for size in show.sizes_of_t(GPT3)}
 checks.add(
-    "a layer on one rank, for each t",
+    f"bytes of a layer on one rank, t from {min(parts)} to {max(parts)}",
     [(sum(each), eq2(GPT3, size)) for size, each in parts.items()],
-    sides=("divided part and floor", "equation 2"),
+    sides=("divided part + floor", "equation 2"),
 )
 checks.show()
 
 # %% [markdown]
 # > **Why do this?** Each rank holds a $t$-th of the weights and does a $t$-th of the matmuls, for one collective per block and
-# > pass. **Why not?** The matmuls wait for that collective, and it carries a whole tensor, so it needs fast links: they join 8 GPUs in
-# > most machines (72 in an NVL72 rack). And doubling $t$ never halves the memory: the floor stays.
+# > pass. **Why not?** The matmuls wait for that collective, and it carries a whole tensor. So the ranks should share NVLink: the
+# > 8 GPUs of most machines, or the 72 of an NVL72 rack. And doubling $t$ never halves the memory: the floor stays.
 #
-# The output layer is sharded by columns too: each rank has the logits of its part of the vocabulary. The loss then needs three
-# numbers per token from all ranks: the largest logit, the sum of exponentials, the target's logit. The backward pass needs no
-# more: the gradient is the softmax, less 1 at the target.
+# The output layer is sharded by columns too: each rank has the logits $z_v$ of its part of the vocabulary. With the target $y$,
+# a token's loss is
+#
+# $$m + \log \sum_v e^{z_v - m} - z_y, \qquad m = \max_v z_v.$$
+#
+# So three numbers are all-reduced: the maximum, the sum, and $z_y$, which one rank has. The gradient, softmax less 1 at
+# the target, needs no other.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.
@@ -194,7 +197,9 @@ checks.show()
 # ## Measured: one rank of eight
 #
 # Run one of GPT-3's eight ranks, and compare what autograd saves with the formula, term by term (with the layer norms'
-# statistics, which the paper leaves out). Q, K and V should have $a/t$ heads; K is transposed, as it enters $QK^\top$.
+# statistics, which the paper leaves out). In `am.emulated_rank(t)` your process acts as rank 0 of $t$, on tensors with shapes and
+# no data. A collective is counted, and its result has the right shape. Q, K and V should have $a/t$ heads; K is transposed, as
+# it enters $QK^\top$.
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
@@ -225,7 +230,7 @@ checks.show()
 # %% [markdown]
 # ## Counted: the collectives
 #
-# Two blocks, each with an $f$ and an $\bar f$. How many all-reduces do you expect in each pass? Count them:
+# Two blocks, each with an $f$ and an $\bar f$. How many all-reduces do you expect in each pass?
 
 # %%
 from actmem.formulas.communication import layer_exchanges
@@ -249,14 +254,12 @@ checks.add("one all-reduce carries the whole [s, b, h] tensor", [(whole, one)])
 checks.show()
 
 # %% [markdown]
-# $t$ divides the work and most of the memory, but not the tensors sent.
-#
 # ## Two real processes: the same numbers as one GPU
 #
-# An emulated rank has no neighbours. Now `torchrun` starts two processes, which compare the output and every gradient, in
-# float64, with an unsharded layer that has the same weights.
+# An emulated rank has no neighbours. Now `torchrun` starts two processes, $t = 2$, which compare the output and every gradient,
+# in float64, with an unsharded layer that has the same weights.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem_course import launch
 
 with Progress("labs/measure_parity.py, two processes"):
@@ -269,7 +272,7 @@ checks.add(
 )
 for phase in ("forward", "backward"):
     counted = [(2, result[phase]["all-reduce"]) for result in ran]
-    checks.add(f"all-reduces of both ranks, {phase} pass", counted, "")
+    checks.add(f"all-reduces of rank 0 and of rank 1, {phase} pass", counted, "")
 checks.show()
 
 # %% jupyter={"source_hidden": true}
@@ -278,7 +281,7 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# You go from 8 to 16 ranks with GPT-3. How much less does each rank save for a layer, and what do all save together?
+# You go from 8 to 16 ranks with GPT-3. How much less does each rank save for a layer, and what is the total over all ranks?
 # ($sbh$ bytes are 24 MiB here, and $5as/h$ is 80.)
 
 # %% jupyter={"source_hidden": true}
@@ -290,7 +293,7 @@ worked(
         f"rank, {size_text(ranks * size)} on all."
         for ranks, size in each.items()
     ),
-    f"Each rank saves {1 - each[16] / each[8]:.0%} less, not half. All ranks together hold "
+    f"Each rank saves {1 - each[16] / each[8]:.0%} less, not half. The total over all ranks is "
     f"{16 * each[16] / eq1(GPT3):.1f} times the layer ({size_text(eq1(GPT3))}), because the floor is "
     "there 16 times.",
 )
@@ -303,8 +306,8 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# The weight's gradient is $X^\top dY_i$: each rank has its columns of $dY$ but needs *all* of $X$. It could save a shard and
-# gather the rest in the backward pass. Chapter 4 does that.
+# The weight's gradient is $X^\top dY_i$: each rank has its columns of $dY$ but needs *all* of $X$. Chapter 4 saves a shard and
+# gathers the rest in the backward pass.
 # </details>
 #
 # **2.** After the attention block every rank draws a dropout mask for its own copy. What if the masks differed?
@@ -318,8 +321,6 @@ worked(
 # ## What people get wrong here
 #
 # * **"Tensor parallelism divides activations by t."** All but the floor, $10\,sbh$.
-# * **"The floor is layer norms and dropouts."** They are 6 of the 10. The other 4 are the inputs of the two column-parallel
-#   matmuls.
 # * **"torch's weights are A."** torch stores $A^\top$: a *column*-parallel weight is sharded along dimension **0**, a
 #   row-parallel one along dimension 1. With a square weight, no shape tells you that you mixed them up.
 # * **"f does nothing, so I can leave it out."** Every output stays right, and every gradient below it is wrong.

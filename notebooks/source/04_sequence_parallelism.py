@@ -105,8 +105,6 @@ LiveFigure(operators(("g", "ḡ"), GPT3))
 # %% [markdown]
 # | | forward pass | backward pass | in Megatron-LM |
 # |---|---|---|---|
-# | $f$ | identity | all-reduce | `copy_to_tensor_model_parallel_region` |
-# | $\bar f$ | all-reduce | identity | `reduce_from_tensor_model_parallel_region` |
 # | $g$ | all-gather | reduce-scatter | `gather_from_sequence_parallel_region` |
 # | $\bar g$ | reduce-scatter | all-gather | `reduce_scatter_to_sequence_parallel_region` |
 #
@@ -152,7 +150,7 @@ sent = {
     kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")
 }
 checks.add(
-    "sent on a ring, three collectives",
+    "sent on a ring by an all-reduce, a reduce-scatter, an all-gather",
     [(Exchange(kind, "forward", "", t, payload).wire_bytes, size) for kind, size in sent.items()],
     sides=("by formula", "step by step"),
 )
@@ -203,12 +201,13 @@ LiveFigure(layer_picture(GPT3, am.Parallel(4, True), keeps_gathered=True))
 
 # %% [markdown]
 # They are the inputs of the two column-parallel matmuls. The weight's gradient reads the matmul's input, which is the *gathered*
-# tensor, so autograd saves that. $34/t$ has become $4 + 30/t$. No test of outputs or gradients notices; only memory shows it.
+# tensor, so autograd saves that. Two tensors of $2sbh$ bytes are no longer divided: $34/t$ becomes $4 + 30/t$. No test of outputs
+# or gradients notices; only memory shows it.
 #
 # ## Gather again in the backward pass
 #
-# The cure is one autograd function that gathers and multiplies (`_ColumnParallel` in `actmem/parallel/linear.py`). It saves
-# only its shard, and gathers the others *again* in the backward pass, where the arrows point upwards:
+# The fix is one autograd function that gathers and multiplies (`_ColumnParallel` in `actmem/parallel/linear.py`). It saves
+# only its shard, and gathers the others *again* in the backward pass. Read the picture from the bottom up, as its arrows point:
 
 # %%
 LiveFigure(layer_picture(GPT3, am.Parallel(4, True), collectives="backward"))
@@ -216,18 +215,17 @@ LiveFigure(layer_picture(GPT3, am.Parallel(4, True), collectives="backward"))
 # %% [markdown]
 # The grey boxes are there only for a moment. Do the two extra gathers cost time? The gradient of the input, $dY\,A^\top$,
 # doesn't need $X$, so it's computed while the shards travel. Then the gradient of the weight, $X^\top dY$, is computed while
-# $dX$ is reduced and scattered:
+# $dX$ is reduced and scattered. On one of 8 ranks:
 
 # %%
 LiveFigure(show.backward_timeline(GPT3, t))
 
 # %% [markdown]
-# The bars are computed, not measured, for an A100 at its best: 312 TFLOP/s, and 300 GB/s each way over NVLink (NVIDIA's data
-# sheet).
+# The ideal rates are 312 TFLOP/s, and 300 GB/s each way over NVLink (NVIDIA's data sheet).
 
 # %%
 shard_rows, shard_seen = run_layer(sequence_parallel=True)
-checks.add_rows(f"one of {t} ranks, saving shards", predicted, shard_rows)
+checks.add_rows(f"one of {t} ranks, shard saved", predicted, shard_rows)
 checks.show()
 
 # %% [markdown]
@@ -245,8 +243,8 @@ again = layer_exchanges(GPT3, both)
 lines, pairs = [], []
 for form, rows, seen, expected in (
     ("TP", tensor_rows, tensor_seen, alone),
-    ("TP + SP, plain", plain_rows, plain_seen, plain),
-    ("TP + SP, shards", shard_rows, shard_seen, again),
+    ("TP + SP, gathered input saved", plain_rows, plain_seen, plain),
+    ("TP + SP, shard saved", shard_rows, shard_seen, again),
 ):
     for kind, count in seen.counts.items():
         pairs.append((counts(expected).get(kind, 0), count))
@@ -257,22 +255,24 @@ checks.add("collectives of a layer in three forms, by kind", pairs, "")
 checks.show()
 
 # %% [markdown]
-# The plain form sends the **same bytes** as TP, as the paper says. Saving shards adds two all-gathers, so the layer sends a
-# quarter more, behind a matmul. And **same bytes is not same time**: more collectives start, and each start costs some
-# microseconds.
+# With the gathered input saved you send the **same bytes** as TP, as the paper says. With the shard saved you add two
+# all-gathers: a quarter more bytes, behind a matmul. And **same bytes is not same time**: you start more collectives, and each
+# start takes some microseconds.
 #
 # > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
-# > anyway, there's hardly a reason to leave SP off. **Why not?** Small tensors feel the extra starts. The second gather hides only if it starts before the matmul: on GPUs
-# > before Blackwell, Megatron-LM wants `CUDA_DEVICE_MAX_CONNECTIONS=1`. And $t$ must divide $s$, so pad odd lengths.
+# > anyway, there's hardly a reason to leave SP off. **Why not?** With small tensors the latency of the extra collectives matters.
+# > The second gather hides only if it starts before the matmul. So on GPUs before Blackwell, Megatron-LM wants
+# > `CUDA_DEVICE_MAX_CONNECTIONS=1`: with one hardware queue, kernels start in the order in which they were launched. And $t$ must
+# > divide $s$, so pad odd lengths.
 #
 # **Now write it:** [exercises 3.3, 3.4 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear`, `layer` and
 # `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.4,3.5`.
 #
 # ## Partial gradients
 #
-# One more collective is easily forgotten. Every rank holds the layer norms' parameters in full, and the biases after $\bar g$.
-# With TP alone each rank saw all tokens and computed their whole gradient. Now it sees $s/t$ tokens. Compare two real processes,
-# in float64, with an unsharded layer:
+# One more collective is easily forgotten. Every rank holds in full the layer norms' parameters, and the biases of the output
+# projection and of $4h \to h$: you add these after $\bar g$, when the sum is complete. With TP alone each rank saw all tokens
+# and computed their whole gradient. Now it sees $s/t$ tokens. Compare two real processes, in float64, with an unsharded layer:
 
 # %%
 from actmem_course import launch
@@ -302,34 +302,30 @@ checks
 # ## Work it out
 #
 # How long do the collectives of one GPT-3 layer take, both passes, on 8 ranks whose links carry 300 GB/s each way? For each, a
-# rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes.
+# rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes. Compare it with the time of the layer's matmuls.
 
 # %% jupyter={"source_hidden": true}
+from actmem.formulas.flops import layer_products
+
 number, sent = sum(counts(again).values()), wire_bytes(again)
+compute = 3 * sum(layer_products(GPT3).values()) / t / show.FLOPS_PER_SECOND
 worked(
     f"Collectives: {', '.join(f'{count} × {kind}' for kind, count in counts(again).items())}. That is 4 "
     "in the forward pass, 4 in the backward pass, and the two gathers of saved shards.",
     f"Each sends {t - 1}/{t} of {size_text(payload)}: {size_text(sent // number)}. Together {size_text(sent)}.",
     f"At 300 GB/s: {1000 * sent / 300e9:.1f} ms a layer. Tensor parallelism's four all-reduces send "
     f"{size_text(wire_bytes(alone))}, which take {1000 * wire_bytes(alone) / 300e9:.1f} ms.",
+    f"The layer's matmuls take {1000 * compute:.1f} ms on such a rank at 312 TFLOP/s.",
 )
 
 # %% [markdown]
-# ## Questions
+# ## A question
 #
-# **1.** How many bytes does sequence parallelism save on each rank, and why isn't it $2sbh$, as some texts say?
+# How many bytes does sequence parallelism save on each rank, and why isn't it $2sbh$, as some texts say?
 #
 # <details><summary>Answer</summary>
 #
 # $10\,sbh\,(1 - 1/t)$: six tensors, $10\,sbh$ together, were replicated, and $t$ divides them now. $2sbh$ is one of them.
-# </details>
-#
-# **2.** Could the column-parallel matmul run on each shard as it arrives, without ever holding the gathered tensor?
-#
-# <details><summary>Answer</summary>
-#
-# Yes: each step of the ring brings $s/t$ tokens, whose part of the matmul runs while the next ones travel. That hides the
-# collective in the forward pass too. The paper doesn't do it; Megatron-LM's `--tp-comm-overlap` does.
 # </details>
 #
 # ## What people get wrong here

@@ -4,15 +4,19 @@
 # **Guess first:** read to the question, run the next cell (Shift+Enter) and type a number.
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
-# in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$.
+# in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
+# sequences of $s$ tokens, a hidden size of $h$ and $a$ heads:
 #
-# Take $b$ sequences of $s$ tokens, a hidden size of $h$ and $a$ heads. A layer saves $34sbh + 5as^2b$ bytes (chapter 2). The second
-# term belongs to the **attention core** alone: QKᵀ, softmax, dropout and attention over V. At GPT-3's size it's the larger one.
-# In FLOPs it's the other way round. The forward pass takes $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ in the linears, and only $2s^2bh$ in
-# each of the core's two matmuls. The backward pass has two matmuls for each of these: together $72sbh^2 + 12s^2bh$.
+# | in a layer | bytes saved | FLOPs, forward pass |
+# |---|---|---|
+# | the linears (QKV, projection, h→4h, 4h→h), and what's between | $34sbh$ | $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ |
+# | the **attention core** (QKᵀ, softmax, dropout, attention over V) | $5as^2b$ | $2s^2bh$ for each of two matmuls |
 #
-# GPT-3 doesn't save the core's tensors, and recomputes them in the backward pass. That takes QKᵀ once more, but not
-# attention over V, whose output is saved as the input of the next linear. By what percentage do the layer's FLOPs rise?
+# The backward pass has two matmuls for each of these: together $72sbh^2 + 12s^2bh$. At GPT-3's size the core has more of the bytes.
+#
+# Suppose you don't save the core's tensors, and recompute them in the backward pass. That takes QKᵀ once more, but not attention
+# over V, whose output is saved as the input of the next linear. By what percentage do the layer's FLOPs rise? (The figure also
+# shows **full recomputation**: save only the layer's input, recompute all the rest.)
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -47,11 +51,10 @@ Reveal(
 # %% [markdown]
 # *45 minutes. You need chapter 2, and chapters 3 and 4 for the collectives.*
 #
-# Drag $s$: the price grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**: most of the bytes, for
-# hardly any FLOPs. **Full recomputation** saves only the layer's input and recomputes all the rest.
+# Drag $s$: the cost grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**.
 #
 # > **Why do this?** The core has most of the bytes and few of the FLOPs.
-# > **Why not?** A fused attention kernel has no such tensors (see FlashAttention below). And the price in time is higher than in
+# > **Why not?** A fused attention kernel has no such tensors (see FlashAttention below). And it costs more in time than in
 # > FLOPs, because softmax and dropout wait for memory ([chapter 7](07_time.ipynb)).
 #
 # ## One step, block by block
@@ -164,18 +167,20 @@ except RuntimeError as error:
 
 # %% [markdown]
 # **Step 2: draw the same dropout.** They would be wrong: with another dropout mask you differentiate another function. This
-# course's dropout notices. PyTorch's `nn.Dropout` doesn't: your model trains on wrong gradients, without an error. So save the
-# state of the random-number generator, and restore it before you recompute.
+# course's dropout notices; in a checkpoint written by hand, like this one, `nn.Dropout` doesn't. `torch.utils.checkpoint` is safe:
+# it restores torch's default generators (`preserve_rng_state=True`). Do the same: save the generator's state, and restore it
+# before you recompute.
 
 
 # %%
-class RecomputeSameDropout(Recompute):
+class RecomputeSameDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, core, *inputs):
+        ctx.core = core
         state = core.dropout_mask.generator.get_state()
-        out = Recompute.forward(ctx, core, *inputs)
         ctx.save_for_backward(*inputs, state)  # a tensor like the others: its bytes count
-        return out
+        with torch.no_grad():
+            return core(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
@@ -190,18 +195,19 @@ class RecomputeSameDropout(Recompute):
 
 wanted, found = gradients(plainly), gradients(RecomputeSameDropout.apply)
 differ = [(0, int((x != y).sum())) for x, y in zip(wanted, found)]
-checks.add("gradients of q, k and v", differ, "elements that differ")
+checks.add("elements that differ in the gradients of q, k and v", differ, "")
 display(checks.show())
 in_words(saved(RecomputeSameDropout.apply))
 
 # %% [markdown]
-# You save one more tensor, the generator's state, of the same size for any region. And the gradients are bit-identical.
+# You save one more tensor, the generator's state: on a CPU a few thousand bytes (open the fold), on a CUDA GPU 16, for any region.
+# And the gradients are bit-identical.
 #
 # **Step 3: stop early.** The backward pass needs the tensors that the core *saves*, not its output. Its last operation is the
 # matmul with V, and nothing in the core saves that matmul's output. So stop before it. This course's `checkpoint` puts a
 # numbered slot in place of each tensor that autograd wants to save, and stops when the last slot is filled
-# (`src/actmem/recompute.py` begins with its rules). So does `torch.utils.checkpoint` with `use_reentrant=False`. Its
-# reentrant form and Megatron recompute to the end.
+# (`src/actmem/recompute.py` begins with its rules). So does `torch.utils.checkpoint` with `use_reentrant=False`. torch's
+# reentrant form and Megatron-LM's checkpoint recompute to the end.
 #
 # **Step 4: count.** torch's FLOP counter sees every matmul:
 
@@ -226,7 +232,7 @@ for name, way in ways.items():
         found = gradients(way)
     lines.append((name, counter.get_total_flops() // matmul, saved(way).total_bytes))
     differ += [(0, int((x != y).sum())) for x, y in zip(gradients(plainly), found)]
-checks.add("gradients, three ways", differ, "elements that differ")
+checks.add("elements that differ in three gradients, three ways", differ, "")
 print(text_table(("", "matmuls", "bytes saved"), lines, " rr"))
 checks.show()
 
@@ -252,45 +258,22 @@ Panel(
 #
 # $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
-# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Three groups take no matmul at all: the outputs of the norms and of
-# GeLU, and the dropout masks. In time they cost about as much per byte as the core (chapter 7). The paper saves
-# them. Megatron can drop the norms' outputs (`--recompute-modules layernorm`), if its norms aren't fused with the next linear.
-
-# %% jupyter={"source_hidden": true}
-from actmem.formulas.activations import eq1
-from actmem.formulas.flops import layer_products
-from actmem_course.predicted.recomputation import core_over_gelu, rebuilds
-
-groups = rebuilds(GPT3)
-checks.add(
-    "the layer without its input",
-    [(sum(r.bytes for r in groups), eq1(GPT3) - am.layer_rows(GPT3)[0].bytes)],
-    sides=("in the groups", "equation 1"),
-)
-forward = sum(flops for name, flops in layer_products(GPT3).items() if name != "4h→h")
-checks.add(
-    "forward pass up to 4h→h",
-    [(sum(r.flops for r in groups), forward)],
-    "FLOPs",
-    sides=("in the groups", "by formula"),
-)
-checks.add(
-    "bytes freed per FLOP, core over linear",
-    [(5 * GPT3.num_attention_heads // 2, core_over_gelu(groups))],
-    "times",
-    sides=("5a/2", "from the groups"),
-)
-checks.show()
+# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each other bar is what one more matmul brings back. Three
+# groups take no matmul: the outputs of the norms and of GeLU, and the dropout masks. In time they cost about as much per byte
+# as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-modules layernorm`), if
+# its norms aren't fused with the next linear.
 
 # %% [markdown]
-# ## One price, three numbers
+# ## One cost, three numbers
 #
 # Section 5 of the paper prints how many FLOPs selective recomputation adds, and its equation 8 gives the same number. But the
 # sentence before equation 8 recomputes the core only once. Which is right? Run the real layer on torch's `meta` device,
 # which has shapes but no data, and let torch count the matmuls.
 
-
 # %%
+from actmem.formulas.flops import layer_products
+
+
 def count(shape, recompute):
     """FLOPs of one layer, forward and backward, counted by torch."""
     s, b, h = shape.seq_length, shape.micro_batch_size, shape.hidden_size
@@ -328,7 +311,7 @@ pairs = [
     (without[name] * (1 + layer_overhead(model_shape(name), mode)), flops)
     for (name, mode), flops in by_torch.items()
 ]
-checks.add("four models, four ways to recompute", pairs, "FLOPs", sides=("by formula", "counted by torch"))
+checks.add("FLOPs of four models' layers, four ways to recompute", pairs, sides=("by formula", "counted by torch"))
 added = {"as printed, and by equation 8": dict(paper.SECTION5_ADDED_FLOPS_PERCENT)}
 for name in added["as printed, and by equation 8"]:
     for words, mode in list(modes.items())[:2]:
@@ -346,8 +329,7 @@ LiveFigure(
 )
 
 # %% [markdown]
-# Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where you recompute one. The method is even cheaper
-# than its paper says.
+# Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where you recompute one.
 #
 # ## Full recomputation
 #
@@ -370,26 +352,8 @@ Panel(
     shared_by=choice("4 ranks", ["TP", "TP + SP"], "TP"),
 )
 
-# %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import counts, layer_exchanges
-from actmem.ledger.comms import count_collectives
-from actmem.ledger.layer_rows import layer_input
-
-ranks, pairs = 8, []
-for mode in MODES.values():
-    for sequence in (False, True):
-        collectives = layer_exchanges(GPT3, am.Parallel(ranks, sequence), mode)
-        with am.emulated_rank(ranks):
-            tp = am.tensor_parallel(sequence_parallel=sequence)
-            layer = am.TransformerLayer(GPT3, tp, recompute=mode, device="cpu", dtype=torch.bfloat16)
-            with count_collectives() as seen:
-                layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
-        pairs += [(counts(collectives).get(kind, 0), number) for kind, number in seen.counts.items()]
-checks.add("collectives of GPT-3's layer on one of 8 ranks, by kind", pairs, "collectives")
-checks.show()
-
 # %% [markdown]
-# > **Why do this?** Nothing saves less: $2sbh$ bytes a layer.
+# > **Why do this?** You save the least: $2sbh$ bytes a layer.
 # > **Why not?** You add a quarter or a third to the layer's FLOPs, and send collectives that nothing hides.
 #
 # ## Table 2: six ways to train a layer
@@ -402,6 +366,7 @@ checks.show()
 # states of step 2.
 
 # %% jupyter={"source_hidden": true}
+from actmem.config import TINY
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.rows import total
 from actmem_course.figures import Progress
@@ -409,6 +374,8 @@ from actmem_course.launch import results
 
 with Progress("labs/measure_table2.py, two processes"):
     measured = results("measure_table2.py", "--device", "cpu", processes=2)
+a, b, h, s = TINY.letters()
+print(f"a = {a}, b = {b}, h = {h}, s = {s}: sbh = {s * b * h:,} bytes, 5as/h = {5 * a * s / h:g}; t = 2\n")
 print(
     text_table(
         ("", "formula, × sbh", "counted", "extra"),
@@ -426,16 +393,9 @@ print(
     )
 )
 checks.add(
-    "Table 2 on two processes",
+    "Table 2 on two processes, six rows each",
     [(each["predicted_bytes"] + each["extra_bytes"], each["measured_bytes"]) for each in measured],
 )
-shapes = [model_shape(name) for name in PAPER_MODELS]
-pairs = [
-    (closed_form(row, shape, 8), total(am.layer_rows(shape, row.parallel(8), row.recompute)))
-    for row in TABLE2
-    for shape in shapes
-]
-checks.add("Table 2 for four models", pairs, sides=("equations 1, 2, 4 and 6", "sums over the tensors"))
 checks.show()
 
 # %% [markdown]
@@ -458,7 +418,9 @@ Panel(
 # Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. In shorter sequences a rank's share of the core,
 # $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
 #
-# Those bars are formulas. Now run a layer of each model as one rank of eight, and count:
+# Those bars are formulas. Now run a layer of each model as one rank of eight, and count. The second line below is from real
+# training: NVIDIA's tests of Megatron-LM log the peak of a 12-layer model without and with full recomputation. Less weights and
+# optimizer states, the two should differ by 12 layers less their inputs. (Both peak in the loss, with no layer recomputed yet.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import layer_extra_rows
@@ -474,19 +436,24 @@ for name in PAPER_MODELS:
             tp = TensorParallel()
             if row.tensor_parallel:
                 tp = am.tensor_parallel(sequence_parallel=row.sequence_parallel)
-            sizes = shape, row.parallel(8), row.recompute
-            predicted = am.layer_rows(*sizes) + layer_extra_rows(*sizes)
-            pairs.append((total(predicted), total(measure_layer(shape, tp, row.recompute))))
-checks.add("layers of four models, six ways, as one rank of eight", pairs)
+            extra = layer_extra_rows(shape, row.parallel(8), row.recompute)
+            predicted = closed_form(row, shape, 8) + total(extra)
+            pairs.append((predicted, total(measure_layer(shape, tp, row.recompute))))
+checks.add("bytes of a layer of four models, six ways, as one rank of eight", pairs)
 logged = logged_pairs()[1]
-checks.add(logged.what, [(logged.formula_bytes, logged.logged_bytes)], sides=("predicted", "logged on A100s"))
+checks.add(
+    "peak without recomputation less peak with full",
+    [(logged.formula_bytes, logged.logged_bytes)],
+    sides=("predicted", "logged on A100s"),
+)
 checks.show()
 
 # %% [markdown]
 # ## FlashAttention has changed the question
 #
 # Kernels like FlashAttention never write the $s \times s$ scores to memory. They save Q, K, V, the output and one number per row,
-# and recompute the scores tile by tile in the backward pass. See it with torch's own fused attention:
+# and recompute the scores tile by tile in the backward pass. See it with torch's own fused attention, in float32 on the CPU. (The
+# core by hand has dropout, the kernel has none.)
 
 # %%
 from torch.nn import functional as F
@@ -508,7 +475,7 @@ for length in (64, 128, 256):
 print(text_table(("s", "core by hand saves", "fused kernel saves"), lines, "rrr"))
 
 # %% [markdown]
-# Double $s$, and the core by hand saves more than three times as much (four times, for long sequences), the kernel twice as much.
+# Double $s$, and the core by hand saves more than three times as much (four times, for long sequences), the kernel twice.
 # So there is no $5as^2b$ to free, and a checkpoint around such a kernel frees next to nothing. The kernel does by itself what
 # the paper selects by hand. [Chapter 8](08_todays_layer.ipynb) asks what is left to recompute.
 
@@ -526,6 +493,7 @@ checks
 from actmem.formulas.activations import layer_bytes
 from actmem_course.figures import worked
 
+ranks = 8
 layer_of = {mode: layer_bytes(GPT3, am.Parallel(ranks, True), mode) for mode in ("none", "selective", "full")}
 factors = {"none": "(34 + 80)", "selective": "34", "full": "2"}
 gib = {mode: (GPT3.num_layers * size + (layer_of["none"] - size)) / 2**30 for mode, size in layer_of.items()}
@@ -549,14 +517,8 @@ worked(
 # same storages, and a storage counts once.
 # </details>
 #
-# <details><summary><b>2.</b> Your region draws dropout from torch's default generator, and you restore only a generator of your
-# own. What do you see?</summary>
-#
-# Nothing: no error, and wrong gradients. To find it, compare gradients with and without recomputation bit by bit, with dropout on.
-# </details>
-#
-# <details><summary><b>3.</b> You double the heads and keep <i>h</i>. What happens to the bytes that selective
-# recomputation frees, and to its price?</summary>
+# <details><summary><b>2.</b> You double the heads and keep <i>h</i>. What happens to the bytes that selective
+# recomputation frees, and to its cost?</summary>
 #
 # The bytes double ($5as^2b$). The FLOPs stay: the matmuls of all heads together take $2s^2bh$ each, however many heads
 # share $h$. More and smaller heads make the trade better.
@@ -565,8 +527,6 @@ worked(
 # ## What people get wrong here
 #
 # - **"34sbhL bytes for L layers are full recomputation."** They're selective, the paper's equation 6. Full saves $2sbhL$.
-# - **"Selective recomputes half of the layer."** It recomputes most of the bytes and, at these sizes, less than two percent of
-#   the FLOPs.
 # - **"Full always adds a third."** If it runs to the end, as in Megatron. It adds less if you stop early.
 #
 # > **Take away**

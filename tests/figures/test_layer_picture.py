@@ -91,6 +91,14 @@ def test_other_moments_are_refused(stored):
         picture.layer_picture(TINY, stored=stored)
 
 
+@pytest.mark.parametrize(
+    ("shape", "parallel"), [(SMALL, Parallel(context_parallel_size=2)), (LLAMA, Parallel(2, context_parallel_size=2))]
+)
+def test_a_picture_has_one_kind_of_rank(shape, parallel):
+    with pytest.raises(ConfigError, match="context_parallel_size: must be 1"):
+        picture.layer_picture(shape, parallel)
+
+
 def test_more_ranks_than_fit_are_counted_and_not_drawn():
     drawing = picture.layer_picture(SMALL, Parallel(64))
     assert saved(drawing) == pytest.approx(MOST_RANKS * layer_bytes(SMALL, Parallel(64)))

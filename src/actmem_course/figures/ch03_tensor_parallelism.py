@@ -58,10 +58,10 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     times = three_digits(here / ((once + floor) / t))
     drawn = [size for size in parts if size <= t]
     return lines_over_t(
-        f"{t} {'ranks' if t > 1 else 'rank'}: {times} times what an even share would be;<br>from {ceil(even)} ranks on "
+        f"{t} {'ranks' if t > 1 else 'rank'}: each saves {times} times an even share;<br>from {ceil(even)} ranks on "
         "most of it is the same on every rank",
         [
-            Curve("together", {size: sum(parts[size]) for size in drawn}, INK, "solid"),
+            Curve("saved on one rank", {size: sum(parts[size]) for size in drawn}, INK, "solid"),
             Curve("divided by t", {size: parts[size][0] for size in drawn}, BLUE, "dash"),
             Curve("the same on every rank", dict.fromkeys(drawn, floor), COMPARED, "dot"),
         ],
@@ -105,8 +105,12 @@ def lines_over_t(
         traces,
         f"Lines over t, both axes logarithmic: {alt}.",
         height=380,
-        xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
-        yaxis=log_scale(f"saved, {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]),
+        xaxis=log_scale(
+            "ranks that share the layer, t (logarithmic)", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]
+        ),
+        yaxis=log_scale(
+            f"saved (logarithmic), {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]
+        ),
     )
 
 
@@ -222,7 +226,7 @@ def qkv_shards(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_he
     if alone == a:
         finding = f"each rank attends with its {a // t} {'heads' if a > t else 'head'} alone"
     return diagram(
-        f"Rows of the QKV weight {order}:<br>{finding}",
+        f"Rows of the QKV weight on {t} {'ranks' if t > 1 else 'rank'}, {order}:<br>{finding}",
         [*boxes(drawn, 12), labels(names)],
         f"The {3 * a} blocks of the QKV weight, {order}, in {t} equal shards: {finding}.",
         margin + across + 0.05, t * lines + 0.1, 130 + 45 * t * lines,

@@ -25,7 +25,9 @@ def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_para
         curves.append(Curve("TP + SP", {size: eq4(shape, size) for size in ts}, GREEN, "solid"))
     here = "; ".join(f"{curve.name}: {size_text(curve.sizes[t])}" for curve in curves)
     title, alt = f"What each of {t} ranks saves for one layer:<br>{here}", f"at t = {t} a rank saves {here}"
-    return lines_over_t(title, curves, alt, t, ts, (eq4(shape, ts[-1]), eq2(shape, 1)))
+    drawing = lines_over_t(title, curves, alt, t, ts, (eq4(shape, ts[-1]), eq2(shape, 1)))
+    drawing.layout["showlegend"] = True  # plotly leaves out the legend of a single line
+    return drawing
 
 
 _SOME, JUST_ADDED, OWN = Fill("#FBE5B5", ""), Fill(ORANGE, "x"), Fill(CARD, "")
@@ -155,7 +157,7 @@ def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
         "each collective hides behind a matmul" if half <= matmul else "the collectives take longer than the matmuls"
     )
     return diagram(
-        f"Backward pass of QKV: {finding}",
+        f"QKV's backward pass on one of {tensor_parallel_size} ranks, computed at an A100's ideal rates:<br>{finding}",
         [*boxes(drawn), *waits, labels(lanes, 13), labels(names, 13, "middle right")],
         f"A time line of the QKV projection's backward pass on one of {tensor_parallel_size} ranks: the input's "
         f"gradient takes {takes[0]} while X is gathered again in {takes[1]}; the weight's gradient takes {takes[0]} "

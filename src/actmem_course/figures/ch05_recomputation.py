@@ -21,8 +21,8 @@ _MODES = {"save everything": "none", "selective": "selective", "full": "full"}
 _KIND = {
     "Q, K, V": "Q, K, V",
     "attention core": "softmax",
-    "attention output": "input of a linear",
-    "middle of the layer": "layer-norm input",
+    "attention projection input": "input of a linear",
+    "layer-norm 2 input": "layer-norm input",
     "GeLU input": "GeLU input",
 }
 _BASELINE = "tensor"
@@ -69,8 +69,9 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
     unit, unit_name = axis_unit(total(layer_rows(shape)) * shape.num_layers)
     again = [place for place, one in enumerate(moments) if one.again]
     held, peak = [size / unit for size in sizes], size_text(max(sizes))
+    when = "the peak of the step" if now.bytes == max(sizes) else f"the peak of the step is {peak}"
     curve = chart(
-        f"All {shape.num_layers} layers hold {size_text(now.bytes)}, {peak} at the peak",
+        f"All {shape.num_layers} layers hold {size_text(now.bytes)} now:<br>{when}",
         [
             line("in memory", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy"),
             points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1),

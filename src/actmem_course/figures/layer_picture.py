@@ -91,9 +91,9 @@ def layer_picture(
     if in_memory is not None:
         blocks = [replace(block, is_present=block.row.term in in_memory) for block in blocks]
     ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
-    captions = (
-        {term: TERMS[term].operation for term in LAYER_TERMS} if operations else _regions(blocks) if ranks > 1 else {}
-    )
+    captions = _regions(blocks)
+    if operations:
+        captions = {term: TERMS[term].operation for term in LAYER_TERMS}
     now = None if stored is None else blocks[stored - 1]
     finding = title or (_finding(blocks, ranks) if in_memory is None else _now_finding(blocks, saved, now))
     letters = f"s={shape.seq_length}, b={shape.micro_batch_size}, h={shape.hidden_size}, a={shape.num_attention_heads}"
@@ -135,9 +135,12 @@ def layer_blocks(
 
     Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
     """
-    ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
-    if ranks < parallel.tensor_parallel_size * parallel.context_parallel_size:
-        raise ConfigError("context_parallel_size", "must be 1 in a picture of tensor-parallel ranks")
+    t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
+    ranks = max(t, c)
+    if c > 1 and (t > 1 or isinstance(shape, ModelShape)):
+        raise ConfigError(
+            "context_parallel_size", f"must be 1 beside tensor-parallel ranks and in the paper's layer, got {c}"
+        )
     if routed_tokens:
         check_choice("number of routed_tokens", len(routed_tokens), [ranks])
     terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
@@ -199,7 +202,9 @@ def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) ->
         return "sharded by heads" if block.row.split_by == t else f"each head on {t // block.row.split_by} ranks"
     if _is_of_experts(block.row, shape):
         return "whole experts on each rank"
-    return "sharded along the MLP's width" if shared_by == "width" else "" if term == "statistics" else ALONG_S
+    if shared_by == "width":
+        return "sharded along the MLP's width"
+    return "" if term == "statistics" else ALONG_S
 
 
 def _is_of_experts(row: Row, shape: Shape) -> bool:
@@ -270,7 +275,8 @@ def transfers(
         return after("all-reduce", ends if phase == "forward" else starts) + experts
     if phase == "forward":
         return after("all-gather", starts) + after("reduce-scatter", ends) + experts
-    return after("all-gather", starts, " again") + after("reduce-scatter", starts) + after("all-gather", ends) + experts
+    # Read from the bottom up: X is gathered again before its gradient is reduced.
+    return after("reduce-scatter", starts) + after("all-gather", starts, " again") + after("all-gather", ends) + experts
 
 
 def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
@@ -316,7 +322,7 @@ def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, cont
     if phase == "forward":
         return [Transfer([gathers], "V", f"{name}, K and V", look)]
     gathered = Transfer([gathers], "V", f"{name}, K and V again", look, gathers_again=True)
-    return [gathered, Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter")]
+    return [Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter"), gathered]
 
 
 def _finding(blocks: Sequence[Block], ranks: int) -> str:

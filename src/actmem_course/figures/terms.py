@@ -19,9 +19,6 @@ KINDS = (
     *("routing", "GeLU input", "extra"),
 )
 
-#: The blocks of the layer, in the order of the forward pass, and rows that the paper leaves out.
-BLOCKS = ("layer norms", "attention", "MLP", "extra")
-
 
 @dataclass(frozen=True)
 class Term:
@@ -29,14 +26,12 @@ class Term:
 
     Attributes:
         kind: One of KINDS.
-        block: One of BLOCKS.
         shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if nothing of it.
         operation: What computes from it first, where a picture names operations.
         why: What backward computes from it, in one line.
     """
 
     kind: str
-    block: str = "extra"
     shared_by: str = ""
     operation: str = ""
     why: str = ""

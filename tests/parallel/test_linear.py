@@ -126,6 +126,11 @@ def test_autocast_gathers_and_keeps_sixteen_bits(pools):
         assert right[:4] == (True, True, True, {full})
 
 
+def test_autocast_gives_sixteen_bits_in_a_row_parallel_linear_too():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert RowParallelLinear(6, 8, TensorParallel())(torch.ones(4, 2, 6)).dtype is torch.bfloat16
+
+
 def test_load_dense_refuses_what_does_not_fit():
     tp = TensorParallel(size=2, rank=1)
     dense = GPT(SHAPE, seed=1).state_dict()

@@ -49,7 +49,7 @@ labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a 
 	@$(RUN) -m actmem_course.copies labs $(addprefix --fresh=,$(FRESH))
 
 progress: $(COURSE) ## show which exercises of all labs you have passed, and what is next (RESET=1: forget it)
-	@$(RUN) -m actmem_course.judge progress $(if $(RESET),--reset)
+	@$(RUN) -m actmem_course.judge $(if $(RESET),--reset)
 
 measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESSES=4 ARGS="--dtype float32")
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/torchrun --standalone --nproc-per-node $(PROCESSES) \

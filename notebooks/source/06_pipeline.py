@@ -3,9 +3,11 @@
 #
 # **Guess first.** In a notebook, press Shift+Enter in the cell below.
 #
-# Call what one layer saves for one microbatch a *layer's worth*. GPT-3 has 96 layers. Put twelve on each of 8
-# pipeline ranks, and rank 0 still holds 96 layers' worth. To idle less, you now give each rank three chunks of four
-# layers instead of one of twelve. How many layers' worth does rank 0 hold?
+# Put GPT-3's 96 layers on 8 pipeline ranks, twelve on each, and send the batch through in parts, *microbatches*. Rank 0
+# must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 8 microbatches are
+# under way, so it holds 8 · 12 = 96 layers' saved tensors. To idle less, you now give each rank
+# three *chunks* of four layers instead of one of twelve: each microbatch passes all ranks three times. How many layers'
+# saved tensors does rank 0 hold?
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -22,11 +24,11 @@ CHUNKED = show.with_pipeline(SHARDED, 8, 3)
 checks = Checks()
 
 question = Prediction(
-    f"GPT-3's {GPT3.num_layers} layers on 8 pipeline ranks, {GPT3.num_layers // 8} on each: rank 0 holds "
-    f"{GPT3.num_layers} layers' worth, the dashed line. Now each rank gets 3 chunks of {GPT3.num_layers // 24} layers "
-    "instead, and idles less. How many layers' worth does rank 0 hold?",
+    f"GPT-3's {GPT3.num_layers} layers on 8 pipeline ranks, {GPT3.num_layers // 8} on each: rank 0 holds the saved "
+    f"tensors of {GPT3.num_layers} layers, the dashed line. Now each rank gets 3 chunks of {GPT3.num_layers // 24} "
+    "layers instead, and idles less. How many layers' saved tensors does rank 0 hold?",
     in_flight(CHUNKED) * GPT3.num_layers // 24,
-    "layers' worth",
+    "layers",
     f"{in_flight(CHUNKED)} passes through a chunk are in flight, of {GPT3.num_layers // 24} layers each. "
     "This chapter shows why.",
     GuessLine(layer_bytes(GPT3, SHARDED), axis="y2"),
@@ -46,19 +48,18 @@ Reveal(
 # **You need** chapter 4 (the bytes of a layer on one rank) and chapter 5 (selective recomputation). About 35 minutes.
 #
 # **Letters.** $L$ layers on $p$ pipeline ranks, in $m$ chunks a rank; $n$ microbatches of $b$ sequences with $s$
-# tokens; hidden size $h$, $a$ heads, $t$ tensor-parallel ranks. Rank $i$ means the one that runs stage $i$.
-# (2104.04473, which describes both schedules, writes $m$ for microbatches and $v$ for chunks.)
+# tokens; hidden size $h$, $a$ heads, $t$ tensor-parallel ranks. **Rank** $i$ is a *pipeline rank* in this chapter: the
+# $t$ GPUs that run stage $i$. Bytes are those of one of these GPUs.
 
 # %% [markdown]
 # ## One forward, one backward
 #
 # > **Why do this?** A rank with $L/p$ layers holds $1/p$ of their parameters, and per microbatch it only sends one
-# > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, and rank 0's activations
-# > don't shrink.
+# > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
+# > activations don't shrink.
 #
-# A microbatch goes forward through the ranks, then back. Rank 0 sees it first and gets it back last. Until then rank
-# 0 holds all that it saved for this microbatch's backward pass: the microbatch is **in flight**. Rank 0 could wait
-# for it, but then it would idle. So it starts the next microbatch, and the next, until $p$ are in flight and the
+# Rank 0 sees a microbatch first and gets it back last. Until then the microbatch is **in flight** there. Rank 0 could
+# wait for it, but then it would idle. So it starts the next microbatch, and the next, until $p$ are in flight and the
 # first comes back. From then on, one backward pass follows each forward pass: **1F1B**.
 #
 # Rank $i$ has $p - 1 - i$ ranks behind it. It runs that many forward passes ahead, plus the current one, so it holds
@@ -105,8 +106,7 @@ checks.show()
 # > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
 # > up to half as much again, and each microbatch is sent $m$ times as often.
 #
-# A microbatch now goes around the ranks $m$ times, and rank 0 runs the first chunk of each round. Compare one chunk
-# with two:
+# A microbatch now goes around the ranks $m$ times. Compare one chunk with two:
 
 # %%
 Panel(
@@ -119,9 +119,9 @@ Panel(
 # $2(p - i - 1)$ to run ahead, and the current one. With more than $p$ microbatches, rank 0 has $pm + p - 1$ passes of
 # $L/(pm)$ layers in flight:
 #
-# $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' worth.}$$
+# $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' saved tensors.}$$
 #
-# So $m = 2$ costs most, and larger $m$ less, but always more than one chunk.
+# So $m = 2$ costs most, and larger $m$ less, but always more than one chunk. (Megatron needs $n$ to be a multiple of $p$.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS
@@ -136,14 +136,27 @@ for model in PAPER_MODELS.values():
     schedule = show.schedule_of(p, m, n)
     in_lists += [(p * m * interleave_factor(p, m), peak_in_flight(schedule)[0])]
     idle += [(bubble_fraction(model.parallel, n) * n * m, bubble_of(timeline(schedule)) * n * m)]
-sides = ("by formula", "in the list of actions")
+sides = ("by formula", "in the schedule")
 checks.add("passes in flight on rank 0 of the paper's four models", in_lists, "", sides)
-checks.add("idle time of a rank, in passes forward and back", idle, "", sides)
+checks.add("bubble of a rank, in passes forward and back", idle, "", sides)
 checks.show()
 
 # %% [markdown]
-# Why run $2(p - i - 1)$ ahead, and not $p - i - 1$? The extra passes hide the sends.
-#
+# Why run $2(p - i - 1)$ ahead, and not $p - i - 1$? The extra passes hide the sends:
+
+# %% jupyter={"source_hidden": true}
+from actmem.formulas.schedule import interleaved
+
+for send, words in ((0, "no time"), (1, "half a forward pass")):
+    # In halves of a forward pass; a backward pass takes as long as two.
+    lists = [interleaved(4, 3, 16, short_warmup=is_short) for is_short in (True, False)]
+    short, long = (max(span.end for span in timeline(one, 2, 4, send)) / 2 for one in lists)
+    print(
+        f"p = 4, m = 3, n = 16, a send takes {words}: {short:g} forward passes with p - i - 1 ahead, "
+        f"{long:g} with 2(p - i - 1)"
+    )
+
+# %% [markdown]
 # Equation 5 saves everything. Equation 6, $34sbhL/t$, recomputes the attention core. Interleaving multiplies both by
 # the same factor:
 
@@ -163,24 +176,6 @@ display(checks.show())
 print(f"Selective recomputation leaves {float(min(shares)):.0%} to {float(max(shares)):.0%} of rank 0's layers.")
 
 # %% [markdown]
-# On A100s ([chapter 2](02_counting_bytes.ipynb)'s logs), 12 layers ran on four ranks, with one chunk and with three.
-# The last rank:
-
-# %% jupyter={"source_hidden": true}
-from actmem_course.figures import Fold, size_text
-from actmem_course.others.logged_pairs import logged_pairs
-
-chunks = in_flight(am.Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
-logged = logged_pairs()[2]
-Fold(
-    f"Interleaving holds {chunks - 3} more layers, less 3 inputs that are held anyway: "
-    f"{size_text(logged.formula_bytes)}. A100s logged the same to {logged.apart_bytes:,} B",
-    f"{logged.what}: {logged.formula_bytes:,} B by formula, {logged.logged_bytes:,} B in what A100s logged; "
-    "six more scalars, each in a block of 512 B",
-    prose=True,
-)
-
-# %% [markdown]
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`:
 # `python my/labs/lab5_pipeline.py --only 5.2`.
 
@@ -197,7 +192,7 @@ from actmem_course.launch import results
 with Progress("labs/measure_pipeline.py, four processes"):
     measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
 checks.add(
-    "at the fullest, on four processes",
+    "peak bytes of each of four processes",
     [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured],
 )
 checks.add(
@@ -205,7 +200,7 @@ checks.add(
     [(r["predicted_in_flight"], r["measured_in_flight"]) for r in measured],
     "",
 )
-checks.add("torch ran the actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured])
+checks.add("torch ran the passes in the schedule's order", [(r["order_as_drawn"], True) for r in measured])
 checks.show()
 
 # %%
@@ -238,7 +233,7 @@ for rank in (0, p - 1):
         tp = am.tensor_parallel(sequence_parallel=True)
         rows = measure_stage(shape, tp, chunks, until, recompute="selective")
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
-    checks.add_rows(f"GPT-3, interleaved, pipeline rank {rank} at its fullest", predicted, rows)
+    checks.add_rows(f"GPT-3, interleaved, pipeline rank {rank} at its peak", predicted, rows)
 checks.show()
 
 # %% [markdown]
@@ -253,7 +248,7 @@ checks.show()
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
-from actmem_course.figures import bar_chart
+from actmem_course.figures import bar_chart, size_text
 from actmem_course.figures.style import FILLS
 
 MT = PAPER_MODELS["530B"]
@@ -311,7 +306,8 @@ checks.show()
 # > one still sets the pace.
 #
 # When a microbatch that saved everything has finished its backward pass, its place is free and the next forward pass
-# takes it: a moving window. The figure has the sizes of the paper's figure 10. Choose the memory:
+# takes it: a moving window. The figure has the sizes of the paper's figure 10, and its times leave recomputation out. Choose
+# the memory:
 
 # %%
 from actmem_course.figures import slider
@@ -335,6 +331,8 @@ from actmem.formulas.first_stage import capacity
 from actmem.formulas.schedule import moving_window, recomputed_share
 from actmem.formulas.states import state_rows
 
+from actmem_course.figures import Fold
+
 lines, again = [], {}
 for name, model in PAPER_MODELS.items():
     n = model.global_batch_size // model.shape.micro_batch_size
@@ -343,15 +341,17 @@ for name, model in PAPER_MODELS.items():
         budget = paper.A100_BYTES - total(state_rows(model.shape, model.parallel, rank))
         count, flight = capacity(model.shape, model.parallel, budget, rank, n), in_flight(model.parallel, rank, n)
         kept = moving_window(show.schedule_of(p, m, n)[rank], count)
-        again[name, rank == 0] = share = 1 - Fraction(len(kept), n * m)
-        assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
+        again[name, rank, p] = share = 1 - Fraction(len(kept), n * m)
+        assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no schedule
         lines.append(
             f"{name}, rank {rank}: {count} of {flight} in flight fit in {size_text(budget)}, {float(share):.0%} recompute"
         )
-first, last = ([share for (_, is_first), share in again.items() if is_first == side] for side in (True, False))
+piped = {(name, rank): share for (name, rank, p), share in again.items() if p > 1}
+first, last = ([share for (_, rank), share in piped.items() if (rank == 0) == is_first] for is_first in (True, False))
+alone = [f"{name}, without a pipeline, {float(share):.0%}" for (name, _, p), share in again.items() if p == 1]
 Fold(
     f"Last ranks recompute {float(max(last)):.0%} of their passes, rank 0 {float(min(first)):.0%} to "
-    f"{float(max(first)):.0%}",
+    f"{float(max(first)):.0%}; {', '.join(alone)}",
     "\n".join(lines),
 )
 
@@ -362,8 +362,7 @@ Fold(
 # %% [markdown]
 # ## What a rank sends
 #
-# Why use tensor and pipeline parallelism together? Compare what GPT-3's ranks send, laid out as in table 3. The
-# picture shows one layer, forward, on the four ranks that share it:
+# Why use tensor and pipeline parallelism together? Compare what one of GPT-3's GPUs sends, laid out as in table 3:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import wire_bytes
@@ -375,26 +374,8 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
     sent, to_stages = wire_bytes(exchanges), wire_bytes([e for e in exchanges if e.kind == "send"])
     print(
         f"Rank {rank}, one iteration: {size_text(to_stages)} to other stages, "
-        f"{size_text(sent - to_stages)} to the ranks that share its layers"
+        f"{size_text(sent - to_stages)} to the {model.parallel.tensor_parallel_size - 1} GPUs that share its layers"
     )
-
-# %% jupyter={"source_hidden": true}
-from actmem_course.figures.layer_picture import block_picture, layer_blocks, transfers
-from actmem_course.figures.sketch import Transfer
-from actmem_course.predicted.iteration import pipeline_sends
-
-SHARING = am.Parallel(4, True, 8)
-collectives = transfers(GPT3, SHARING, "forward")
-onwards = Transfer(pipeline_sends(GPT3, SHARING, 1)[:1], "MLP dropout mask", "to the next stage", "next stage")
-LiveFigure(
-    block_picture(
-        layer_blocks(GPT3, SHARING),
-        f"In each layer a rank sends {size_text(sum(move.sent_bytes for move in collectives))} to those that share it,"
-        f"<br>after its last layer {size_text(onwards.sent_bytes)} to the next stage",
-        4,
-        [*collectives, onwards],
-    )
-)
 
 # %% [markdown]
 # So tensor parallelism stays on the fast links inside a machine, and stages go on different machines.
@@ -406,7 +387,7 @@ checks
 # ## Work it out
 #
 # You train GPT-3 (96 layers) with $p$ = 16 and 64 microbatches. How much of a step is idle under 1F1B, and how many
-# layers' worth do ranks 0 and 15 hold? What changes with three chunks a rank?
+# layers' saved tensors do ranks 0 and 15 hold? What changes with three chunks a rank?
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import worked
@@ -419,10 +400,10 @@ held_by = lambda rank, chunks: (
 worked(
     f"1F1B: forward and backward of one microbatch pass {p} ranks, so {p - 1} of {n + p - 1} slots "
     f"are idle: {float(idle_share(1)):.0%}.",
-    f"Rank 0 has {p} microbatches in flight through {GPT3.num_layers // p} layers: {held_by(0, 1)} "
-    f"layers' worth. Rank {p - 1} has one: {held_by(p - 1, 1)}.",
+    f"Rank 0 has {p} microbatches in flight through {GPT3.num_layers // p} layers: those of {held_by(0, 1)} "
+    f"layers. Rank {p - 1} has one: {held_by(p - 1, 1)}.",
     f"{m} chunks divide the idle slots by {m}: {float(idle_share(m)):.0%}. Rank 0 then holds "
-    f"{held_by(0, m)} layers' worth, 1 + {p - 1}/{p * m} times as much, and rank {p - 1} "
+    f"those of {held_by(0, m)} layers, 1 + {p - 1}/{p * m} times as much, and rank {p - 1} "
     f"{held_by(p - 1, m)}.",
 )
 
@@ -442,8 +423,8 @@ worked(
 #
 # > **Take away**
 # >
-# > 1. Under 1F1B rank 0 holds $L$ layers' worth, whatever $p$ is.
-# > 2. Interleaving divides idle time by $m$, and multiplies rank 0's bytes by $1 + (p-1)/(pm)$.
+# > 1. Under 1F1B rank 0 holds the saved tensors of $L$ layers, whatever $p$ is.
+# > 2. Interleaving divides the bubble by $m$, and multiplies rank 0's bytes by $1 + (p-1)/(pm)$.
 # > 3. Free outputs once they are sent, and recompute only the microbatches that don't fit.
 # >
 # > **At work tomorrow:** look up your job's $p$, $m$ and $n$. Compute its idle share, $(p-1)/(nm + p - 1)$, and
@@ -452,8 +433,7 @@ worked(
 # **Lab:** [lab 5](../labs/lab5_pipeline.py), `python my/labs/lab5_pipeline.py`. **Sources:** 2205.05198 sections
 # 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473 · `src/actmem/formulas/schedule.py`.
 #
-# **Now fit your model.** Plan with `--pipeline 4`, then with 16. Compare the fullest rank's bytes and the idle time
-# (*bubble*):
+# **Now fit your model.** Plan with `--pipeline 4`, then with 16. Compare the most loaded rank's bytes and the bubble:
 #
 # ```
 # actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 \

@@ -112,8 +112,8 @@ for way, mode in {"full recompute": "paper-full", "selective": "paper-selective"
     print(f"{way}: {more:.1%} more FLOPs, {time:.1%} more time")
 
 # %% [markdown]
-# **Why does full recomputation cost more than a third?** In the backward pass the all-reduce hides behind the weight
-# gradient's matmul. In the forward pass nothing hides the all-reduces, and full recomputation repeats them.
+# **Why does full recomputation cost more than a third?** The paper's answer: its backward pass overlaps the all-reduce with
+# the weight gradient's matmul. The forward pass overlaps nothing, and full recomputation repeats it.
 #
 # **Why does selective recomputation cost nearly four times its FLOPs?** The roofline below answers that. First, see a
 # newer GPU:
@@ -128,9 +128,8 @@ LiveFigure(table4_bars(on_gpu))
 layer_times(on_gpu)
 
 # %% [markdown]
-# Since the A100 matmuls gained more speed than memory did, so the core's softmax and dropout weigh more. Sequence
-# parallelism divides the norms and dropouts outside the core, which pays for most of it. (One emulated rank of eight:
-# collectives send nothing.)
+# Since the A100, matmuls have sped up more than memory, so the core's softmax and dropout weigh more. Sequence
+# parallelism divides the norms and dropouts outside the core, which pays for most of it.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* ones,
 # which recompute to the end. The layer is tiny, so don't expect the paper's ratios; overheads within noise aren't
@@ -152,8 +151,9 @@ Varies(speed_facts(measured))
 # > **Why do this?** Recompute, and more sequences fit. They share the fixed cost of a pass. **Why not?** Each
 # > sequence carries the recomputation.
 #
-# Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative to the work of its sequences,
-# for the microbatch that fits with nothing recomputed. How large must $\varphi$ be?
+# Recomputation frees bytes, so $\rho$ times as many sequences fit: here 3.3 times without the core's tensors, 36 times
+# if only layers' inputs are saved. Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative
+# to the work of its sequences with nothing recomputed. How large must $\varphi$ be?
 
 # %%
 GPT3 = PAPER_MODELS["175B"].shape
@@ -175,14 +175,15 @@ print(f"The figure counts FLOPs. By the times of table 4, for the 22B model, it 
 # %% [markdown]
 # <details><summary>The formula</summary>
 #
-# Recomputation adds $\varepsilon$ to a sequence's work, and $\rho$ times as many sequences fit. So the same work
+# Recomputation adds $\varepsilon$ to a sequence's work. So the same work
 # costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it:
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}, \qquad \text{so it pays above } \varphi = \frac{\varepsilon}{1 - 1/\rho}.$$
 # </details>
 #
-# **Rule:** if one sequence keeps the GPU busy, $\varphi$ is a few percent, and full recomputation never pays. For
-# selective, measure $\varepsilon$ in time. In a pipeline larger microbatches are fewer, so it idles more (chapter 6).
+# **Rule:** if one sequence keeps the GPU busy, $\varphi$ is a few percent. By table 4's times, neither full nor selective
+# recomputation pays then: use them to fit, not to be faster. And in a pipeline, larger microbatches are fewer, so the
+# bubble grows (chapter 6).
 #
 # ## The roofline: why the core is cheap to recompute
 #
@@ -206,9 +207,9 @@ Panel(
 )
 
 # %% [markdown]
-# The linears are on the flat roof: they use every weight and every element hundreds of times. The core's matmuls have
-# one short side, the $h/a$ elements of a head, so they stay below the ridge. Softmax and dropout do a few FLOPs for
-# each score. What does that time buy? Compare it for each GiB freed:
+# (Orange, from the left: $QK^\top$, softmax, its dropout, attention over V.) The linears are on the flat roof: they use
+# every weight and every element hundreds of times. The core's matmuls have one short side, the $h/a$ elements of a head,
+# so they stay below the ridge. Softmax and dropout do a few FLOPs for each score. Compare the time for each GiB freed:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
@@ -227,15 +228,15 @@ freed = {
     "layer norms, GeLU": (without_matmul, sum(row.bytes for row in rows if row.term in their_outputs)),
     "all but the core": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
 }
-prices = {"least time, by the roofline": {}, "by FLOPs alone": {}}
+costs = {"least time, by the roofline": {}, "by FLOPs alone": {}}
 for name, (group, size) in freed.items():
     bar, by_flops = f"{name}: frees {size / 2**20:,.0f} MiB", sum(o.flops for o in group if o.product) / A100[0]
-    prices["least time, by the roofline"][bar] = 1000 * float(least_seconds(group, *A100)) / (size / 2**30)
-    prices["by FLOPs alone"][bar] = 1000 * by_flops / (size / 2**30)
+    costs["least time, by the roofline"][bar] = 1000 * float(least_seconds(group, *A100)) / (size / 2**30)
+    costs["by FLOPs alone"][bar] = 1000 * by_flops / (size / 2**30)
 LiveFigure(
     bar_chart(
         "A GiB of the attention core takes little time to recompute, and so does one of norms and GeLU",
-        prices,
+        costs,
         "time for each GiB that is freed, 22B layer, t = 8",
         "ms",
         beside=True,
@@ -243,9 +244,9 @@ LiveFigure(
 )
 
 # %% [markdown]
-# **Surprise:** by FLOPs the core is almost free. By the roofline it takes nine times as long, and it's still ten
-# times cheaper per byte than everything outside the core together. Norms and GeLU cost as little. If selective
-# recomputation isn't enough, drop them next:
+# **Surprise:** by FLOPs the core is almost free. By the roofline it takes nine times as long (to its last saved tensor,
+# without attention over V). It's still ten times cheaper per byte than everything outside the core together. Norms and
+# GeLU cost as little. If selective recomputation isn't enough, drop them next:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.layer_picture import layer_picture
@@ -257,8 +258,9 @@ added = paper.TABLE4["selective"].combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
 by_flops = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
 print(
-    f"The core, recomputed: {by_flops:.2f} ms by FLOPs, at least {1000 * float(least_seconds(group, *A100)):.2f} by the "
-    f"roofline, {added:.1f} in table 4."
+    "The core and attention over V, as the paper recomputes them: "
+    f"{by_flops:.2f} ms by FLOPs, at least {1000 * float(least_seconds(group, *A100)):.2f} by the roofline, "
+    f"{added:.1f} in table 4."
 )
 for name, parallel in (("baseline, no recompute", am.Parallel(8)), ("sequence parallel", sharded)):
     least = 1000 * float(least_seconds(forward_operations(SMALLEST, parallel), *A100))
@@ -270,16 +272,6 @@ for name, parallel in (("baseline, no recompute", am.Parallel(8)), ("sequence pa
 
 # %% jupyter={"source_hidden": true}
 checks
-
-# %% [markdown]
-# Most of the paper's numbers are right. But equation 8 counts the core three times
-# ([chapter 5](05_recomputation.ipynb)), and interleaved stages hold twice as many embedding masks as it says
-# ([chapter 6](06_pipeline.ipynb)).
-
-# %% jupyter={"source_hidden": true}
-from actmem_course.figures import in_the_paper
-
-in_the_paper()
 
 # %% [markdown]
 # ## Work it out
@@ -350,4 +342,9 @@ worked(
 #   --device a100 --recompute selective
 # ```
 #
-# **Next:** [chapter 8](08_todays_layer.ipynb), the layers that everyone trains today.
+# **Next:** [chapter 8](08_todays_layer.ipynb), the layers that everyone trains today. Last, the paper's errata:
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures import in_the_paper
+
+in_the_paper()

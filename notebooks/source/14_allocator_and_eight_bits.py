@@ -2,11 +2,9 @@
 # # 14 · The allocator and eight bits
 #
 # **Guess first:** run the next cell (Shift+Enter) and type a number. You switch on FP8, 8 bits an element, and expect half the
-# memory. Many measure more
-# ([TransformerEngine#257](https://github.com/NVIDIA/TransformerEngine/issues/257),
-# [#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
+# memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). How many GiB does one layer of Llama 3 8B save for
-# $s$ = 8,192 tokens, if its linears compute in FP8?
+# 8,192 tokens, if its linears compute in FP8?
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -38,44 +36,45 @@ Reveal(
 )
 
 # %% [markdown]
-# *15 minutes. You need chapter 5.*
+# *15 minutes. You need chapter 5. The layer is Llama's: a gated MLP, no dropout, no saved scores.*
 #
-# ## You need every tensor twice
+# ## Two orientations of each tensor
 #
 # A linear has three matmuls: $Y = XW$, $dX = dY\,W^\top$ and $dW = X^\top dY$. $Y$ reads $X$ by rows, $dW$ by columns, and it's the
 # same with $W$. On Hopper an FP8 matmul reads a tensor in one orientation only.
 #
 # - **$W$ in both**, beside the 16-bit weight, adds 2 bytes a parameter (not with Megatron's `--fp8-param-gather`).
-# - **$X$ in both** takes as much as in 16 bits. Transformer Engine saves only what $dW$ reads (#1764).
-# - **Attention's backward** reads its output in 16 bits. The 8 bits for the next linear come on top.
+# - **$X$ in both** would take as much as in 16 bits. Transformer Engine saves one orientation, which $dW$ reads (#1764).
+# - **Attention's backward** reads its output in 16 bits. The next linear's 8 bits come on top.
 
 # %%
 import torch
 import torch.nn.functional as F
 
 
-def narrow(x):
+def quantize(x):
     scale = x.abs().amax().float() / 448  # the largest number of this dtype
     return (x / scale).to(torch.float8_e4m3fn), scale
 
 
-def widened(codes, scale):
+def dequantize(codes, scale):
     return (codes.float() * scale).bfloat16()
 
 
 class Linear8(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, orientations):
-        (x8, x_scale), (w8, w_scale) = narrow(x), narrow(weight)
-        turned = [x8.flatten(0, -2).t().contiguous()][: orientations - 1]
-        ctx.save_for_backward(x8, x_scale, w8, w_scale, w8.t().contiguous(), *turned)
-        return F.linear(widened(x8, x_scale), widened(w8, w_scale))
+        (x8, x_scale), (w8, w_scale) = quantize(x), quantize(weight)
+        transposed = [x8.flatten(0, -2).t().contiguous()][: orientations - 1]
+        # Both copies of the weight are there until the backward pass, which reads the transposed one.
+        ctx.save_for_backward(x8, x_scale, w8, w_scale, w8.t().contiguous(), *transposed)
+        return F.linear(dequantize(x8, x_scale), dequantize(w8, w_scale))
 
     @staticmethod
     def backward(ctx, grad):
-        x8, x_scale, _, w_scale, w8_turned, *_ = ctx.saved_tensors
-        x = widened(x8, x_scale)
-        dx = grad @ widened(w8_turned, w_scale).t()
+        x8, x_scale, _, w_scale, w8_transposed, *_ = ctx.saved_tensors
+        x = dequantize(x8, x_scale)
+        dx = grad @ dequantize(w8_transposed, w_scale).t()
         return dx, grad.flatten(0, -2).t() @ x.flatten(0, -2), None
 
 
@@ -83,7 +82,7 @@ torch.manual_seed(0)
 x, weight = (
     torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((96, 64), (32, 64))
 )
-rounded = [widened(*narrow(tensor.detach())).requires_grad_() for tensor in (x, weight)]
+rounded = [dequantize(*quantize(tensor.detach())).requires_grad_() for tensor in (x, weight)]
 upstream = torch.randn(96, 32, dtype=torch.bfloat16)
 in_8 = torch.autograd.grad(Linear8.apply(x, weight, 1), (x, weight), upstream)
 reference, in_16 = (
@@ -155,12 +154,12 @@ checks.show()
 
 # %% [markdown]
 # > **Why do this?** FP8 matmuls are faster, and with long microbatches you save memory.
-# > **Why not?** In short ones the weights' copies take more than that.
+# > **Why not?** With short ones, the weights' copies take more than you save.
 #
 # ## Store in eight bits
 #
-# For memory alone, keep the matmuls in 16 bits, and store saved tensors in 8: 260 bytes for 256 elements and their scale. Try it on
-# gate and up ($f$: width of the MLP; $k$ key heads of $d$ elements):
+# For memory alone, compute in 16 bits, and store saved tensors in 8: 260 bytes for 256 elements and their scale. Only the
+# backward pass reads what was rounded. Try it on gate and up:
 
 # %%
 from actmem.ledger.layer_rows import layer_rows_of
@@ -171,6 +170,14 @@ stored = {"gate": "compress", "up": "compress"}
 layer = LlamaLayer(TINY, recompute=stored, seed=1, dtype=torch.bfloat16)
 predicted, counted = llama_rows(TINY, recompute=stored), layer_rows_of(layer, random_input())
 checks.add_rows("gate and up in 8 bits", predicted, counted)
+
+x, exact = random_input(), LlamaLayer(TINY, seed=1, dtype=torch.bfloat16)
+outputs = [each(x) for each in (exact, layer)]
+wanted, found = (
+    torch.autograd.grad(y.float().square().sum(), each.mlp.gate)[0].float() for y, each in zip(outputs, (exact, layer))
+)
+checks.add("the layer's output, bit-identical to the one in 16 bits", [(True, torch.equal(*outputs))])
+print(f"the gradient of gate's weight is {100 * ((found - wanted).norm() / wanted.norm()).item():.1f}% off")
 checks.show()
 
 # %%
@@ -185,7 +192,8 @@ LiveFigure(
 # ## It fits, and the GPU still runs out
 #
 # Formulas count tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A freed block
-# stays reserved. Play three batches (green). Adam makes its states (purple) after the first, in blocks that were just freed:
+# stays reserved. Play three batches. A row is a segment, in MiB: activations are green, Adam's states (made after the first
+# batch) purple, freed blocks dotted:
 
 # %%
 Panel(
@@ -197,8 +205,7 @@ Panel(
 
 # %% [markdown]
 # Before torch runs out, it gives wholly free segments back. Pieces beside a tensor that stays can't go. So run the longest batch
-# first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` before torch 2.9): a segment that grows
-# page by page.
+# first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`: a segment that grows page by page.
 #
 # Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it reserved:
 
@@ -219,13 +226,14 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. FP8 linears save memory only above a number of tokens: below it their copies of weights take more.
-# > 2. A tensor stored in 8 bits takes half the bytes, and your gradients are those of the rounded tensor.
-# > 3. A GPU runs out by what is reserved, not by what is allocated.
+# > 1. FP8 linears save memory only with many tokens (Llama 3 8B: from 23,666, first figure). Below, copies of weights take
+# >    more.
+# > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
+# > 3. What is *reserved* must fit, not just what is allocated.
 # >
 # > **At work tomorrow:** print `torch.cuda.max_memory_allocated()` and `max_memory_reserved()` after 100 steps. If they are far
 # > apart, try expandable segments.
 #
-# **No lab here.** Next: [chapter 9](09_your_model.ipynb), if you haven't recorded your model yet.
+# **No lab here.** Next: record your model ([chapter 9](09_your_model.ipynb)).
 #
 # **Sources.** `src/actmem_course/others/allocator.py` · `src/actmem_more/store.py`.

@@ -187,13 +187,13 @@ def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
     assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
 
 
-@pytest.mark.parametrize("routing, ranks", [("one-sided", (8, 16)), ("even", (2, 4))])
+@pytest.mark.parametrize("routing, ranks", [("imbalanced", (8, 16)), ("balanced", (2, 4))])
 def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     """The second pair alone would have two units, GiB and MiB."""
     before, alone = (experts.routed_bars(QWEN, t, [routing]) for t in ranks)
     drawn = after(before, alone)
-    assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
-    words = f"saved by one layer on the fullest of {ranks[1]} ranks (GiB)"
+    assert (before.axis.unit == alone.axis.unit) == (routing == "imbalanced") and drawn.axis.unit == before.axis.unit
+    words = f"saved by one layer on the most loaded of {ranks[1]} ranks (GiB)"
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
 
 

@@ -191,7 +191,7 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(peaks[0])}, {times};<br>"
         f"rank {p - 1} holds {size_text(peaks[-1])}; idle {idle:.0%} of the step",
         f"Gantt chart of n = {n} microbatches on p = {p} pipeline ranks with m = {m}, and each rank's bytes over time: "
-        f"at their fullest the ranks hold {', '.join(f'{peak // each}' for peak in peaks)} chunk-microbatches; rank 0 "
+        f"at their peaks the ranks hold {', '.join(f'{peak // each}' for peak in peaks)} chunk-microbatches; rank 0 "
         f"holds {peaks[0]:,} bytes, {times}; idle {idle:.1%} of the step.",
         # Interleaving multiplies equation 5 by less than 1 + 1/m.
         spans, curves, limit=("eq. 5", equation), room=3 * equation // 2,
@@ -215,7 +215,7 @@ def measured_schedule(ranks: Schedule, results: Sequence[Mapping[str, Any]]) -> 
     held = f"rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])}"
     return gantt(
         f"Measured: {held},<br>to the byte {same} predicted, counted for every microbatch in flight",
-        f"Gantt chart of the schedule that ran, and measured bytes over time: at the fullest {held}; {same} predicted.",
+        f"Gantt chart of the schedule that ran, and measured bytes over time: at the peak {held}; {same} predicted.",
         spans,
         curves,
     )
@@ -258,7 +258,7 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
     counts = ", ".join(f"{count} of {min(p - rank, n)}" for rank, count in enumerate(places))
     return gantt(
         f"With {size_text(budget_bytes)} a rank, {float(share):.0%} of all passes recompute nothing;<br>"
-        f"microbatches in flight that save everything: {counts}",
+        f"in flight and saved whole, ranks 0 to {p - 1}: {counts}",
         f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: of those in flight "
         f"{counts} save everything; {float(1 - share):.1%} of all passes recompute their attention core.",
         spans, curves, lambda action: _WINDOW[action.kind, saves_all(action)], ("memory", budget_bytes),

@@ -76,7 +76,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     log = {"type": "log", "dtick": 1, "exponentformat": "none"}
     return chart(
         f"{len(slow)} of {len(operations)} operations wait for memory; in the attention core<br>"
-        f"{min(core):.1f} to {max(core):.0f} FLOPs per byte, where {ridge:.0f} fill the device",
+        f"{min(core):.1f} to {max(core):.0f} FLOPs per byte; the ridge is at {ridge:.0f}",
         [
             line(device, [_LEFT, ridge, _RIGHT], rates, INK, width=2),
             *(
@@ -85,7 +85,8 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
                     colour, "<b>%{customdata[0]}</b>: %{x:.1f} FLOPs per byte<br>%{customdata[1]}", symbol, 12, 1,
                     customdata=[[o.name, _bound(o)] for o in group],
                 )
-                for (name, colour, symbol, _), group in zip(_KINDS, _grouped(operations))
+                # The core last, on top of the others.
+                for (name, colour, symbol, _), group in [*zip(_KINDS, _grouped(operations))][::-1]
             ),
             _names(operations),
         ],
@@ -112,12 +113,14 @@ def _names(operations: Sequence[Operation]) -> dict:
     groups.append(linears)
     last = [group[-1] for group in groups]
     below = [place % 2 == 0 and o.bound_by_memory(*_A100) for place, o in enumerate(last)]
+    # Four lines above the roof would leave the frame.
+    places = ["bottom right" if is_below else "top left" for is_below in below[:-1]] + ["bottom left"]
     return words(
         [float(o.intensity) for o in last],
         list(map(_reached, last)),
         ["<br>".join(o.name for o in group) for group in groups],
         12,
-        textposition=["bottom right" if is_below else "top left" for is_below in below],
+        textposition=places,
         mode="markers+text",
         marker={"size": 14, "opacity": 0},  # keeps the words off the markers
     )

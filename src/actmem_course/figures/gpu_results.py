@@ -164,8 +164,8 @@ def table4_bars(result: Result) -> Drawing:
     percent = {row: round(100 * found["over"]["value"]) for row, found in rows.items() if found["over"]}
     here = {row: percent[row] for row in _TO_ITS_END}
     drawing = bar_chart(
-        f"Selective recomputation alone costs {here['selective']}% on the {name},<br>"
-        f"{paper.TABLE4['selective'].overhead_percent}% on the paper's A100s",
+        f"Selective recomputation alone costs {here['selective']}% on one {name}, as a rank whose<br>"
+        f"collectives send nothing, {paper.TABLE4['selective'].overhead_percent}% on the paper's 8 A100s",
         {
             name: here,
             f"{name}, second run to its end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from actmem.formulas.communication import Exchange, wire_bytes
@@ -33,7 +32,12 @@ _THIN, _THICK = 1.5, 4.0
 #: Places along x and y of a line.
 Stroke = tuple[Sequence[float], Sequence[float]]
 #: What goes into a collective and what comes out of it on each rank: a shard, or the whole tensor.
-_ENDS = {"all-reduce": (_THICK, _THICK), "all-gather": (_THIN, _THICK), "reduce-scatter": (_THICK, _THIN)}
+_ENDS = {
+    "all-reduce": (_THICK, _THICK),
+    "all-gather": (_THIN, _THICK),
+    "reduce-scatter": (_THICK, _THIN),
+    "all-to-all": (_THIN, _THIN),
+}
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,6 @@ class Sketch:
         middle, ends = (top + bottom) / 2, (bottom, top) if self.is_backward else (top, bottom)
         middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]
         pairs = {
-            "all-to-all": product(middles, middles),
             "ring": zip(middles, middles[1:] + middles[:1]),
             "next stage": zip(middles, middles),
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from html import escape
-from textwrap import fill
 
 from actmem_course.figures.live import Carried, mime_bundle, script
 
@@ -53,13 +52,13 @@ class Progress(Carried):
 
 
 class Varies:
-    """Names and values, as a small table.  The text form names the facts only, so that it is the same everywhere."""
+    """Names and values, as a small table.  The text form has none of them, so that it is the same everywhere."""
 
     def __init__(self, facts: dict[str, object]):
         self.facts = facts
 
     def __repr__(self) -> str:
-        return fill(f"(of your machine, if you run this cell in a notebook: {', '.join(self.facts)})", 96)
+        return "(Your machine's numbers appear here when you run this cell in a notebook.)"
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         lines = "".join(

@@ -155,14 +155,14 @@ ALL_LABS = (
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
         Exercise("8.3", "plan_of", "It doesn't fit: what do you change first?", seconds=45),
     ), one_process=True),
-    Lab("lab9_the_ends", "Lab 9: the ends of the model", "10_the_loss", (
+    Lab("lab9_the_ends", "Lab 9: loss and embedding", "10_the_loss", (
         Exercise("9.1", "cross_entropy", "What the loss saves"),
         Exercise("9.2", "linear_cross_entropy", "A chunk at a time"),
         Exercise("9.3", "parallel_linear_cross_entropy", "The last stage", takes_group=True),
         Exercise("9.4", "log_probs_and_entropy", "Reinforcement learning"),
         Exercise("9.5", "embedding", "The embedding"),
     )),
-    Lab("lab10_keep_less", "Lab 10: keep less", "11_adapters", (
+    Lab("lab10_keep_less", "Lab 10: save less", "11_adapters", (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
         Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="12_long_sequences"),

@@ -15,36 +15,12 @@ from actmem_more.store import HostMemory
 from actmem_tools.__main__ import main
 from actmem_tools.command_line import whole_number
 
-MODEL = "import torch\ndef factory(s=4):\n    return torch.nn.Linear(4, 4), (torch.ones(s, 4, requires_grad=True),)\n"
-
-
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_model.py").write_text(MODEL)
-    return "own_model.py:factory"
-
 
 def said(capsys, *arguments):
     code = main(list(arguments))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     return code, lines[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        (["--json", "x", "--html", "./x"], "json: each result needs a file of its own"),
-        (["--html", ""], "cannot write"),
-        (["--capability", "9.0"], "capability: needs --fake --device cuda"),
-        (["--at", "s=१२"], "at: must be sizes as s=200,b=3"),
-        (["--at", "s=1_0"], "at: must be sizes as s=200,b=3"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options, rule, model, capsys):
-    code, line = said(capsys, "record", model, *options)
-    assert code == 2 and rule in line
 
 
 @pytest.mark.parametrize("text", ["१२", "1_0", " 1", "", "1.0"])
@@ -54,21 +30,6 @@ def test_a_whole_number_has_plain_digits(text, capsys):
     code, line = said(capsys, "plan", "22b", "--memory", "80", "--gpus", text or "x")
     assert code == 2 and "invalid int value" in line
     assert (whole_number("12"), whole_number("-3")) == (12, -3)
-
-
-def test_a_targets_newline_is_no_second_line(model, capsys):
-    assert said(capsys, "record", "no\nsuch:factory")[0] == 2
-
-
-def test_a_factory_may_raise_anything(model, tmp_path, capsys):
-    (tmp_path / "own_model.py").write_text("def factory():\n    raise GeneratorExit('mine')\n")
-    assert said(capsys, "record", model) == (2, "actmem record: target: the factory raised GeneratorExit: mine")
-
-
-def test_deeply_nested_json_is_no_record(model, tmp_path, capsys):
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    code, line = said(capsys, "diff", "deep.json", "deep.json")
-    assert code == 2 and line.endswith("is no file of `actmem record … --json FILE`")
 
 
 @pytest.mark.parametrize(

@@ -235,29 +235,28 @@ def test_by_products_of_another_kind_are_named(second, message):
         y.sum().backward()
 
 
-def test_frozen_parts_and_no_grad():
-    layer = layer_of("elementwise")
+def test_without_gradients_nothing_is_made_again():
     with torch.no_grad():
-        assert not layer(random_input()).requires_grad
-    reference = layer_of("none")
-    for one in (layer, reference):
-        one.streams.sharded.manual_seed(1), one.streams.replicated.manual_seed(2)
-        for name, parameter in one.named_parameters():
-            parameter.requires_grad_("up" in name)
-        one(random_input().detach()).square().sum().backward()
-    assert torch.equal(layer.mlp.up.weight.grad, reference.mlp.up.weight.grad)
+        assert not layer_of("elementwise")(random_input()).requires_grad
 
 
-def test_an_input_that_only_recipes_read_waits_for_the_last_of_them():
-    """The norm is frozen and the input needs no gradient, so that no operation saves it; each name's rebuild reads it."""
+@pytest.mark.parametrize(
+    ("recompute", "trained"),
+    [
+        ("elementwise", lambda name: "up" in name),
+        # No operation saves the layer's input, which the rebuild of each of these reads.
+        ({"QKV projection input", "layer-norm 2 input"}, lambda name: "norm1" not in name),
+    ],
+    ids=["elementwise", "norm"],
+)
+def test_frozen_parts(recompute, trained):
     gradients = []
-    for recompute in ("none", {"QKV projection input", "layer-norm 2 input"}):
-        layer = layer_of(recompute)
-        for one in (layer.norm1.weight, layer.norm1.bias):
-            one.requires_grad_(False)
-        layer.streams.sharded.manual_seed(1), layer.streams.replicated.manual_seed(2)
+    for mode in ("none", recompute):
+        layer = layer_of(mode)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(trained(name))
         layer(random_input().detach()).square().sum().backward()
-        gradients.append([p.grad for p in layer.parameters() if p.requires_grad])
+        gradients.append([parameter.grad for parameter in layer.parameters() if parameter.requires_grad])
     assert equal(*gradients)
 
 
@@ -475,14 +474,6 @@ def test_the_window_holds_what_is_on_its_way():
         arrived.append(most)
         assert not host.arriving
     assert arrived == [1, 1, 2, 2, 2, 5]
-
-
-def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
-    """Everything recomputed and inputs on the host: what a model of any depth keeps on the device is the same."""
-    actions = dict.fromkeys(LAYER_TERMS[1:], "recompute") | {LAYER_TERMS[0]: "offload"}
-    assert total(layer_rows(SHAPE, recompute=actions)) == 0
-    assert total(on_host(layer_rows(SHAPE), PAPER_LAYER, actions)) == total(layer_rows(SHAPE, recompute="full"))
-    assert equal(*(gradients(mode) for mode in (actions, "none")))
 
 
 def test_backward_in_any_order_fetches_no_more_ahead():

@@ -1,12 +1,8 @@
 """``make matrix``: what it counts, and what it calls working."""
 
-import matrix
 import pytest
-from matrix import PARTS, ROOT, counts, table, works
+from matrix import PARTS, counts, works
 
-from actmem.torch_private import CHECKED_ON
-
-PASSING = {"torch": "2.0.0", "build": "2.0.0+cpu", "python": "3.11.2", "date": "2026-01-01"}
 ALL_PASS = {part: {"passed": 3, "failed": 0, "skipped": 1} for part in PARTS}
 
 
@@ -40,18 +36,4 @@ def test_counts(report, exit_code, expected):
     ],
 )
 def test_a_part_that_failed_was_skipped_or_never_ran_does_not_work(parts, expected):
-    assert works({**PASSING, **({} if parts else {"build": ""}), "parts": parts}) == expected
-    if parts == ALL_PASS:
-        sums = f"{3 * len(PARTS)} | 0 | {len(PARTS)}"
-        assert table([{**PASSING, "parts": parts}]).endswith(f"| 2.0.0+cpu | 3.11.2 | yes | {sums} | 2026-01-01 |")
-
-
-def test_every_part_names_files_that_exist():
-    assert [path for paths in PARTS.values() for path in paths if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize("argument", ["1.0.0", f"{CHECKED_ON[0]}@2.6"])
-def test_a_version_or_a_python_that_is_not_there_is_refused(argument, capsys):
-    assert matrix.main([argument]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert argument in line
+    assert works({"build": "2.0.0+cpu" if parts else "", "parts": parts}) == expected

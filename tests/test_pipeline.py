@@ -53,9 +53,9 @@ def pipeline_of(cut, **options):
     return Pipeline(SHAPE, make_mesh("cpu", p, t), **sizes, **options)
 
 
-def largest_error(cut, recompute, free_outputs):
+def largest_error(cut, recompute, free_outputs, sequence_parallel=True):
     dense, tokens, targets, dense_losses = dense_step(cut[-1])
-    modes = {"sequence_parallel": True, "recompute": recompute, "free_outputs": free_outputs}
+    modes = {"sequence_parallel": sequence_parallel, "recompute": recompute, "free_outputs": free_outputs}
     pipeline = pipeline_of(cut, **modes, p=0.0, dtype=torch.float64)
     for part in pipeline.parts:
         load_dense(part, dense.state_dict(), pipeline.tp, strict=False)
@@ -65,10 +65,11 @@ def largest_error(cut, recompute, free_outputs):
     return largest_difference(pairs), len(losses)
 
 
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_losses_and_gradients_equal_one_process(pools, cut):
-    results = pools[4].run(largest_error, cut, "none", False)
+@pytest.mark.by_day(4)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(("cut", "sequence_parallel"), [*((cut, True) for cut in CUTS), ((1, 4, 1, 2), False)], ids=str)
+def test_losses_and_gradients_equal_one_process(pools, cut, sequence_parallel, recompute):
+    results = pools[4].run(largest_error, cut, recompute, False, sequence_parallel)
     assert max(error for error, _ in results) < 1e-12
     p, t, _, microbatches = cut
     assert [count for _, count in results] == [0] * (p - 1) * t + [microbatches] * t
@@ -90,10 +91,9 @@ def test_a_batch_of_other_sizes_is_refused(pools):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
-    for cut in [(4, 1, 1, 6), (2, 2, 1, 4)]:
-        assert max(error for error, _ in pools[4].run(largest_error, cut, recompute, True)) < 1e-12
-    assert max(error for error, _ in pools[4].run(largest_error, (2, 2, 2, 4), recompute, False)) < 1e-12
+@pytest.mark.parametrize("cut", [(4, 1, 1, 6), (2, 2, 1, 4)], ids=str)
+def test_freed_outputs_change_nothing(pools, cut, recompute):
+    assert max(error for error, _ in pools[4].run(largest_error, cut, recompute, True)) < 1e-12
 
 
 def watched(cut, free_outputs, recompute="none"):

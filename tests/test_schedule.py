@@ -6,13 +6,11 @@ from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from actmem.config import ConfigError
 from actmem.formulas.schedule import (
@@ -23,7 +21,7 @@ from actmem.formulas.schedule import (
     peak_in_flight,
     torch_microbatches_per_round,
 )
-from actmem_course.others.timeline import bubble_of, draw, memory_curve, timeline, validate
+from actmem_course.others.timeline import bubble_of, memory_curve, timeline, validate
 from tests.tiers import covering
 
 TIMES = [(1, 2), (1, 1), (2, 1), (3, 7)]
@@ -53,18 +51,6 @@ def test_interleaved(sizes):
         assert peak_in_flight(ranks)[0] == p * m + p - 1  # the interleave factor's numerator
 
 
-@given(p=st.integers(2, 6), m=st.integers(1, 4), n=st.integers(1, 20))
-def test_torchs_rounds_are_valid_too(p, m, n):
-    try:
-        g = torch_microbatches_per_round(p, n)
-    except ConfigError as error:
-        assert str(error) == f"num_microbatches: {n} must be divisible by the number of rounds = {n // p}"
-        return
-    ranks = interleaved(p, m, n, g)
-    validate(ranks, n, m)
-    assert peak_in_flight(ranks) == [min((m - 1) * g + 2 * (p - 1 - rank) + 1, n * m) for rank in range(p)]
-
-
 def torch_actions(order, p, rank):
     """torch's actions of one rank as ours; empty slots and gradient reductions are left out."""
     # The text form, "5F2" for stage 5 and microbatch 2, is the same in every version of torch.
@@ -81,35 +67,6 @@ def test_torch_interleaves_in_the_same_order(p, m, n):
     for rank, ours in enumerate(interleaved(p, m, n, g)):
         theirs = ScheduleInterleaved1F1B._calculate_single_rank_operations(numbers, rank)
         assert torch_actions(theirs, p, rank) == ours
-
-
-def torch_1f1b(p, n, rank):
-    """What torch's Schedule1F1B runs on one rank, with a stage that only takes notes.
-
-    (Its own listing, _get_pipeline_order, begins with microbatch 1 on the last rank.)
-    """
-    run = []
-    sends = [f"get_{way}_{what}_ops" for way in ("fwd", "bwd") for what in ("recv", "send")]
-    nothing = dict.fromkeys(sends, lambda i: [])
-    stage = SimpleNamespace(
-        **nothing,
-        stage_index=rank,
-        forward_one_chunk=lambda i, *args, **kwargs: run.append(Action("F", rank, 0, i)),
-        backward_one_chunk=lambda i, **kwargs: run.append(Action("B", rank, 0, i)),
-        scale_grads=lambda **scale: None,  # before torch 2.10
-        perform_reduce_grad=lambda scale: None,
-        release_fwd_send_outputs=lambda i: None,  # from torch 2.15 on
-    )
-    schedule = MagicMock(_n_microbatches=n, _num_stages=p, _stage=stage)
-    schedule._check_inputs.return_value = [()] * n, [{}] * n
-    Schedule1F1B._step_microbatches(schedule)
-    return run
-
-
-@pytest.mark.parametrize(("p", "n"), [(1, 3), (2, 2), (4, 2), (4, 4), (4, 9)])
-def test_torch_runs_the_same_1f1b(p, n):
-    for rank, ours in enumerate(one_forward_one_backward(p, n)):
-        assert torch_1f1b(p, n, rank) == ours
 
 
 @given(interleaved_sizes(), st.sampled_from([(1, 2), (1, 1)]))
@@ -177,13 +134,6 @@ def test_the_first_fault_is_named(spoil, message):
     with pytest.raises(ConfigError) as error:
         validate(ranks, 3)
     assert str(error.value) == f"schedule: {message}"
-
-
-def test_drawing():
-    assert draw(timeline(one_forward_one_backward(2, 3))) == (
-        "rank 0 | F0 F1 ·  ·  B0 -- F2 B1 -- ·  B2 --\n"
-        "rank 1 | ·  F0 B0 -- F1 B1 -- F2 B2 -- ·  ·"
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("p", "m", "rounds"), covering([2, 4, 8], [2, 3, 4], [1, 2, 3, 4]))

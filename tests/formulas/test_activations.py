@@ -2,19 +2,16 @@
 
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel
+from actmem.config import TINY, ModelShape, Parallel
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
     RNG_STATE_BYTES,
     TABLE2,
     closed_form,
     crossover_seq_length,
-    eq4,
-    gathered_input_bytes,
     layer_extra_rows,
     layer_rows,
 )
@@ -65,14 +62,6 @@ def test_every_rank_together_holds_each_tensor_split_by_times(cut):
         assert {row.split_by for row in layer_rows(shape, parallel)} == {parallel.tensor_parallel_size}
 
 
-@given(layer_cuts())
-def test_plain_sequence_parallelism_keeps_4sbh_undivided(cut):
-    shape, parallel = cut
-    t = parallel.tensor_parallel_size
-    with_it = eq4(shape, t) + gathered_input_bytes(shape, t)
-    assert with_it == printed(shape, Fraction(30, t) + 4 + core(shape) / t)
-
-
 def test_masks_and_random_number_states_come_with_recomputation():
     for device, size in RNG_STATE_BYTES.items():
         selective = by_term(layer_extra_rows(TINY, Parallel(2), "selective", device_type=device))
@@ -115,14 +104,3 @@ def test_rows_add_up_to_the_closed_form_and_that_is_the_printed_one(cut, configu
     rows = layer_rows(shape, configuration.parallel(t), configuration.recompute, e)
     assert total(rows) == closed_form(configuration, shape, t, e)
     assert closed_form(configuration, shape, t) == printed(shape, PRINTED[configuration.name](t, core(shape)))
-
-
-@pytest.mark.parametrize(
-    ("model", "both", "full"), [("22B", 16.1, 7.6), ("175B", 18.5, 8.7), ("530B", 20.2, 9.5), ("1T", 20.2, 9.5)]
-)
-def test_percentages_of_the_tensor_parallel_baseline(model, both, full):
-    """Section 6.1 says under 20% and about 10%; these are table 2's own."""
-    shape, t = PAPER_MODELS[model].shape, PAPER_MODELS[model].parallel.tensor_parallel_size
-    sizes = {c.name: closed_form(c, shape, t) for c in TABLE2}
-    assert round(100 * sizes["tensor+sequence+selective"] / sizes["tensor"], 1) == both
-    assert round(100 * sizes["full"] / sizes["tensor"], 1) == full

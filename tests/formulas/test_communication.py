@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import (
-    Exchange,
     layer_exchanges,
     wire_bytes,
 )
@@ -88,20 +87,6 @@ def test_the_same_bytes_until_inputs_are_gathered_again(cut, recompute, keep):
     tensor, sequence = 8 + again_tensor, (8 if keep else 10) + again_sequence
     assert wire_bytes(layer_exchanges(shape, Parallel(t), recompute)) == tensor * unit
     assert wire_bytes(layer_exchanges(shape, Parallel(t, True), recompute, 2, keep)) == sequence * unit
-
-
-@given(
-    kind=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter"]), t=st.integers(1, 9), share=st.integers(1, 50)
-)
-def test_a_ring_walked_step_by_step(kind, t, share):
-    """Each of t − 1 steps a rank passes one share on; an all-reduce goes round twice."""
-    steps = (t - 1) * (2 if kind == "all-reduce" else 1)
-    exchange = Exchange(kind, "forward", "", t, t * share, count=3)
-    assert exchange.wire_bytes == 3 * sum(share for _ in range(steps))
-
-
-def test_shares_are_rounded_up():
-    assert Exchange("all-gather", "forward", "", 4, 13).wire_bytes == 3 * 4
 
 
 @given(model_cuts(), st.booleans())

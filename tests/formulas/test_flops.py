@@ -20,7 +20,6 @@ from actmem.formulas.flops import (
     layer_products,
     least_seconds,
     text_selective,
-    utilisation,
 )
 from actmem.recipes import RECOMPUTE_MODES
 from actmem_course.others import paper
@@ -87,10 +86,6 @@ def test_table_5_within_two_tenths_of_a_point():
     # 8 global batches on 8 times the devices.
     run = paper.DATA_PARALLEL_530B
     assert abs(paper.mfu_percent("530B", run.seconds) - run.mfu_percent) < 0.2
-
-
-def test_utilisation():
-    assert utilisation(6 * 10**12, seconds=2, num_devices=3, peak_flops_per_second=10**12) == 1
 
 
 @given(shapes())

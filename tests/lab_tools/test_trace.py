@@ -45,12 +45,6 @@ def test_the_papers_names(tmp_path):
     assert (conjugates.FUNCTIONS["g"].backward, linear.start_all_gather) == before
 
 
-def test_a_rank_without_a_path_writes_nothing(tmp_path):
-    layer = TransformerLayer(SHAPE, dtype=torch.float32)
-    write_trace({"one": Runner(layer, torch.randn(8, 1, 16, requires_grad=True)).work()}, None, "cpu")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_every_step_is_finished(tmp_path):
     x, done = torch.ones(2, requires_grad=True), []
     work = Work(lambda: x.sum(), lambda output: output.backward(), lambda: done.append("finished"))

@@ -26,8 +26,8 @@ FAULTS = {
     "meets NCCL's error": "raise dist.DistBackendError('NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO), NCCL version 2.27.5\\nncclSystemError: System call failed.\\nLast error:\\nError while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)')",
     "loses the other": "raise RuntimeError('[x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1')",
 }
-#: Each fault, and each signal, should have ended everything after so long; the time it took is on record.
-GOAL_SECONDS, LIMIT_SECONDS = 10, 60
+#: Each fault, and each signal, has ended everything after so long.
+LIMIT_SECONDS = 60
 _SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -56,7 +56,7 @@ class Started:
     def __init__(self, command, folder, **environment):
         self.mark = uuid.uuid4().hex
         self.looping = Path(folder) / "loops"
-        self.harmed, self.seconds = 0.0, 0.0
+        self.harmed = 0.0
         environment = {"OMP_NUM_THREADS": "1", **environment, "ACTMEM_MARK": self.mark}
         environment["ACTMEM_LOOPS"] = str(self.looping)
         self.process = subprocess.Popen(
@@ -99,19 +99,16 @@ class Started:
         return found
 
     def nothing_is_left(self):
-        """Whether all processes are gone in time; those that are not are killed.
-
-        seconds: how long they took from the fault, or the signal.
-        """
+        """Whether all processes are gone in time, from the fault or the signal on; those that are not are killed."""
         end = time.monotonic() + SECONDS
         while self.alive() and time.monotonic() < end:
             time.sleep(0.1)
         left = self.alive()
         harmed = self.harmed or (self.looping.stat().st_mtime if self.looping.exists() else time.time())
-        self.seconds = time.time() - harmed
+        seconds = time.time() - harmed
         for number in left:
             os.kill(number, signal.SIGKILL)
-        return not left and self.seconds < LIMIT_SECONDS
+        return not left and seconds < LIMIT_SECONDS
 
 
 def planted(folder, fault, place="forward", torchrun=False, lab="measure_parity.py", everywhere=False, **environment):

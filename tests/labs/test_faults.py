@@ -3,24 +3,17 @@
 import re
 import signal
 import sys
+from typing import Any
 
 import pytest
 
 from actmem_course import launch
-from tests.labs.faults import TORCHRUN, Started, listening, planted
+from tests.labs.faults import Started, listening, planted
 from tests.labs.learners import learner_file
 from tests.tiers import at_night
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
-
-
-@pytest.mark.parametrize("place", [at_night("forward"), at_night("backward"), "a collective"])
-def test_a_rank_is_killed(place, tmp_path):
-    run = planted(tmp_path, "is killed", place)
-    code, output, errors = run.end()
-    assert (code, output, errors) == (1, "", ["measure_parity.py: rank 1 was ended by SIGKILL"])
-    assert run.nothing_is_left()
 
 
 def own_lines(errors):
@@ -53,55 +46,36 @@ def test_a_rank_fails(torchrun, tmp_path):
     assert run.nothing_is_left()
 
 
-def test_a_rank_leaves_early(tmp_path):
-    """No supervisor sees more than an exit code of 0: another rank says that it has lost one."""
-    run = planted(tmp_path, "leaves")
-    code, output, (line,) = run.end()
-    assert code == 1 and re.match(r"measure_parity.py: rank 0: RuntimeError: .*Connection closed by peer", line), line
-    assert run.nothing_is_left()
-
-
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_ranks_that_are_well_end_with_0(torchrun, tmp_path):
     code, output, errors = planted(tmp_path, "is well", torchrun=torchrun).end()
     assert (code, errors) == (0, []) and "6 of 6 agree" in output
 
 
-@pytest.mark.parametrize("place", ["forward", at_night("backward")])
-def test_a_rank_has_no_memory_left(place, tmp_path):
-    run = planted(tmp_path, "has no memory", place)
-    code, output, errors = run.end()
-    assert code == 1 and len(errors) == 1 and errors[0].startswith("measure_parity.py: rank 1: out of memory: "), errors
-    assert run.nothing_is_left()
+#: A fault, how it is planted, and what is said.
+NCCL = r"NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error \(run with NCCL_DEBUG=INFO\), NCCL version 2.27.5: "
+NCCL += r"Error while creating shared memory segment /dev/shm/nccl-4t5 \(size 9637888\)"
+LOST = r"RuntimeError: .*Connection closed by peer"
+SAID: list[Any] = [
+    ("is killed", {"place": "a collective"}, "rank 1 was ended by SIGKILL"),
+    at_night(("is killed", {"place": "backward"}, "rank 1 was ended by SIGKILL")),
+    # No supervisor sees more than an exit code of 0: another rank says that it has lost one.
+    ("leaves", {}, f"rank 0: {LOST}"),
+    ("has no memory", {}, "rank 1: out of memory: "),
+    at_night(("has no GPU memory", {}, r"rank 1: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB\.")),
+    ("cannot save", {"everywhere": True}, "rank [01]: a save or its reading failed on rank 1: cannot write x/y: No space left on device"),
+    at_night(("meets NCCL's error", {"everywhere": True}, f"rank [01]: {NCCL}")),
+    at_night(("loses the other", {"everywhere": True}, f"rank [01]: {LOST}")),
+    # Nothing exists yet over which one could hear of the others, but the store where they meet.
+    ("loops", {"GLOO_SOCKET_IFNAME": "nosuch0"}, "rank [01]: RuntimeError: .*nosuch0.*"),
+]  # fmt: skip
 
 
-#: A fault, whether all ranks have it, and what is said.
-SAID = {
-    ("has no GPU memory", False): "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.",
-    ("cannot save", True): "a save or its reading failed on rank 1: cannot write x/y: No space left on device",
-    (
-        "meets NCCL's error",
-        True,
-    ): "NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO), "
-    "NCCL version 2.27.5: Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)",
-    ("loses the other", True): "RuntimeError: [x/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
-}
-
-
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize(("fault", "everywhere"), SAID)
-def test_one_rank_or_each_says_its_cause(fault, everywhere, tmp_path):
-    run = planted(tmp_path, fault, everywhere=everywhere)
+@pytest.mark.parametrize(("fault", "planting", "said"), SAID)
+def test_a_fault_is_one_line_that_names_a_rank_and_the_cause(fault, planting, said, tmp_path):
+    run = planted(tmp_path, fault, **planting)
     code, output, (line,) = run.end()
-    assert code == 1 and re.match("measure_parity.py: rank [01]: " + re.escape(SAID[fault, everywhere]), line), line
-    assert run.nothing_is_left()
-
-
-def test_no_rank_can_start(tmp_path):
-    """Nothing exists yet over which one could hear of the others, but the store where they meet."""
-    run = planted(tmp_path, "loops", GLOO_SOCKET_IFNAME="nosuch0")
-    code, output, (line,) = run.end()
-    assert code == 1 and re.fullmatch(r"measure_parity.py: rank [01]: RuntimeError: .*nosuch0.*", line), line
+    assert (code, output) == (1, "") and re.match(f"measure_parity.py: {said}", line), line
     assert run.nothing_is_left()
 
 
@@ -152,15 +126,6 @@ def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_pat
     code, output, errors = run.end()
     assert code in (143, 129, -9) and "passed" not in output
     assert run.nothing_is_left()
-
-
-@pytest.mark.nightly
-def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
-    file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
-    run = Started([*TORCHRUN, str(file), "--only", "3.1"], tmp_path)
-    run.wait_for_the_loop()
-    run.harm(signal.SIGKILL)
-    assert run.end()[0] == -9 and run.nothing_is_left()
 
 
 @pytest.mark.parametrize("rank", [0, at_night(1)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actmem.config import ConfigError
-from actmem_course.files import check_files, replacing, write_text
+from actmem_course.files import check_files, write_text
 
 
 def named(**files):
@@ -25,15 +25,6 @@ def test_a_file_is_replaced_whole(tmp_path):
         write_text(link, text)
         assert path.read_text(encoding="utf-8") == text and link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["link.json", "results.json"]
-
-
-def test_a_failing_block_leaves_the_old_file(tmp_path):
-    path = tmp_path / "results.json"
-    path.write_text("old")
-    with pytest.raises(ValueError), replacing(path) as beside:
-        beside.write_text("ne")
-        raise ValueError
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["results.json"]
 
 
 @contextmanager

@@ -37,10 +37,8 @@ def test_on_two_ranks(tmp_path):
     for line in bandwidths:  # on two ranks
         assert line["sent_bytes"] == line["bytes"] * (1 if line["kind"] == "all-reduce" else 1 / 2)
         assert line["bus"] == line["sent_bytes"] / line["seconds"] > 0
-    titles = ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
-    assert [line["comparison"] for line in compared] == titles and all(f"{title}: " in shown for title in titles)
+    assert len(compared) == 3 and all(f"{line['comparison']}: " in shown for line in compared)
     assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
-    assert all(line["over"]["ratio"] == pytest.approx(1 + line["over"]["value"]) for line in compared)
 
 
 def test_emulated_fits_eighty_columns_and_times_nothing():

@@ -13,7 +13,6 @@ from actmem_course.others.disagreements import disagreements
 from tests.labs.in_process import lab_module, shown_in_80_columns
 
 SCRIPT = "measure_paper.py"
-FIELDS = {"section", "model", "quantity", "unit", "paper", "ours_formula", "measured", "difference_from_paper"}
 
 
 @pytest.mark.nightly
@@ -22,7 +21,6 @@ def test_everything_for_one_model(tmp_path):
     shown = shown_in_80_columns(SCRIPT, "--model", "22B", "--json", path)
 
     results = json.loads(path.read_text(encoding="utf-8"))
-    assert all(result.keys() >= {*FIELDS, "difference"} for result in results)
     assert {result["section"] for result in results} == set(SECTIONS) - {"figure9"}  # 22B has one stage
     measured = [result for result in results if result["measured"] is not None]
     assert len(measured) > 20 and all(result["difference"] == 0 and result["exact"] for result in measured)
@@ -31,14 +29,6 @@ def test_everything_for_one_model(tmp_path):
     *_, verdict, last = shown.splitlines()
     assert verdict == f"{len(measured)} of {len(measured)} measured numbers equal their formulas exactly"
     assert re.fullmatch(r"measured in \d+\.\d seconds", last)
-
-
-@pytest.mark.nightly
-def test_the_largest_model_in_80_columns():
-    sections = [f"--section={name}" for name in ("table2", "figure1", "figure9")]
-    shown = shown_in_80_columns(SCRIPT, "--model", "1T", *sections)
-    titles = [line.split(":")[0] for line in shown.splitlines() if line.startswith(("Figure", "Table"))]
-    assert titles == ["Figure 1", "Table 2", "Figure 9"]
 
 
 @pytest.mark.by_day(1)

@@ -40,11 +40,6 @@ def test_a_pair_that_is_further_apart_is_not_explained():
     assert not pair((MOST_NUMBERS + 1) * BLOCK_BYTES).explained and not pair(BLOCK_BYTES // 2).explained
 
 
-def test_a_formula_in_words():
-    formulas = [pair.formula for pair in logged_pairs.logged_pairs()]
-    assert formulas[:2] == ["1 · layer", "12 · layer − 12 · 2sbh"] and "0" in formulas
-
-
 def test_the_lab_prints_and_writes_all(tmp_path):
     path = tmp_path / "runs.json"
     shown = shown_in_80_columns("measure_runs.py", "--json", path)

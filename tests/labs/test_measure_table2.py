@@ -14,7 +14,6 @@ from tests.labs.faults import TORCHRUN
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_table2.py"
-FIELDS = {"configuration", "tensor_parallel_size", "rank", "predicted_bytes", "extra_bytes", "measured_bytes"}
 
 
 def test_on_two_ranks():
@@ -26,7 +25,6 @@ def check_results(results, processes):
     assert [r["configuration"] for r in results] == [c.name for c in TABLE2] * processes
     assert {r["rank"] for r in results} == set(range(processes))
     for result in results:
-        assert result.keys() >= FIELDS
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"]
         assert result["exact"] and result["difference_bytes"] == 0
         assert result["tensor_parallel_size"] == (1 if result["configuration"] == "none" else processes)
@@ -45,15 +43,6 @@ def test_emulated_with_sizes_of_ones_own(tmp_path):
     assert [r["predicted_bytes"] for r in json.loads(path.read_text())][-1] == 2 * 64 * 3 * 48
 
 
-def test_eighty_columns_cut_no_number_off():
-    shown_in_80_columns(SCRIPT, "--emulate", 8, "--model", "1T", "--dtype", "float32")
-
-
-def test_bad_input_ends_a_real_process_with_2():
-    done = launch.run(SCRIPT, "--emulate", 3)
-    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1, done.stderr
-
-
 def test_bad_input_under_torchrun_is_said_once_by_rank_0():
     command = [*TORCHRUN, str(launch.LABS / SCRIPT), "--json", "/proc/actmem/x.json"]  # only rank 0 can find it
     done = subprocess.run(command, capture_output=True, text=True)
@@ -62,10 +51,11 @@ def test_bad_input_under_torchrun_is_said_once_by_rank_0():
     assert done.returncode != 0 and "exitcode  : 2" in done.stderr and "(local_rank: 0)" in done.stderr
 
 
-def test_a_bad_path_loses_nothing(tmp_path):
+def test_bad_input_ends_a_real_process_with_2_and_loses_nothing(tmp_path):
     path = tmp_path / "kept.json"
     path.write_text("kept")
-    launch.run(SCRIPT, "--emulate", 3, "--json", path)
+    done = launch.run(SCRIPT, "--emulate", 3, "--json", path)
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1, done.stderr
     assert path.read_text() == "kept"
     with pytest.raises(launch.LabError, match="must be divisible by tensor_parallel_size = 3"):
         launch.results(SCRIPT, "--emulate", 3)

@@ -15,7 +15,6 @@ from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.rows import Row
 from actmem_course.lab_tools import paper_models
 from actmem_course.lab_tools.paper_models import STAGE_CONFIGURATIONS
-from actmem_course.others import paper
 
 MODELS = tuple(PAPER_MODELS)
 
@@ -23,17 +22,14 @@ MODELS = tuple(PAPER_MODELS)
 def measured_by_formula(change=lambda what, result: result):
     """In place of each measurement what it would give if it agreed, changed."""
 
-    def stage(stage):
-        return change("stage", stage.rows() + stage.extra_rows())
-
     def parameters(name):
         model = PAPER_MODELS[name]
         counts = parameter_counts(model.shape, model.parallel)
         return change("parameters", (num_parameters(model.shape), sum(counts.values())))
 
     def iteration(name, recompute):
-        model = PAPER_MODELS[name]
-        return change("FLOPs", {"aten.mm": hardware_flops(model.shape, model.global_batch_size, recompute)})
+        flops = hardware_flops(PAPER_MODELS[name].shape, PAPER_MODELS[name].global_batch_size, recompute)
+        return change("FLOPs", {"aten.mm": flops})
 
     def layer(name):
         sizes = [closed_form(c, PAPER_MODELS[name].shape, 8) for c in TABLE2]
@@ -41,7 +37,7 @@ def measured_by_formula(change=lambda what, result: result):
         return change("layer", found)
 
     return {
-        "measure_paper_stage": stage,
+        "measure_paper_stage": lambda stage: change("stage", stage.rows() + stage.extra_rows()),
         "count_parameters": parameters,
         "count_iteration": iteration,
         "measure_layer": layer,
@@ -106,7 +102,6 @@ def test_figure_9_has_a_row_for_every_rank():
     entries = entries_by_formula("figure9")
     assert [e.pipeline_rank for e in entries if e.quantity.startswith("rank")] == list(range(35))
     (saved,) = [e for e in entries if e.unit == "GiB"]
-    assert saved.paper == paper.FIGURE9_SAVED_GB
     assert float(saved.ours_formula) == pytest.approx(saved.paper * 139 / 35 / 8, rel=0.01)
     assert entries_by_formula("figure9", ["22B"]) == entries_by_formula("table4", ["1T"]) == []
     assert {e.model for e in entries_by_formula("figure9", ["175B", "1T"])} == {"175B", "1T"}

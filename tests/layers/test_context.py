@@ -13,10 +13,9 @@ from actmem.ledger.comms import Collective, count_collectives
 from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.layer_rows import layer_input
 from actmem.parallel.groups import TensorParallel
-from actmem.rows import by_term, compare, total
+from actmem.rows import by_term, total
 from actmem_more.context import ContextParallel, attend_part, layer_groups
 from actmem_more.llama import LlamaLayer
-from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_shape import (
     CONTEXT_KINDS,
     LLAMA_MODELS,
@@ -25,8 +24,8 @@ from actmem_more.llama_shape import (
     llama_shape,
     own_context_shape,
 )
-from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_rows
-from tests.layers.test_llama import FLASH, MODES, flash_flops, largest_error
+from actmem_more.llama_terms import context_exchanges, llama_rows
+from tests.layers.test_llama import FLASH, MODES, all_modes, differences, flash_flops
 from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
@@ -35,26 +34,8 @@ SHAPES = {"llama": SHAPE, "qwen3 with experts": EXPERTS}
 ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
 
 
-def predicted(shape, tp, context, recompute, element_size, routing="even"):
-    parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
-    own = own_context_shape(shape, parallel, context.kind)
-    routed = forced_routed_tokens(own, parallel, routing, tp.rank) if shape.num_experts else None
-    return llama_rows(shape, parallel, recompute, element_size, routed, context.kind)
-
-
-def differences(shape, tp, context, recompute, dtype=torch.bfloat16, routing="even"):
-    """Between the formula and the ledger, which ``measure_llama_layer`` compares with the census first."""
-    measured = measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
-    comparison = compare(predicted(shape, tp, context, recompute, dtype.itemsize, routing), measured)
-    return "" if comparison.exact else comparison.describe()
-
-
 def on_ranks(shape, context_parallel_size, way, sequence_parallel):
-    tp, context = layer_groups(context_parallel_size, way, sequence_parallel=sequence_parallel)
-    errors = [largest_error(shape, recompute, tp, context) for recompute in MODES]
-    dtypes = (torch.bfloat16, torch.float32)
-    wrong = [differences(shape, tp, context, mode, dtype) for mode in MODES for dtype in dtypes]
-    return max(errors), "".join(wrong)
+    return all_modes(shape, *layer_groups(context_parallel_size, way, sequence_parallel=sequence_parallel))
 
 
 @pytest.mark.by_day(1)
@@ -90,16 +71,6 @@ def exchange_differences(shape, tp, context, recompute):
     return {collective: count for collective, count in counted.items() if count}
 
 
-def exchanges_on_ranks(shape, context_parallel_size, way):
-    tp, context = layer_groups(context_parallel_size, way, sequence_parallel=True)
-    return [exchange_differences(shape, tp, context, mode) for mode in MODES]
-
-
-@pytest.mark.parametrize(("way", "kind"), covering(CONTEXT_KINDS, SHAPES, of=1))
-def test_exchanges_on_real_ranks(pools, way, kind):
-    assert pools[4].run(exchanges_on_ranks, SHAPES[kind], 2, way) == 4 * [4 * [{}]]
-
-
 @pytest.mark.by_day(1)
 @pytest.mark.slow
 @ways
@@ -115,7 +86,7 @@ def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
     sequence_parallel = data.draw(st.booleans())
     with emulated_rank(t * c, data.draw(st.integers(0, t * c - 1))):
         tp, context = layer_groups(c, way, sequence_parallel=sequence_parallel)
-        assert differences(shape, tp, context, recompute, torch.float32) == ""
+        assert differences(shape, recompute, tp, torch.float32, context=context) == ""
         assert exchange_differences(shape, tp, context, recompute) == {}
 
 
@@ -132,7 +103,7 @@ def test_named_shapes_are_exact_on_emulated_ranks(model, way):
         for sequence_parallel in (False, True):
             tp, context = layer_groups(c, way, sequence_parallel=sequence_parallel)
             for mode, routing in ((mode, routing) for mode in MODES for routing in routings):
-                assert differences(shape, tp, context, mode, torch.bfloat16, routing) == "", (mode, routing)
+                assert differences(shape, mode, tp, torch.bfloat16, routing, context) == "", (mode, routing)
 
 
 def test_what_it_divides_beyond_sequence_parallelism():

@@ -17,13 +17,19 @@ from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import column_parallel, load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
-from actmem.rows import by_term, compare, total
+from actmem.rows import compare, total
 from actmem_more.context import ContextParallel
-from actmem_more.latent import attend_uneven
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_modules import product, rms_norm, rotary_tables, swiglu
-from actmem_more.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
+from actmem_more.llama_shape import (
+    LLAMA_MODELS,
+    LatentHeads,
+    LlamaShape,
+    llama_layer_terms,
+    llama_shape,
+    own_context_shape,
+)
 from actmem_more.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from tests.gradients import gradient_pairs
 from tests.tiers import covering, examples
@@ -158,11 +164,14 @@ def largest_error(shape, recompute, tp=TensorParallel(), context=ContextParallel
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 
 
-def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, routing="even"):
-    parallel = Parallel(tp.size, tp.sequence_parallel)
-    routed = forced_routed_tokens(shape, parallel, routing, tp.rank) if shape.num_experts else None
-    predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed)
-    comparison = compare(predicted, measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing))
+def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, routing="even", context=ContextParallel()):
+    """Between the formula and the ledger, which ``measure_llama_layer`` compares with the census first."""
+    parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+    own = own_context_shape(shape, parallel, context.kind)
+    routed = forced_routed_tokens(own, parallel, routing, tp.rank) if shape.num_experts else None
+    predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed, context.kind)
+    measured = measure_llama_layer(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
+    comparison = compare(predicted, measured)
     return "" if comparison.exact else comparison.describe()
 
 
@@ -174,14 +183,19 @@ def test_the_plain_layers_numbers(kind, recompute):
     assert largest_error(SHAPES[kind], recompute) < 1e-12
 
 
+def all_modes(shape, tp, context=ContextParallel()):
+    """The largest error of numbers, and every difference of bytes, on this rank."""
+    errors = [largest_error(shape, recompute, tp, context) for recompute in MODES]
+    dtypes = (torch.bfloat16, torch.float32)
+    wrong = [differences(shape, mode, tp, dtype, context=context) for mode in MODES for dtype in dtypes]
+    return max(errors), "".join(wrong)
+
+
 def on_ranks(shape, sequence_parallel, members=None):
     group = torch.distributed.new_group(members) if members else None
     if members and torch.distributed.get_rank() not in members:
         return 0.0, ""
-    tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
-    errors = [largest_error(shape, recompute, tp) for recompute in MODES]
-    wrong = [differences(shape, mode, tp, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)]
-    return max(errors), "".join(wrong)
+    return all_modes(shape, tensor_parallel(group, sequence_parallel=sequence_parallel))
 
 
 # k = 2: with four ranks two hold the same key and value head.
@@ -373,13 +387,6 @@ def test_backward_of_swiglu_never_holds_more_than_its_two_gradients():
     assert alive.peak_bytes == 2 * gradient.nbytes
 
 
-def test_heads_that_ranks_hold_alike_name_no_group():
-    """A part is two numbers: an exchange over it can't go to all ranks of the job by mistake."""
-    layer = LlamaLayer(SHAPE, TensorParallel(None, 4, 1), seed=1)
-    part = part_of(dict(layer.named_parameters())["attention.k"], TensorParallel(None, 4, 1))
-    assert part == (2, 0) and not hasattr(part, "group")
-
-
 def test_the_floors_of_latent_attention():
     s, b, h, a, f = 12, 3, 32, 8, 40
     q, c, n, r, v = 20, 14, 6, 4, 8
@@ -393,29 +400,3 @@ def test_the_floors_of_latent_attention():
         # Elementwise drops the latents' norms' outputs as well.
         kept = 4 * s * b * h + 2 * s * b * (q + c) + 2 * s * b * f
         assert total(llama_rows(LATENT, Parallel(t, True), "elementwise")) == (latents + heads + rest - kept) // t
-
-
-def test_a_latent_in_place_of_its_keys_and_values():
-    shape = llama_shape("deepseek-v3")
-    tokens, rows = shape.seq_length * shape.micro_batch_size, by_term(llama_rows(shape))
-    assert rows["KV latent"] == 1_152 * tokens and rows["K"] + rows["V"] == 81_920 * tokens
-    freed = 1 - total(llama_rows(shape, recompute={"K", "V"})) / total(llama_rows(shape))
-    again = llama_recomputed_flops(shape, {"K", "V"}) / (3 * sum(llama_products(shape).values()))
-    assert (round(100 * freed), round(100 * again, 1)) == (24, 0.6)
-
-
-@pytest.mark.parametrize("widths", [(6, 10), (10, 6), (4, 4)])
-def test_attention_of_two_widths(widths):
-    generator = torch.Generator().manual_seed(1)
-    sizes = [(2, 3, 7, width) for width in (widths[0], *widths)]
-    heads = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-
-    def run(attend):
-        q, k, v = (x.clone().requires_grad_() for x in heads)
-        y = attend(q, k, v)
-        (y * torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)).sum().backward()
-        return y, q.grad, k.grad, v.grad
-
-    wanted = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2))
-    for ours, theirs in zip(run(attend_uneven), wanted, strict=True):
-        assert (ours - theirs).abs().max() < 1e-12

@@ -59,20 +59,12 @@ def exits():
     raise SystemExit("usage: train.py")
 
 
-def lazy():
-    return nn.Sequential(nn.LazyLinear(8), nn.ReLU()), (torch.ones(4, 8),)
-
-
 def only_a_model():
     return nn.Linear(2, 2)
 
 
 def no_inputs():
     return nn.Linear(2, 2), ()
-
-
-def three():
-    return nn.Linear(2, 2), (), 3
 
 
 class NoBackward(torch.autograd.Function):

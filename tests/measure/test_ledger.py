@@ -7,12 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from actmem import recompute
-from actmem.config import TINY
-from actmem.layers.transformer import TransformerLayer
 from actmem.ledger import storages
 from actmem.ledger.ledger_tables import UNSAVED, readable_size
 from actmem.ledger.recorder import record
@@ -186,35 +183,6 @@ def test_what_autograd_did_not_save_is_listed_with_its_holder(name):
     assert {t.kind for t in ledger.unsaved} <= {UNSAVED}
 
 
-def test_dtensor_is_counted_by_what_it_wraps(pools):
-    assert pools[2].run(dtensor_bytes) == [8 * 3 * 4] * 2
-
-
-def dtensor_bytes():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (2,))
-    x = distribute_tensor(torch.ones(16, 3), mesh, [Shard(0)]).requires_grad_()
-    with record(nn.Identity()) as ledger:
-        y = x.exp()
-    assert y.requires_grad
-    return ledger.total_bytes
-
-
-def test_memtracker_agrees():
-    """torch's own tracker as a third opinion.  It counts the module's output as well, which
-    nothing in this layer keeps."""
-    layer = TransformerLayer(TINY, dtype=torch.float32)
-    x = torch.randn(128, 2, 256, requires_grad=True)
-    tracker = MemTracker()
-    tracker.track_external(layer)
-    with tracker:
-        y = layer(x)
-        snapshot = tracker.get_tracker_snapshot("current")[x.device]
-    assert snapshot[_MemRefType.ACT] == ledger_of(layer, x).total_bytes + y.untyped_storage().nbytes()
-
-
 def test_a_count_that_gloos_threads_still_lower_is_taken_when_it_no_longer_changes(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(storages.time, "monotonic", lambda: clock[0])
@@ -366,22 +334,6 @@ def test_a_failing_forward_leaves_nothing_behind():
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     assert dict(torch.nn.modules.module._global_forward_pre_hooks) == hooks
     assert torch.get_rng_state.__module__ == "torch.random"
-
-
-def test_gradients_are_those_without_a_record():
-    model, inputs = blocks(), x()
-    (expected,) = torch.autograd.grad(model(inputs).sum(), inputs)
-    with record(model):
-        y = model(inputs)
-    (grad,) = torch.autograd.grad(y.sum(), inputs)
-    assert torch.equal(grad, expected)
-
-
-def test_it_shows_itself():
-    ledger = ledger_of(blocks(), x())
-    text = repr(ledger)
-    assert text.splitlines()[0].startswith(f"{ledger.total_bytes:,} B")
-    assert "0-2.2 ×3" in text and "tanh" in text and "activation" in text
 
 
 def test_fsdps_gathered_weights_do_not_count(pools):

@@ -139,11 +139,15 @@ def test_stand_ins_leave_the_cpu_alone_and_go_again():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], "device: there is no GPU here: add --fake"), (["--fake", "--step"], "step: backward does not run on CUDA")],
+    ("build", "arguments", "message"),
+    [
+        (None, [], "pip install torch --index-url"),
+        ("13.0", [], "device: there is no GPU here: add --fake"),
+        ("13.0", ["--fake", "--step"], "step: backward does not run on CUDA"),
+    ],
 )
-def test_without_a_gpu_it_is_one_line_and_2(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr("torch.version.cuda", "13.0")
+def test_without_a_gpu_it_is_one_line_and_2(build, arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", build)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["record", f"{HERE}:tiny", "--device", "cuda", *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from actmem.ledger.ledger_tables import fold, folded_name
+from actmem.ledger.ledger_tables import fold
 from actmem.ledger.recorder import SavedTensor
 from actmem_tools import record_command
 from actmem_tools.__main__ import main
 from actmem_tools.diagnosis import reason_of, runs_again
-from actmem_tools.load_model import one_line
 from actmem_tools.record_page import page
 from actmem_tools.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
@@ -35,7 +35,6 @@ def json_of(capsys, *arguments):
 def test_rows_add_up_and_have_the_promised_fields(capsys):
     result = json_of(capsys, f"{HERE}:tiny")
     assert result["total_bytes"] == sum(row["bytes"] for row in result["rows"]) == 3 * 4 * 8 * 4
-    assert {"module", "op", "shape", "dtype", "bytes", "kind"} <= result["rows"][0].keys()
     assert [(r["module"], r["op"], r["shape"], r["dtype"], r["kind"]) for r in result["rows"]] == [
         ("0", "linear", [4, 8], "float32", "input"),
         ("1", "gelu", [4, 8], "float32", "activation"),
@@ -111,12 +110,12 @@ BAD = {
     f"{HERE}:raises": "target: the factory raised ValueError: two lines",
     f"{HERE}:exits": "target: the factory raised SystemExit: usage: train.py",
     f"{HERE}:only_a_model": "must return (model, inputs), and returned a Linear",
-    f"{HERE}:three": "must return (model, inputs), and returned a tuple of 3",
     f"{HERE}:no_inputs": "inputs: the model's forward raised TypeError",
     f"{HERE}:NOT_A_FUNCTION": "is a int, not a function",
     f"{HERE}:nothing": "has no nothing",
     "no.such.module:f": "can't be loaded: ModuleNotFoundError",
     "no_such_file.py:f": "there is no file no_such_file.py",
+    "'no\nsuch:factory'": "can't be loaded",
     "word": "must be pkg.module:factory or file.py:factory",
     f"{HERE}:tiny --at s=9": "s: the factory takes none of s, seq_length",
     f"{HERE}:layer --at s=0": "s: must be at least 1",
@@ -127,27 +126,21 @@ BAD = {
     f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",
     "": "the following arguments are required: target",
     f"{HERE}:tiny --at s=x": "at: must be sizes as s=200,b=3",
+    f"{HERE}:tiny --at s=१२": "at: must be sizes as s=200,b=3",
+    f"{HERE}:tiny --at s=1_0": "at: must be sizes as s=200,b=3",
+    f"{HERE}:tiny --json x --html ./x": "json: each result needs a file of its own",
+    f"{HERE}:tiny --html ''": "cannot write",
+    f"{HERE}:tiny --capability 9.0": "capability: needs --fake --device cuda",
     f"{HERE}:tiny --no-such-option": "unrecognized arguments: --no-such-option",
 }
 
 
-def test_an_error_is_cut_to_200_characters():
-    assert one_line(ValueError("é" * 188)) == f"ValueError: {'é' * 188}"
-    assert one_line(ValueError("é" * 189)) == f"ValueError: {'é' * 187}…"
-
-
 @pytest.mark.parametrize("arguments", BAD)
 def test_bad_input_is_one_line_and_2(arguments, capsys):
-    assert record(*arguments.split()) == 2
+    assert record(*shlex.split(arguments)) == 2
     out, err = capsys.readouterr()
     lines = [line for line in err.splitlines() if "factory that talks" not in line]
     assert not out and len(lines) == 1 and BAD[arguments] in lines[0], err
-
-
-def test_cuda_on_a_cpu_build_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr("torch.version.cuda", None)
-    assert record(f"{HERE}:tiny", "--device", "cuda") == 2
-    assert "pip install torch --index-url" in capsys.readouterr().err
 
 
 def test_a_page_stands_alone(tmp_path):
@@ -203,7 +196,7 @@ def test_every_kind_of_row_has_a_reason():
     assert runs_again([row("checkpoint")]) and not runs_again([row("linear"), row("_Keep", dtype="bool")])
 
 
-@pytest.mark.parametrize("contents", [None, "{}", "nonsense", '{"rows": [1]}'])
+@pytest.mark.parametrize("contents", [None, "{}", "nonsense", '{"rows": [1]}', "[" * 100_000])
 def test_diff_of_what_is_no_record(tmp_path, capsys, contents):
     path = tmp_path / "a.json"
     if contents is not None:
@@ -226,12 +219,6 @@ def test_eval_mode_is_noted_and_a_loss_of_ones_own_runs(capsys):
     assert "eval mode" in note and not plain["notes"] and len(own["curve"]) > len(plain["curve"])
 
 
-def test_a_lazy_module_makes_its_weights_in_the_first_forward_pass(capsys):
-    result = json_of(capsys, f"{HERE}:lazy", "--step")
-    assert result["total_bytes"] == 2 * 4 * 8 * 4
-    assert sum(row["bytes"] for row in result["peak"] if row["kind"] == "weight") == 4 * (8 * 8 + 8)
-
-
 def sharded_bill(folder):
     assert record(f"{HERE}:sharded", "--step", "--json", f"{folder}/step.json") == 0
     rank = torch.distributed.get_rank()
@@ -252,11 +239,6 @@ def test_each_rank_of_fsdp_writes_a_bill_of_its_own(pools, tmp_path):
 def test_rows_that_others_hold_are_not_one_row():
     row = SavedTensor("0", "add", "", (4,), "float32", 16, "", held_by="an attribute of M")
     assert fold([row, replace(row, module="1"), replace(row, held_by="the closure of f")])[0].bytes == 32
-
-
-def test_folded_names():
-    assert folded_name(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b" and folded_name(["a.0.b", "a.2.b"]) == "a.0,2.b"
-    assert folded_name(["layer2.conv1"]) == "layer2.conv1"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

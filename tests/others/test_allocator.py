@@ -37,16 +37,6 @@ def test_the_smallest_free_block_that_fits_is_taken_and_counted_whole():
     assert memory.allocated == held + 3 * MEBIBYTE
 
 
-def test_neighbours_join_and_the_peak_stays():
-    memory = CachingAllocator()
-    blocks = [memory.take("x", 4 * MEBIBYTE) for _ in range(5)]
-    memory.free(*blocks)
-    assert memory.allocated == 0 and memory.peak == 20 * MEBIBYTE
-    assert memory.take("y", 9 * MEBIBYTE).address == 0
-    with pytest.raises(ValueError, match="given back twice"):
-        memory.free(blocks[4])
-
-
 @pytest.mark.parametrize("expandable", [False, True])
 def test_whatever_is_taken_and_given_back_blocks_never_overlap(expandable):
     chance = random.Random(5)

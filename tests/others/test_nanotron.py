@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from actmem.config import ConfigError, Parallel, padded_vocab_size
+from actmem.config import Parallel, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.rows import total
 from actmem_course.others.nanotron import (
@@ -18,7 +18,6 @@ from actmem_course.others.nanotron import (
     nanotron_peak,
     nanotron_runs,
 )
-from tests.shapes import decoder
 
 MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
 
@@ -87,19 +86,6 @@ def test_the_fullest_moment():
     bills = nanotron_bills(MODEL, Parallel(data_parallel_size=2), LENGTH, 512)
     assert [bill.moment for bill in bills] == ["backward of the last MLP", "loss", "optimizer step"]
     assert nanotron_peak(MODEL, Parallel(data_parallel_size=2), 1, 512).moment == "optimizer step"
-
-
-@pytest.mark.parametrize(
-    ("model", "layout", "message"),
-    [
-        (decoder(2048, 4096, 24, 32, 8, 50257), Parallel(), "num_key_value_heads: nanotron packs Q, K and V"),
-        (MODEL, Parallel(3, True), "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3"),
-        (MODEL, Parallel(zero_stage=3), "layout: these runs have one chunk a rank"),
-    ],
-)  # fmt: skip
-def test_what_it_refuses(model, layout, message):
-    with pytest.raises(ConfigError, match=message):
-        nanotron_peak(model, layout, LENGTH, 16)
 
 
 def test_18_runs_are_predicted_within_a_tenth_of_a_percent():

@@ -1,13 +1,11 @@
 """Plans of every axis that this library runs, emulated: every line of their bills is what is counted."""
 
 from copy import copy
-from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from actmem.config import PAPER_MODELS, ZERO_STAGES, ConfigError, ModelShape, Parallel
-from actmem.rows import total
 from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedGPT, PlannedLlama, planned_model_of
 from actmem_tools.plan.search import Plan, bill_of, find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, StepSeconds
@@ -139,6 +137,7 @@ def test_the_peak_of_the_papers_models_as_the_search_plans_them(name):
 
 def test_a_wrong_peak_is_found(monkeypatch):
     model, one = CASES["tensor"]
+    assert report_verification(Console(quiet=True), model, one) is True
     monkeypatch.setattr("actmem_tools.plan.search.transient", lambda *args: Transient(1, (), {"one byte": 1}))
     assert verify_plan(model, one).exact and count_peak(model, one).difference
     assert report_verification(Console(quiet=True), model, one) is False
@@ -147,13 +146,6 @@ def test_a_wrong_peak_is_found(monkeypatch):
 def test_a_model_that_this_library_cannot_run():
     with pytest.raises(ConfigError, match="plan: no stage of tied with tied embeddings has been recorded"):
         verify_plan(TIED, plan(Parallel(data_parallel_size=8, zero_stage=3)))
-
-
-def test_the_report_says_the_lines_and_the_peak():
-    console = Console(record=True, width=120, quiet=False, file=StringIO())
-    assert report_verification(console, LLAMA, plan(Parallel(2, True, context_parallel_size=2))) is True
-    text = console.export_text()
-    assert "lines equal what is counted" in text and "Beyond that, at the peak" in text and "difference 0" in text
 
 
 def test_the_embedding_can_be_the_fullest():
@@ -214,21 +206,6 @@ def test_named_shapes(case):
     every_line_and_the_peak_are_what_is_counted(*case)
 
 
-def test_the_plans_cover_every_axis():
-    layouts = [plan.layout for _, plan in NAMED]
-    assert {model.name for model, _ in NAMED} == {planned_model_of(name).name for name in PLANNED_MODELS}
-    assert {(each.tensor_parallel_size, each.sequence_parallel) for each in layouts} == set(TENSOR)
-    ranks = [(plan.layout, plan.pipeline_rank) for _, plan in NAMED]
-    pipeline = {(each.pipeline_parallel_size, each.num_model_chunks, rank) for each, rank in ranks}
-    assert pipeline == set(PIPELINE)
-    assert {each.zero_stage for each in layouts} == set(ZERO_STAGES)
-    assert {each.micro_batch_size for each in layouts} == set(MICRO_BATCHES)
-    modes = {(type(model), plan.recompute) for model, plan in NAMED}
-    assert modes == {(type(model), mode) for model, _ in NAMED for mode in model.recompute_modes}
-    assert {model.routing for model, _ in NAMED} == {"", *ROUTING}
-    assert any(plan.whole_microbatches for _, plan in NAMED)
-
-
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_named_shapes_under_context_parallelism(name):
     model = of_few_layers(name)
@@ -238,17 +215,3 @@ def test_named_shapes_under_context_parallelism(name):
         return
     layout = Parallel(4, True, 2, micro_batch_size=2, context_parallel_size=2)
     every_line_and_the_peak_are_what_is_counted(model, plan(layout, "elementwise", n=4))
-
-
-@pytest.mark.parametrize("name", PLANNED_MODELS)
-def test_only_experts_have_a_routing(name):
-    model = planned_model_of(name)
-    if not model.routing:
-        with pytest.raises(ConfigError, match="routing: .* has no experts"):
-            model.with_routing("one-sided")
-        return
-    worst = model.with_routing("one-sided")
-    layout = Parallel(4, True)
-    assert total(worst.rows(layout, "none")) > total(model.rows(layout, "none"))
-    with pytest.raises(ConfigError, match="routing: must be one of even, one-sided"):
-        model.with_routing("learned")

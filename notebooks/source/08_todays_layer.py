@@ -169,7 +169,7 @@ checks.show()
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
 # my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
-# So one layer differs from library to library. (`python labs/measure_peers.py --today` counts these bytes; $4sd$ are
+# So one layer differs from library to library. (We read these bytes from their operators; $4sd$ are
 # the rotation's tables.)
 
 # %%

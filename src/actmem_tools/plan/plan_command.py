@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
-from actmem_tools.command_line import Parser, screen, write
+from actmem_tools.command_line import Parser, screen, show_progress, write
+from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
@@ -260,6 +261,8 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
         named = planned_model_of(args.model)
         target = hugging_face_config(named)
         given = {"s": named.seq_length, "b": 1} | given
+    elif args.model.endswith(".json"):
+        target = read_config(args.model)
     for letter in "sb":
         if letter not in given:
             raise ConfigError("at", f"{letter} is missing")
@@ -280,6 +283,7 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
     solving = [part for part in parts if part != OFFLOAD]
     blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", solving, loss, rank)
+    show_progress("")
     if OFFLOAD in parts:
         blocks = {**blocks, OFFLOAD: blocks[""]}
     sizes = {letter: own for letter, own in sizes.items() if letter != "b"}

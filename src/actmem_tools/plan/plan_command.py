@@ -14,7 +14,7 @@ from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
-from actmem_tools.plan.plan_report import as_object, nearest_that_fits, print_plans, what_ifs
+from actmem_tools.plan.plan_report import as_object, print_plans
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
 from actmem_tools.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
@@ -215,8 +215,7 @@ def _plan_layouts(args: argparse.Namespace, verify: Verify) -> int:
     except ConfigError as error:
         options = {size: option.strip("-") for option, size in _AXES.items()}
         raise ConfigError(options.get(error.argument, error.argument), error.rule) from None
-    would_fit = what_ifs(request) if found.plans else [nearest_that_fits(request, found)]
-    outcome, console = as_object(request, found, would_fit), screen()
+    outcome, console = as_object(request, found), screen()
     _write_or_print(args, outcome, lambda: print_plans(console, outcome))
     if not found.plans:
         return 1

@@ -194,7 +194,9 @@ def solved_blocks(
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
     with around():
-        factory = _changed(factory, adapter_code(_blocks_of(factory, sizes, dtype, parts, order, few_blocks)[0], lora))
+        if lora:
+            unchanged, *_ = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
+            factory = _changed(factory, adapter_code(unchanged, lora))
         path, first_block, element_size, early, is_frozen = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         weights = _Weights(factory, letters, rules, dtype, held, 1 if config else 0)
         first = weights.elements(1, names=early) if early else ()

@@ -49,17 +49,18 @@ labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a 
 	@$(RUN) -m actmem_course.copies labs $(addprefix --fresh=,$(FRESH))
 
 progress: $(COURSE) ## show which exercises of all labs you have passed, and what is next (RESET=1: forget it)
-	@$(RUN) -m actmem_course.judge progress $(if $(RESET),--reset)
+	@$(RUN) -m actmem_course.judge $(if $(RESET),--reset)
 
 measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESSES=4 ARGS="--dtype float32")
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/torchrun --standalone --nproc-per-node $(PROCESSES) \
 	  labs/measure_table2.py $(ARGS)
 
-lint: $(TESTS) ## check style, format, types and imports: a part of `make test`
+lint: $(TESTS) ## check style, format, types, imports and the length of chapters: a part of `make test`
 	@$(RUN) -m ruff check --quiet $(SOURCES)
 	@$(RUN) -m ruff format --check --quiet $(SOURCES)
 	@found=$$($(RUN) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo --no-cache) || { echo "$$found"; exit 1; }
 	@$(RUN) -m mypy
+	@counted=$$($(RUN) -m notebooks.source.words) || { echo "$$counted"; exit 1; }
 
 # What must pass before pytest is a prerequisite; pytest's summary stays the last output.  By day each process has one
 # thread, which leaves the other cores to the others.

@@ -1,6 +1,6 @@
 """python my/labs/lab10_keep_less.py
 
-Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
+Lab 10: save less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
 
 Read notebooks/11_adapters.ipynb first; each exercise names its section.
 
@@ -8,7 +8,7 @@ Write the functions below in your own copy of this file, which make labs puts in
 command above judges them.  For a hint, add --hint 10.1.
 
 Letters as in 2205.05198: s tokens, b sequences, h hidden size; a linear has h inputs and o outputs, an
-adapter has rank r, and an MLP is f wide inside.  Weights are as torch stores them, [o, h].  Keep tensors for
+adapter has rank r, and an MLP is f wide inside.  Weights are as torch stores them, [o, h].  Save tensors for
 backward with ctx.save_for_backward; what is held in any other way escapes the count.  No function may write to
 a tensor that it was given.
 """

@@ -69,7 +69,7 @@ def g_bar(x: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 3.3: read “What plain autograd keeps”
+# 3.3: read “What plain autograd saves”
 def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """A column-parallel linear that begins with g, the plain way: g, then F.linear.
 
@@ -113,7 +113,7 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
     raise NotImplementedError
 
 
-# 3.5: read “What plain autograd keeps”
+# 3.5: read “Gather again in the backward pass”
 def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """The same as gathering_linear, but saves only x for backward: this rank's tokens.
 

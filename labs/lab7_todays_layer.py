@@ -1,6 +1,6 @@
 """python my/labs/lab7_todays_layer.py
 
-Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and what it keeps if nothing is kept twice.
+Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and what it saves if nothing is saved twice.
 
 Read notebooks/08_todays_layer.ipynb first; each exercise names its section.
 
@@ -8,7 +8,7 @@ Write the functions below in your own copy of this file, which make labs puts in
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 7.1.
 
 Letters as in 2205.05198, and k key and value heads, d elements of a head, f width of the MLP.
-Weights are as torch stores them, [out, in].  Keep tensors for backward with ctx.save_for_backward;
+Weights are as torch stores them, [out, in].  Save tensors for backward with ctx.save_for_backward;
 what is held in any other way escapes the count.  No function may write to a tensor that it was given.
 """
 
@@ -61,7 +61,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-# 7.2: read “What plain operators keep instead”
+# 7.2: read “What plain operators save instead”
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
 
@@ -81,7 +81,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     raise NotImplementedError
 
 
-# 7.3: read “What plain operators keep instead”
+# 7.3: read “What plain operators save instead”
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, where silu(x) = x · sigmoid(x).
 
@@ -98,7 +98,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-# 7.4: read “What needs no product”
+# 7.4: read “What needs no matmul”
 def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
     """F.linear(recipe(*sources), weight), saving the sources in place of the linear's own input.
 

@@ -28,7 +28,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-# 8.1: read “What fits, and which is fastest”
+# 8.1: read “What fits”
 def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
     """Bytes that the fullest rank holds from step to step.
 
@@ -69,7 +69,7 @@ def largest_micro_batch_size(
     raise NotImplementedError
 
 
-# 8.3: read “What if”
+# 8.3: read “It doesn't fit: what do you change first?”
 def plan_of(job: str) -> dict:
     """How to train one of JOBS: it fits, and a step is at most 15% longer than the fastest plan's.
 

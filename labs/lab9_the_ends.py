@@ -1,6 +1,6 @@
 """python my/labs/lab9_the_ends.py
 
-Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where tensors are v wide.
+Lab 9: loss and embedding (with log-probabilities), where tensors are v wide.
 
 Read notebooks/10_the_loss.ipynb first; each exercise names its section.
 
@@ -8,7 +8,7 @@ Write the functions below in your own copy of this file, which make labs puts in
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.
 
 Letters as in 2205.05198: s tokens, b sequences, h hidden size, v size of the vocabulary.  Weights
-are as torch stores them, [v, h].  Keep tensors for backward with ctx.save_for_backward; what is held
+are as torch stores them, [v, h].  Save tensors for backward with ctx.save_for_backward; what is held
 in any other way escapes the count.  No function may write to a tensor that it was given, except main_grad.
 """
 
@@ -30,7 +30,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-# 9.1: read “What the loss keeps”
+# 9.1: read “What the loss saves”
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of each token, log Σ exp(logits) − the target's logit.
 
@@ -118,7 +118,7 @@ def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[T
     raise NotImplementedError
 
 
-# 9.5: read “The other end”
+# 9.5: read “The embedding”
 def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
     """The rows of weight at ids; backward adds to main_grad and makes no gradient of weight's size.
 

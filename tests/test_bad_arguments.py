@@ -250,7 +250,7 @@ LINES = [
     (lambda: ModelShape(2**31, 1, 4, 1), "seq_length: must be at most 2147483647, got 2147483648"),
     (lambda: ModelShape(4, 1, "4", 1), "hidden_size: must be a whole number, got '4'"),  # type: ignore[arg-type]
     (lambda: model_shape("7B"), "model: must be one of tiny, 22B, 175B, 530B, 1T, got '7B'"),
-    (lambda: check_vocab_size(50257, 4), "vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size(50257, 4) = 50688 is"),
+    (lambda: check_vocab_size(50257, 4), "vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size(50257, 4) = 50688 is; the loss takes vocab_size=50257"),
     (lambda: Recompute.of([1]), "recompute: must be one of none, selective, elementwise, full, paper-selective, paper-full, or"),  # type: ignore[list-item]
     (lambda: loss_peak_rows("in place", 8, 8, 9, 2), "vocab_size: 9 must be divisible by tensor_parallel_size = 2"),
     (lambda: LinearCrossEntropy(TensorParallel(), 0), "chunk: must be at least 1, got 0"),

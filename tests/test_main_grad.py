@@ -7,13 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.states import state_rows
 from actmem.layers.gpt import GPT
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
-from actmem.parallel.groups import tensor_parallel
+from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients
+from actmem.parallel.vocab import VocabParallelEmbedding
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term
 from tests.gradients import gradient_pairs, largest_difference
@@ -155,3 +157,29 @@ def largest_error_of_a_pipeline():
 
 def test_a_pipeline_scales_and_shares_them(pools):
     assert max(pools[2].run(largest_error_of_a_pipeline)) < 1e-12
+
+
+def test_the_embeddings_gradient_is_added_up_without_one_of_all_its_rows():
+    """Twice the same microbatch; and no tensor of the weight's size is made on the way."""
+    layer: Any = VocabParallelEmbedding(1000, 8, TensorParallel(), seed=1)
+    ids = torch.tensor([[3, 3, 999]])
+    layer(ids).sum().backward()
+    expected, layer.weight.grad = 2 * layer.weight.grad, None
+    use_main_gradients(layer)
+    with LargestResult() as seen:
+        for _ in range(2):
+            layer(ids).sum().backward()
+    assert layer.weight.grad is None and torch.equal(layer.weight.main_grad, expected)
+    assert 0 < seen.numel < layer.weight.numel()
+
+
+class LargestResult(TorchDispatchMode):
+    """Elements of the largest tensor that any operation made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made is not args[0]:
+            self.numel = max(self.numel, made.numel())
+        return made

@@ -109,7 +109,7 @@ def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
     [
         ("course", ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/01_memory_wall.ipynb"]),
         ("labs", ["-m actmem_course.copies labs"]),
-        ("lint", ["-m mypy"]),
+        ("lint", ["-m notebooks.source.words"]),
         ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),
         ("notebooks", ["-m notebooks.source.build"]),
         ("site", ["-m notebooks.site.build"]),
@@ -139,6 +139,7 @@ LINT = [
     "-m ruff format --check --quiet src labs tests .ci",
     "-c from importlinter.cli import lint_imports_command as run; run() --no-logo --no-cache",
     "-m mypy",
+    "-m notebooks.source.words",
 ]
 
 
@@ -146,11 +147,11 @@ def test_tests_run_after_lint_and_only_if_it_passes(workshop):
     python = workshop.python(mypy="echo error: a type; exit 1")
     failed = workshop.make("test", f"PYTHON={python}")
     assert failed.returncode == 2 and "error: a type" in failed.stdout
-    assert workshop.calls()[-4:] == LINT
+    assert workshop.calls()[-4:] == LINT[:4]
     workshop.python()
     shutil.copy(workshop.folder / "inner", workshop.folder / ".venv/bin/python")
     assert workshop.make("test").returncode == 0
-    assert workshop.calls()[-5:-1] == LINT and "-m pytest" in workshop.calls()[-1]
+    assert workshop.calls()[-6:-1] == LINT and "-m pytest" in workshop.calls()[-1]
 
 
 def own_lines(done):

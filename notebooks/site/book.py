@@ -54,7 +54,8 @@ CONFIG = {
 }  # fmt: skip
 #: What the course is about, on the first screen.
 SENTENCE = (
-    "The weights fit, and training still runs out of memory: most of it is activations, what forward leaves for backward. "
+    "The weights fit, and training still runs out of memory: most of it is activations, the tensors that the forward pass saves "
+    "for the backward pass. "
     "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models fit. "
     "In this course you predict each of these bytes, then measure them."
 )
@@ -185,9 +186,9 @@ _ON_MAP = re.compile(r"^\| \[[^]]*\]\(([^)]*\.ipynb)\) \| ([^|]*) \| (\d+) \|", 
 
 
 def about_chapters() -> dict[str, str]:
-    """What the first chapter's map says of each of the others, by file name."""
+    """What the first chapter's map says of each chapter, by file name."""
     prose = "\n".join(cell.source for cell in nbformat.read(chapters()[0], as_version=4).cells if cell.cell_type == "markdown")
-    return {name: f"<br>{what}; {minutes} minutes" for name, what, minutes in _ON_MAP.findall(prose)}
+    return {name: f"<br>{what} {minutes} minutes" for name, what, minutes in _ON_MAP.findall(prose)}
 
 
 def front_page() -> str:

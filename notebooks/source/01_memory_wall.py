@@ -1,69 +1,101 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# You take enough GPUs for the parameters to fit. Yet with tensor parallelism alone, and nothing recomputed, none of the paper's
-# four models (22B to 1T) fits. Would more GPUs help?
+# *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+#
+# You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
+# optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
+# pass. **How much memory do these saved tensors take on the fullest GPU?**
 
 # %%
 # Setup: imports, and the numbers of the question
-from dataclasses import replace
-
 import actmem as am
 from actmem.config import PAPER_MODELS
 from actmem_course.figures import (
-    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, slider,
-    text_table, worked,
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, slider, text_table, worked,
 )
 from actmem_course.figures import ch01_memory_wall as show
+from actmem_course.figures.layer_picture import layer_picture
+from actmem_course.others.paper import A100_BYTES
 
 checks = Checks()
-largest = PAPER_MODELS["1T"]
-layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
-deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
-parts, then = show.gpu_bytes(largest), show.gpu_bytes(deeper)
-for_parameters = [sum(each.values()) - each["activations"] for each in (parts, then)]
-TWICE = f"and the 1T on {deeper.num_devices:,} GPUs"
+gpt3 = PAPER_MODELS["175B"]
+held = show.gpu_bytes(gpt3)
+without_activations = sum(held.values()) - held["activations"]
 question = Prediction(
-    f"The 1T model runs on {largest.num_devices} GPUs: each group of "
-    f"{largest.parallel.tensor_parallel_size} shares {layers // stages} of its {layers} layers. A GPU "
-    f"of the first holds {size_text(for_parameters[0])} of "
-    f"parameters, gradients and optimizer states, and {size_text(parts['activations'])} of "
-    "activations. You take twice as many GPUs "
-    "for a pipeline twice as long, so each group has half the layers. How much do activations take "
-    "on that GPU now?",
-    then["activations"] / 2**30,
-    "GiB",
-    "Half the layers, but twice as many microbatches in flight: this chapter says why. Each one more "
-    "also brings a dropout mask of the embedding.",
-    GuessLine(per=2**30, start=for_parameters[1]),
+    f"GPT-3 (the bar 175B) trains on {gpt3.num_devices} GPUs of {size_text(A100_BYTES)}. Parameters, gradients and "
+    f"optimizer states take {size_text(without_activations)} of the fullest one. How much do the saved tensors take "
+    "there?",
+    answer=held["activations"] / 2**30,
+    unit="GiB",
+    because=(
+        "That is more than all the rest together, and all four models of the figure run out of memory. This chapter "
+        "says what these tensors are, and why more GPUs don't help."
+    ),
+    line=GuessLine(per=2**30, start=without_activations),
 )
 Reveal(
     question,
     Panel(
-        lambda shown: show.memory_wall(
-            "tensor", {f"1T, {deeper.num_devices:,} GPUs": deeper} if shown == TWICE else {}
-        ),
-        shown=choice("the bars are", ["the paper's four models", TWICE], "the paper's four models"),
+        lambda saved_tensors: show.memory_wall(with_activations=saved_tensors == "counted"),
+        saved_tensors=choice("saved tensors", ["left out", "counted"], "left out"),
     ),
-    shown=TWICE,
+    saved_tensors="counted",
 )
 
 # %% [markdown]
-# **In this chapter** you find out what fills a GPU that trains a large model. You take the paper's four models, move the
-# inputs of their formulas, and run real layers to check them. About 25 minutes. You need to know nothing about parallel
-# training: chapters 3, 4 and 6 introduce it.
+# The saved tensors are **activations**: the forward pass computes them, the backward pass reads them. A dropout mask
+# is one; weights and gradients aren't. In the figure, activations are the larger part of every bar. That's the
+# **memory wall**: the parameters fit, and training still runs out of memory.
 #
-# [Chapter 1](01_memory_wall.ipynb) lists the letters. Tensor parallelism lets $t$ ranks share each layer; pipeline stages are
-# groups of ranks that hold different layers.
+# *Reducing Activation Recomputation in Large Transformer Models* ([arXiv
+# 2205.05198](https://arxiv.org/abs/2205.05198)) counts activations, and removes most of them at little cost in time.
+# In this course you do the same. You **predict** each number with a formula, PyTorch runs the layer, and you
+# **count** the bytes that autograd holds. The two agree to the byte.
 #
-# An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a
-# dropout mask is one. Sizes are in bytes, for 16-bit training: two bytes per number, one per element of a mask.
+# After chapters 1 to 7 you can predict a transformer layer's activations with a pencil, say what tensor, sequence and
+# pipeline parallelism shard and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module`
+# and an idea of what `backward()` does. You need neither a GPU nor Megatron.
+#
+# <details><summary>How to use notebooks and labs</summary>
+#
+# *Run → Run All Cells* runs a whole notebook. Sliders also move with the arrow keys.
+#
+# In a lab you write the functions of its chapter, and a judge says what is wrong. `make labs` puts your copies into
+# `my/labs`; the first line of each is the command that runs it.
+#
+# A GiB is $2^{30}$ bytes. ° marks other people's numbers that we couldn't check.
+# </details>
 
 # %% [markdown]
-# ## The four models
+# ## Map of the course
 #
-# The paper trains four models on A100s. $t$ GPUs share each layer, the layers are divided among $p$ stages, and there
-# is no data parallelism: $t \cdot p$ GPUs hold one copy of the model.
+# | chapter | question | minutes | lab |
+# |---|---|---|---|
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
+# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
+# | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 35 | [3](../labs/lab3_sequence_parallel.py) |
+# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 45 | [4](../labs/lab4_recompute.py) |
+# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 35 | [5](../labs/lab5_pipeline.py) |
+# | [7 Time](07_time.ipynb) | What does it cost? | 30 | [6](../labs/lab6_train.py) |
+# | **Electives**, in any order after 5 | | | |
+# | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
+# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
+# | [10 The loss](10_the_loss.ipynb) | What do 128k words cost? | 35 | [9](../labs/lab9_the_ends.py) |
+# | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 30 | [10](../labs/lab10_keep_less.py) |
+# | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
+# | [13 Experts](13_experts.ipynb) | What do experts and latent attention save? | 35 | |
+# | [14 The allocator and eight bits](14_allocator_and_eight_bits.ipynb) | What do they add? | 15 | |
+
+# %% [markdown]
+# ## How the four models are spread
+#
+# The paper trains its models on A100s. **Tensor parallelism** lets $t$ GPUs share each layer. **Pipeline
+# parallelism** divides the $L$ layers into $p$ **stages**, each on a group of $t$ GPUs. Together $t \cdot p$ GPUs
+# hold one copy of the model; each is a **rank**, one process with one device. A batch goes through the stages in
+# **microbatches** of $b$ sequences. Each sequence has $s$ = 2,048 tokens, each token a vector of $h$ numbers (the
+# hidden size), and each layer $a$ attention heads:
 
 # %% jupyter={"source_hidden": true}
 lines = []
@@ -76,12 +108,9 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
 
 # %% [markdown]
-# All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
-# optimizer states fit on each with room to spare.
-#
-# How many bytes is that for each parameter? Parameters have 16 bits. Gradients of many microbatches are added up in float32.
-# Adam's updates are too small for 16 bits, so it updates a float32 copy of the parameters, and keeps two moments for each. The
-# paper does not say how many bytes it counts. Several recipes are in use; the course takes the first:
+# Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? The matmuls read
+# 16 bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy,
+# and holds two moments. The paper doesn't say what it counts; of three common recipes we take the first:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -99,175 +128,160 @@ Fold(
 )
 
 # %% [markdown]
-# So parameters are not what stops you: activations are the larger part of all four bars. They are also the part that you can
-# choose. The model fixes its parameters and optimizer states; an activation can be dropped and recomputed, or sharded, or
-# never stored at all.
+# ## One layer: predict, then count
 #
-# ## Two parts that grow differently
-#
-# Chapter 2 counts the tensors of one layer one by one. Here you need only the sum (the paper's equation 1):
+# A transformer layer on one device saves 15 tensors. Here each is a box as wide as its bytes, at GPT-3's size:
+
+# %%
+LiveFigure(layer_picture(gpt3.shape))
+
+# %% [markdown]
+# Chapter 2 derives them one by one. Here you need only their sum, the paper's equation 1:
 #
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
-# * $34\,sbh$: tensors with one vector per token: the inputs of linears, layer norms and GeLU; Q, K and V; dropout masks.
-#   Twice the tokens, twice the bytes.
-# * $5\,as^2b$: tensors with one number per *pair* of tokens, in each head: the softmax output, its dropout mask, and the
-#   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
+# * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes
+#   in 16 bits; a dropout mask takes $sbh$, one byte an element.
+# * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and
+#   the dropout output. This is the **attention core**.
 #
-# Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train at two to
-# three times that length. (Fused attention, in wide use since the paper, never stores the core: [chapter 5](05_recomputation.ipynb).)
-#
-# On logarithmic axes a power is a straight line, and its exponent is the slope: the core's line is twice as steep. **Before
-# you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
+# A formula is a claim, so test it. PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
 
 # %%
-GPT3 = PAPER_MODELS["175B"].shape
+import torch
+
+from actmem.config import TINY
+from actmem.formulas.activations import eq1, layer_extra_rows
+from actmem.rows import by_term, total
+
+layer = am.TransformerLayer(TINY, dtype=torch.bfloat16)
+s, b, h = TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size
+x = torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True)
+with am.record(layer) as ledger:
+    y = layer(x)
+
+extra = total(layer_extra_rows(TINY))
+checks.add(f"one layer, {extra:,} bytes of them extra", [(eq1(TINY) + extra, ledger.total_bytes)])
+checks.show()
+
+# %% [markdown]
+# That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for
+# each layer norm.)
+#
+# **Before you run the next cell:** GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its
+# tensors have shapes here but no storage, so it runs on a laptop:
+
+# %%
+from actmem.formulas.activations import CORE_ATTENTION_TERMS
+from actmem.ledger.layer_rows import measure_layer
+
+core, rest = [], []
+with am.emulated_rank(1):
+    for length in (1024, 2048, 4096):
+        shape = gpt3.shape.with_sizes(seq_length=length)
+        rows = measure_layer(shape)
+        predicted = am.layer_rows(shape) + layer_extra_rows(shape)
+        checks.add_rows(f"GPT-3's layer, s = {length:,}", predicted, rows)
+        core.append(sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS))
+        rest.append(total(rows) - core[-1])
+print(
+    f"Twice the tokens: {core[1] / core[0]:.0f} times the attention core, "
+    f"{rest[1] / rest[0]:.0f} times the rest."
+)
+checks.show()
+
+# %% [markdown]
+# So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. On logarithmic axes
+# each term is a straight line, the core's twice as steep. **Before you move the slider:** at what $s$ does GPT-3's
+# core take ten times as much as the rest?
+
+# %%
 Panel(
-    lambda s, b: show.crossover_lines(GPT3.with_sizes(seq_length=s, micro_batch_size=b)),
+    lambda s, b: show.crossover_lines(gpt3.shape.with_sizes(seq_length=s, micro_batch_size=b)),
     s=slider("s", "tokens", 128, 32768, 128, 2048),
     b=slider("b", "sequences", 1, 8, 1, 1),
 )
 
 # %% [markdown]
-# Ten times the rest needs ten times the crossover length, $s$ = 8,704: the *ratio* of the two, $5as/(34h)$, is proportional to $s$. Move
-# $b$ as well. Both lines rise together and the crossover stays where it is, because both terms have one factor $b$.
+# At ten times the crossover, because the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines
+# rise together, and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the
+# paper, never saves the core: [chapter 5](05_recomputation.ipynb).)
 #
-# ## Measured: double the tokens
-#
-# So far nothing has run. Now a real layer of the 175B model runs at three lengths, and a *ledger* lists each tensor that
-# autograd keeps. The tensors have shapes but no storage, so this fits on a laptop. The code is the same as on a GPU.
-
-# %%
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows
-from actmem.ledger.layer_rows import measure_layer
-from actmem.rows import total
-
-sizes = {}
-with am.emulated_rank(1):
-    for length in (1024, 2048, 4096):
-        shape = GPT3.with_sizes(seq_length=length)
-        measured = measure_layer(shape)
-        checks.add_rows(
-            f"GPT-3's layer, s = {length:,}", am.layer_rows(shape) + layer_extra_rows(shape), measured
-        )
-        core = sum(row.bytes for row in measured if row.term in CORE_ATTENTION_TERMS)
-        sizes[f"s = {length:,}"] = {"core": core, "rest": total(measured) - core}
-display(checks.show())
-LiveFigure(
-    bar_chart(
-        "Twice the tokens: the rest doubles, the core is four times as large",
-        {
-            "the rest": {length: size["rest"] for length, size in sizes.items()},
-            "attention core": {length: size["core"] for length, size in sizes.items()},
-        },
-        "measured, one GPT-3 layer",
-        fills=[show.FILLS["activations"], show.FILLS["softmax"]],
-    )
-)
-
-# %% [markdown]
-# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too, and every term is
-# compared to the byte.
-#
-# ## Measured: one layer of the fullest GPU
-#
-# The bars at the top are formulas for a whole stage, and rest on the bytes of one layer. Here one layer of each model runs on
-# one of its $t$ ranks, and is compared term by term.
-
-# %%
-for name, model in PAPER_MODELS.items():
-    t = model.parallel.tensor_parallel_size
-    with am.emulated_rank(t):
-        measured = measure_layer(model.shape, am.tensor_parallel())
-    predicted = am.layer_rows(model.shape, am.Parallel(t)) + layer_extra_rows(model.shape, am.Parallel(t))
-    checks.add_rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
-checks.show()
-
-# %% [markdown]
-# The parameters can be counted too. These are the modules of the 1T model's first stage:
+# The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both on real
+# modules:
 
 # %%
 from actmem.formulas.states import parameter_counts
 
-with am.emulated_rank(largest.parallel.tensor_parallel_size):
-    first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
-    stage = am.GPT(largest.shape, am.tensor_parallel(sequence_parallel=True), layers=first_layers)
-    counted = sum(parameter.numel() for parameter in stage.parameters())
-checks.add(
-    "1T, layers and embedding of the first stage, on one rank",
-    [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)],
-    "parameters",
-)
+pairs = []
+for model in PAPER_MODELS.values():
+    shape, parallel = model.shape, am.Parallel(model.parallel.tensor_parallel_size)
+    predicted = by_term(am.layer_rows(shape, parallel) + layer_extra_rows(shape, parallel))
+    with am.emulated_rank(parallel.tensor_parallel_size):
+        counted = by_term(measure_layer(shape, am.tensor_parallel()))
+    for term in predicted | counted:
+        pairs.append((predicted.get(term, 0), counted.get(term, 0)))
+checks.add("a layer of each model, on one of its ranks", pairs)
+
+shape, parallel = PAPER_MODELS["1T"].shape, PAPER_MODELS["1T"].parallel
+layers = range(shape.num_layers // parallel.pipeline_parallel_size)
+with am.emulated_rank(parallel.tensor_parallel_size):
+    stage = am.GPT(shape, am.tensor_parallel(sequence_parallel=True), layers=layers)
+predicted = sum(parameter_counts(shape, parallel).values())
+counted = sum(parameter.numel() for parameter in stage.parameters())
+checks.add("first stage of the 1T model, on one rank", [(predicted, counted)], "parameters")
 checks.show()
 
 # %% [markdown]
-# ## More pipeline stages leave the activations as they are
+# ## Why more GPUs don't help
 #
-# *"Use more pipeline stages, then each GPU has fewer layers."* True, but the activations stay. The first stage has $L/p$
-# layers, and starts $p$ microbatches before the first one comes back. So it holds $p \cdot L/p = L$ layers' worth of
-# activations, whatever $p$ is (equation 5). Chapter 6 shows this on a schedule.
+# Suppose you use twice as many stages. Each GPU has half as many layers. Does it need half as much memory for
+# activations?
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import stage_rows
 
-held = {"activations of its layers": {}, "parameters, gradients, optimizer": {}}
-for stages in (1, 2, 4, 8, 16, 32):
+layer_terms = {row.term for row in am.layer_rows(gpt3.shape)}
+for stages in (8, 16):
     parallel = am.Parallel(8, pipeline_parallel_size=stages)
-    bar = f"p = {stages}: {GPT3.num_layers // stages} layers"
-    held["activations of its layers"][bar] = sum(
-        row.bytes
-        for row in stage_rows(GPT3, parallel)
-        if row.term in {row.term for row in am.layer_rows(GPT3)}
+    of_layers = sum(row.bytes for row in stage_rows(gpt3.shape, parallel) if row.term in layer_terms)
+    states = sum(parameter_counts(gpt3.shape, parallel).values()) * sum(taken.values())
+    print(
+        f"GPT-3, p = {stages}: {gpt3.shape.num_layers // stages} layers save {size_text(of_layers)} of activations; "
+        f"parameters, gradients and optimizer states take {size_text(states)}."
     )
-    held["parameters, gradients, optimizer"][bar] = sum(parameter_counts(GPT3, parallel).values()) * sum(
-        taken.values()
-    )
-LiveFigure(
-    bar_chart(
-        "More stages: fewer parameters on a GPU, the same activations",
-        held,
-        "GPT-3's first stage, one GPU",
-        fills=[show.PART_FILLS["activations"], show.PART_FILLS["parameters"]],
-    )
-)
 
 # %% [markdown]
-# With enough stages GPT-3 fits all the same, because the other part shrinks. The price is more GPUs, idle for longer while the
-# pipeline fills and empties. (The bar 175B at the top has more activations than these: each of its GPUs holds several separate groups of
-# layers, chapter 6.)
+# Not a byte less. The first stage starts $p$ microbatches before the first of them comes back, and for each it holds
+# the activations of $L/p$ layers: $p \cdot L/p = L$ layers' worth, whatever $p$ is (the paper's equation 5; [chapter
+# 6](06_pipeline.ipynb)). The bar 175B has even more, because each of its GPUs holds several separate groups of
+# layers.
 #
-# *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* It leaves a
-# part of the activations undivided: chapter 3.
+# > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
+# > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
-# ## What the rest of the course does about it
+# A smaller microbatch? Three of the models already run with $b = 1$. More replicas? Each holds all of this again.
+# More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
 #
-# Two methods, each a few dozen lines of code. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not.
-# **Selective recomputation** (chapter 5) drops the attention core and computes it again. Choose a method; what it frees is
-# dotted.
+# ## What does help
+#
+# Two methods help, each a few dozen lines of code. **Sequence parallelism** (chapter 4) shards what tensor
+# parallelism doesn't. **Selective recomputation** (chapter 5) drops the attention core and recomputes it in the
+# backward pass. Which of the two, added to tensor parallelism, makes a model fit, and which model? What a method
+# frees is dotted:
 
 # %%
-Panel(
-    show.memory_wall,
-    method=choice("method", show.METHODS, "tensor+sequence+selective"),
-)
+Panel(show.memory_wall, method=choice("method", show.METHODS, "tensor"))
 
 # %% [markdown]
-# Try the methods one by one. Which of the two, added to tensor parallelism, makes a model fit, and which model?
+# With sequence parallelism no model fits, with selective recomputation only the smallest. With both, all four fit.
+# Full recomputation frees even more, but runs most of the forward pass twice: chapters 5 and 7 show what that costs.
 #
-# <details><summary>Answer</summary>
+# ## The wall on a real GPU
 #
-# With sequence parallelism no model fits; with selective recomputation only the smallest does. With both, all four
-# fit. Full recomputation frees even more, but runs most of the forward pass twice; chapters 5 and 7 show what that
-# costs.
-# </details>
-
-# %% [markdown]
-# ## The wall, measured
-#
-# Is the wall there on a real GPU? Below, one rank of the 22B model takes a training step, with all its layers and Adam's
-# states, on a newer GPU that lets it have no more memory than an A100. The rows add one method after the other;
-# *elementwise* (chapter 8) and *full* replace *selective*. The prediction adds weights, gradients, optimizer states,
-# activations, the loss, and what backward makes for a moment.
+# One rank of the 22B model takes a training step, with all layers and Adam's states, on a newer GPU that may use no
+# more memory than an A100. The prediction adds weights, gradients, optimizer states, activations, the loss, and what
+# the backward pass holds for a moment. (*Elementwise*: [chapter 8](08_todays_layer.ipynb).)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import conditions, newest, step_curve, wall_bars, wall_remainder
@@ -277,15 +291,15 @@ print(conditions(wall))
 LiveFigure(wall_bars(wall))
 
 # %% [markdown]
-# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran once more with the whole
-# card. The other chapters' results of this GPU have the same conditions.
+# Measured is the most that torch's allocator had handed out. Where memory ran out, the step ran again with the whole
+# card.
 
 # %% jupyter={"source_hidden": true}
 wall_remainder(wall)
 
 # %% [markdown]
-# This is the step with selective recomputation. Forward fills the memory, layer by layer; backward empties it. Each tooth in
-# backward is a layer whose attention core is computed again.
+# In the step with selective recomputation, the forward pass fills the memory, layer by layer. The backward pass
+# empties it; each tooth is a layer that recomputes its attention core:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_curve(wall))
@@ -297,73 +311,37 @@ LiveFigure(step_curve(wall))
 checks
 
 # %% [markdown]
-# ## Work it out
+# ## Check yourself
 #
-# The 22B model trains on 8 GPUs with four sequences in a microbatch, and its bar is above the line. You take one sequence
-# instead. Does it fit, and how much room is left or missing? Read the sizes off its bar in the first figure (point at it, or tap).
+# The 22B model runs with four sequences in a microbatch, and doesn't fit. You take one sequence instead. Does it fit,
+# and how much room is left? Read the sizes off its bar in the first figure.
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.others.paper import A100_BYTES
-
-small = PAPER_MODELS["22B"]
-held = show.gpu_bytes(small)
-states, four = held["parameters"] + held["gradients and optimizer"], held["activations"]
+small, b = show.gpu_bytes(PAPER_MODELS["22B"]), PAPER_MODELS["22B"].shape.micro_batch_size
+states, four = small["parameters"] + small["gradients and optimizer"], small["activations"]
 worked(
-    f"Every term of the activations has one factor b, so one sequence keeps {size_text(four)} / "
-    f"{small.shape.micro_batch_size} = {size_text(four // small.shape.micro_batch_size)}.",
-    f"Parameters, gradients and optimizer don't depend on b: {size_text(states)}.",
-    f"Together {size_text(states + four // small.shape.micro_batch_size)} of {size_text(A100_BYTES)}: "
-    f"it fits, with {size_text(A100_BYTES - states - four // small.shape.micro_batch_size)} to spare. "
-    "The price: each product has a quarter of the rows, and runs less efficiently.",
+    f"Every term of the activations has one factor b, so one sequence saves {size_text(four)} / {b} = "
+    f"{size_text(four // b)}.",
+    f"Parameters, gradients and optimizer states don't depend on b: {size_text(states)}.",
+    f"Together {size_text(states + four // b)} of {size_text(A100_BYTES)}: it fits, with "
+    f"{size_text(A100_BYTES - states - four // b)} to spare. The price: each matmul has a quarter of the rows, and is "
+    "less efficient.",
 )
 
 # %% [markdown]
-# ## Questions
+# > **Take away**
+# >
+# > 1. Activations are what the forward pass saves for the backward pass. In all four models they take more memory
+# >    than parameters, gradients and optimizer states together.
+# > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the attention core, grows with $s^2$ and is the larger
+# >    from $s = 34h/(5a)$ on.
+# > 3. More stages and more replicas leave a GPU's activations as they are. You have to shard or recompute them.
+# >
+# > **At work tomorrow:** read `torch.cuda.memory_allocated()` before and after the forward pass of your own training
+# > step. The difference is your activations. Which is larger, they or 18 bytes for each parameter on that GPU?
 #
-# **1.** You double $h$ and $a$ together, as larger models do, and keep $s$. What happens to the share of the attention core?
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, equations
+# 1 and 5. The 18 bytes are Megatron's count with float32 gradients; one of the other recipes is from Rajbhandari et
+# al., [arXiv 1910.02054](https://arxiv.org/abs/1910.02054).
 #
-# <details><summary>Answer</summary>
-#
-# Nothing. The share depends on $5as/h$ against $34$, and $a/h$ has not changed: only the size of a head, $h/a$, matters.
-# Models of very different sizes have the same crossover if their heads have the same size, as the two largest do.
-# </details>
-#
-# **2.** The 22B model is far smaller than the 175B model. Why is its bar nearly as high?
-#
-# <details><summary>Answer</summary>
-#
-# It runs on only $t$ GPUs, with $p = 1$, so every GPU holds $1/t$ of all its parameters; the larger models spread theirs
-# over $p$ times as many. And its microbatch has $b = 4$ sequences, which multiplies all activations; with $b = 1$ it would
-# fit.
-# </details>
-#
-# **3.** A colleague trains the 175B model on sequences that are 8 times as long, and finds that 8 times the GPUs, used as
-# data-parallel replicas with the same microbatch, do not help. Why not, and by what factor does one layer grow?
-#
-# <details><summary>Answer</summary>
-#
-# A data-parallel replica is a full copy of everything in this chapter: it changes how many sequences run in parallel, not
-# what one GPU holds. The layer grows by more than 8, because the core grows by 64. With $x = 5as/h$ it is
-# $(8 \cdot 34 + 64x)/(34 + x)$ times as large: 47 times, since $x$ = 80.
-# </details>
-#
-# ## What people get wrong here
-#
-# * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** In the first figure that is the smaller part of each bar.
-# * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.
-#
-# **Sources.** Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv
-# 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). The paper
-# gives no bytes for the optimizer; 18 per parameter is Megatron's count with float32 gradients, and
-# `actmem.formulas.states.ADAM` has two others, one of them from Rajbhandari et al., [arXiv
-# 1910.02054](https://arxiv.org/abs/1910.02054).
-#
-# ## Now fit your model
-#
-# What fills the GPUs that you have? This lists the fullest one's bill, line by line:
-#
-# ```
-# actmem plan llama3-8b --gpus 8 --memory 80 --global-batch 64
-# ```
-#
-# Next, [chapter 2](02_counting_bytes.ipynb): where the 34 and the 5 come from.
+# This chapter has no lab. Next, [chapter 2](02_counting_bytes.ipynb): where the 34 and the 5 come from.

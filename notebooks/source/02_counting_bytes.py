@@ -1,7 +1,10 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# Which tensors does a transformer layer keep for backward, and which take up the space?
+# *45 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+#
+# A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
+# largest tensor that it saves for the backward pass now?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -9,39 +12,35 @@ import actmem as am
 from actmem.config import PAPER_MODELS
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1
 from actmem_course.figures import (
-    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, extras_text, kept_text,
-    saved_text, size_text, slider, steps, worked,
+    Checks, Fold, GuessLine, Panel, Prediction, Reveal, extras_text, play, saved_text, size_text, slider, steps,
+    text_table, worked,
 )
-from actmem_course.figures import ch02_counting_bytes as show
-from actmem_course.figures.terms import term_of
+from actmem_course.figures.layer_picture import layer_picture
+from actmem_course.figures.terms import formula_of, term_of
 
 gpt3 = PAPER_MODELS["175B"].shape
 checks = Checks()
 
 short = gpt3.with_sizes(seq_length=256)
-of_attention = lambda shape: sum(
-    row.bytes for row in am.layer_rows(shape) if term_of(row).block == "attention"
-)
-core_of_gpt3 = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
+largest_before, largest = (max(am.layer_rows(shape), key=lambda row: row.bytes) for shape in (short, gpt3))
+core_bytes = sum(row.bytes for row in am.layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 question = Prediction(
-    f"At s = {short.seq_length} the attention block of a GPT-3 layer keeps "
-    f"{size_text(of_attention(short))} for backward. How much does it "
-    f"keep at s = {gpt3.seq_length:,}, {gpt3.seq_length // short.seq_length} times as many tokens?",
-    answer=of_attention(gpt3) / 2**30,
-    unit="GiB",
+    f"At s = {short.seq_length} tokens the largest tensor that a GPT-3 layer saves takes "
+    f"{size_text(largest_before.bytes)}: the {largest_before.term}. How large is the largest one at "
+    f"s = {gpt3.seq_length:,}?",
+    answer=largest.bytes / 2**20,
+    unit="MiB",
     because=(
-        f"Three of the block's tensors grow with s². Now they are {core_of_gpt3 / of_attention(gpt3):.0%} "
-        f"of the block, and {core_of_gpt3 / eq1(gpt3):.0%} of the whole layer."
+        f"It's another tensor, the {largest.term}. It has a number for each pair of tokens, so it grew with s². Three "
+        f"such tensors are {core_bytes / eq1(gpt3):.0%} of the layer now."
     ),
-    line=GuessLine(per=2**30),
+    line=GuessLine(per=2**20),
 )
 Reveal(
     question,
     Panel(
-        lambda s, b, h, a: show.layer_bars(
-            am.layer_rows(am.ModelShape(s, b, h, a)), am.ModelShape(s, b, h, a)
-        ),
+        lambda s, b, h, a: layer_picture(am.ModelShape(s, b, h, a)),
         s=slider("s", "tokens", 256, 8192, 256, start=short.seq_length),
         b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
         h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
@@ -56,214 +55,180 @@ Reveal(
 )
 
 # %% [markdown]
-# *45 minutes.* **You need:** [00 Start here](01_memory_wall.ipynb), a little calculus. **You will** derive the 15 tensors
-# that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
+# In this chapter you derive the 15 tensors that a transformer layer saves, predict their bytes, and find each of them
+# among what PyTorch saves. You need [chapter 1](01_memory_wall.ipynb) and a little calculus.
 #
-# Elements have 16 bits, so a tensor of shape $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of
-# the loss with respect to it: same shape as $X$.
-
-# %% [markdown]
+# A microbatch has $b$ sequences of $s$ tokens. Between two layers each token is a vector of $h$ numbers, the hidden
+# size, and attention divides these among $a$ heads. Numbers have 16 bits, so a tensor of shape $[s, b, h]$ takes
+# $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it, which has the same
+# shape.
+#
 # ## One rule
 #
-# Backward goes through the operations in reverse. At an operation $Y = \text{op}(X)$ it holds $dY$ and must compute $dX$, and $dW$
-# if there are weights. **A tensor is kept if the formula for one of these gradients reads it**: the formula that the code
-# uses. (Often there is a choice, and then there are bytes to save.) So ask of each operation:
+# The backward pass goes through the operations in reverse. At $Y = \text{op}(X)$ it has $dY$, and must compute $dX$,
+# and $dW$ if there are weights $W$. **Autograd saves a tensor if the code that computes one of these gradients reads
+# it.** So ask of each operation:
 #
-# 1. Which tensors does its gradient formula read?
-# 2. Does another operation keep them already? Then they cost nothing more: memory holds a tensor once.
+# 1. Which tensors does its gradient read?
+# 2. Has another operation saved them already? Then they cost nothing more: memory holds a tensor once.
 #
-# Weights don't count. They stay in memory anyway.
+# Weights don't count, because they stay in memory anyway.
 #
-# Guess first, as a game; the derivations come after the next figure. The layer has eight kinds of operation. What does
-# backward need from each? A right answer earns its bytes, a wrong one nothing, and you can change your mind. ("Attention over
-# V" is the product of the attention probabilities, after their dropout, with V.)
-
-# %%
-from functools import partial
-
-Panel(partial(show.keep_game, gpt3), **show.keep_controls())
-
-# %% [markdown]
-# This is the whole layer, operations from top to bottom: first the attention block, then the MLP. Beside each operation is what
-# it keeps, as wide as its bytes. Follow the forward pass with the arrow keys, one tensor at a time. Before each step, ask the
-# two questions above. Point at a tensor (or tap it) to see the gradient that reads it.
+# Here's the layer once more. The forward pass saves one tensor after the other, from the attention block to the MLP.
+# Before each step, ask the two questions. Point at a box, or tap it, to see which gradient reads it.
 
 # %%
 Panel(
-    lambda step, s: show.layer_drawing(
-        am.layer_rows(gpt3.with_sizes(seq_length=s)), gpt3.with_sizes(seq_length=s), step
-    ),
-    step=slider("step", "stored tensors", 1, 15, 1, start=1),
+    lambda step, s: layer_picture(gpt3.with_sizes(seq_length=s), stored=step),
+    step=play("step", "saved tensors", range(1, 16), 1),
     s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
 )
 
 # %% [markdown]
-# Now derive them one by one, with a pencil. Then PyTorch runs them all.
+# Now take a pencil. For each operation say first what its gradient reads, then derive it.
 #
-# ### Layer norm keeps its input (row 1, and row 11)
+# ### Layer norm: input or output? (rows 1 and 11)
 #
-# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. Write $\delta = \gamma\, dy$. The gradient is
+# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. With $\delta = \gamma\, dy$, and bars
+# for means over a token's $h$ elements,
 #
 # $$dx = \frac{1}{\sigma}\Big(\delta - \overline{\delta} - \hat x\, \overline{\delta \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
-# (bars are means over the $h$ elements of a token). Both read $\hat x$, which PyTorch computes from $x$, so $x$ is kept:
-# **$2sbh$ bytes**. ($y$, row 2, would do as well, unless a $\gamma$ is 0.) The mean and $1/\sigma$ are kept too, two numbers a
-# token. The paper leaves them out; here they are counted as *extra*.
+# Both read $\hat x$, which PyTorch computes from $x$. So it saves $x$, **$2sbh$ bytes**, and two numbers a token, the
+# mean and $1/\sigma$. The paper leaves these out; here they are counted as *extra*.
 #
-# ### A linear keeps its input (rows 2, 9, 12 and 14)
+# ### A linear (rows 2, 9, 12 and 14)
 #
-# A **product** in this course is a matrix product (matmul, GEMM). $Y = XW$ has the gradients $dX = dY\,W^\top$ and
-# $dW = X^\top dY$. The first reads a weight, the second reads $X$. So a linear that is trained keeps its input, and never
-# its output.
+# $Y = XW$ has the gradients $dX = dY\,W^\top$ and $dW = X^\top dY$. The first reads a weight, the second reads $X$.
+# So a linear that is trained saves its input, and never its output.
 #
-# - Row 2: Q, K and V come from three products with the **same** $X$. It is kept once: $2sbh$.
-# - Row 9: the projection at the end of attention: $2sbh$.
-# - Row 12: the first linear of the MLP, $h \to 4h$: $2sbh$.
-# - Row 14: the second, $4h \to h$. Its input is four times as wide: $8sbh$.
+# - Row 2: Q, K and V come from three matmuls with the **same** $X$, which is saved once: $2sbh$.
+# - Rows 9 and 12: the projection at the end of attention, and the first linear of the MLP, $h \to 4h$: $2sbh$ each.
+# - Row 14: the second linear, $4h \to h$. Its input is four times as wide: $8sbh$.
 #
-# ### Scores: a product of two activations keeps both (rows 3 and 4)
-#
-# In $S = QK^\top/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^\top Q$ reads $Q$ (each times the same
-# constant). Over all heads, $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. Neither gradient reads the scores
-# themselves, $as^2b$ elements.
-#
-# ### Softmax keeps its output (row 5)
-#
-# With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, so
-# $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$ and not $S$, so $P$ is kept: **$2as^2b$** bytes. Each head keeps an $s \times s$ matrix, the first tensor that is
-# quadratic in $s$.
-#
-# ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
-#
-# $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$: the mask is
-# enough, at one byte per element. Row 6, on the attention probabilities: $as^2b$. Rows 10 and 15, at the end of attention and of
-# the MLP: $sbh$ each.
-#
-# A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws a mask of
-# one byte per element on every device, as on GPUs and in the paper.
-#
-# ### Attention over V: both factors again (rows 7 and 8)
-#
-# $C = DV$, so $dV = D^\top dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$.
-#
-# Why is $D$ kept, when $D = M \circ P/(1 - \text{rate})$ and both factors are kept already? Because autograd looks at one operation
-# at a time. Recomputing $D$ would take one cheap multiplication: a first hint of *selective recomputation*.
-#
-# ### GeLU keeps its input (row 13)
-#
-# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. The slope depends on $Z$, and $Z$ can't be recovered from
-# $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which keeps it: row 14.
-#
-# ### Adding the residual keeps nothing
-#
-# $Y = X + F$ has $dX = dY$ and $dF = dY$. No formula reads $X$ or $F$.
-#
-# ### Run them
-#
-# `record` lists the tensors that autograd saves for backward while a block runs.
-# The weights of the module that you pass are left out. The sizes here are small and all differ, so you recognise them in the
-# shapes.
+# Predict a layer norm and a linear with your formulas, then let PyTorch run them. `record` lists what autograd saves
+# while a module runs, without its weights. The sizes are small:
 
 # %%
+from functools import partial
+
 import torch
 from torch import nn
 
 from actmem.config import TINY
-from actmem.parallel.rng import DropoutMask
 
 shape = TINY.with_sizes(micro_batch_size=3)
 a, b, h, s = shape.letters()
 tensor = partial(torch.randn, dtype=torch.bfloat16, requires_grad=True)
-tokens, wide, head, scores = (s, b, h), (s, b, 4 * h), (b * a, s, h // a), (b * a, s, s)
 
 
-def keeps(run, *sizes, module=nn.Module()):
+def saved_bytes(run, *sizes, module=nn.Module()):
     inputs = [tensor(*size) for size in sizes]
     with am.record(module) as ledger:
         y = run(*inputs)
-    return ledger.saved
+    return sum(row.bytes for row in ledger.saved)
 
 
-norm, up = nn.LayerNorm(h, dtype=torch.bfloat16), nn.Linear(h, 4 * h, dtype=torch.bfloat16)
-mask = DropoutMask(0.1, torch.Generator().manual_seed(1234))
-seen = {
-    "layer norm": keeps(norm, tokens, module=norm),
-    "linear, h→4h": keeps(up, tokens, module=up),
-    "QKᵀ": keeps(lambda q, k: torch.bmm(q, k.transpose(1, 2)), head, head),
-    "softmax": keeps(lambda x: torch.softmax(x, dim=-1), scores),
-    "dropout of PyTorch, on a CPU": keeps(nn.Dropout(0.1), scores),
-    "dropout of our layer": keeps(lambda x: mask(x).drop(x), scores),
-    "attention over V": keeps(torch.bmm, scores, (b * a, s, h // a)),
-    "GeLU": keeps(lambda z: torch.nn.functional.gelu(z, approximate="tanh"), wide),
-    "adding the residual": keeps(torch.add, tokens, tokens),
-}
-LiveFigure(
-    bar_chart(
-        "Each operation keeps what its gradient reads",
-        {"kept": {name: sum(t.bytes for t in saved) for name, saved in seen.items()}},
-        f"measured at s = {s}, b = {b}, h = {h}, a = {a}",
-        about={name: kept_text(saved).replace("\n", "<br>") for name, saved in seen.items()},
-    )
-)
-
-# %% [markdown]
-# Point at a bar (or tap it) to see its tensors. The linear's output, four times as large as its input, is not kept.
-#
-# **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
-# --only 1.1`.
-
-# %% [markdown]
-# ## The sum
-#
-# In the order of the forward pass:
-#
-# | | stored tensor | bytes | the gradient that reads it |
-# |---|---|---|---|
-# | 1 | layer-norm 1 input | $2sbh$ | $dx$, $d\gamma$ through $\hat x$ |
-# | 2 | QKV projection input | $2sbh$ | $dW = X^\top dY$ |
-# | 3 | Q | $2sbh$ | $dK = dS^\top Q$ |
-# | 4 | K | $2sbh$ | $dQ = dS\,K$ |
-# | 5 | softmax output | $2as^2b$ | $dS = P \circ (dP - \mathrm{sum}(dP \circ P))$ |
-# | 6 | softmax dropout mask | $as^2b$ | $dP = M \circ dD/(1 - \text{rate})$ |
-# | 7 | softmax dropout output | $2as^2b$ | $dV = D^\top dC$ |
-# | 8 | V | $2sbh$ | $dD = dC\,V^\top$ |
-# | 9 | attention projection input | $2sbh$ | $dW = C^\top dY$ |
-# | 10 | attention dropout mask | $sbh$ | $dX = M \circ dY/(1 - \text{rate})$ |
-# | 11 | layer-norm 2 input | $2sbh$ | as 1 |
-# | 12 | h→4h input | $2sbh$ | $dW = X^\top dY$ |
-# | 13 | GeLU input | $8sbh$ | $dZ = \mathrm{gelu}'(Z) \circ dG$ |
-# | 14 | 4h→h input | $8sbh$ | $dW = G^\top dY$ |
-# | 15 | MLP dropout mask | $sbh$ | $dX = M \circ dY/(1 - \text{rate})$ |
-#
-# Attention (2–10) keeps $11sbh + 5as^2b$, the MLP (12–15) $19sbh$, the layer norms (1, 11) $4sbh$. Together that is the paper's equation 1:
-#
-# $$34\,sbh + 5\,as^2b \;=\; sbh\Big(34 + 5\,\frac{as}{h}\Big)$$
-#
-# `layer_rows` is exactly this table, in bytes:
-
-# %%
-predicted = am.layer_rows(shape)
-checks.add(
-    "one layer", [(sum(row.bytes for row in predicted), eq1(shape))], sides=("sum of the rows", "equation 1")
-)
+norm = nn.LayerNorm(h, dtype=torch.bfloat16)
+up = nn.Linear(h, 4 * h, dtype=torch.bfloat16)
+with_statistics = 2 * s * b * h + 4 * s * b
+checks.add("layer norm", [(with_statistics, saved_bytes(norm, (s, b, h), module=norm))])
+checks.add("linear, h→4h", [(2 * s * b * h, saved_bytes(up, (s, b, h), module=up))])
 checks.show()
 
 # %% [markdown]
-# ## At the size of GPT-3
+# ### The scores, a matmul without a weight (rows 3 and 4)
 #
-# In the figure at the top each segment is one of the 15 tensors; point at it for its formula, bytes and reason. Which slider changes the length of the bars, but not how they are divided? What does doubling $h$ do?
+# $S = QK^\top/\sqrt{h/a}$ has no weight: $dQ$ is $dS\,K$ and reads $K$, and $dK$ is $dS^\top Q$ and reads $Q$ (up to
+# the constant). Over all heads $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. No gradient reads the scores.
 #
-# <details><summary>Answer</summary>
+# ### Softmax: input or output? (row 5)
 #
-# $b$: doubling it doubles every tensor. Doubling $h$ doubles the $34sbh$ part and leaves the core as it is, as long as $a$
-# stays. (The slider changes $a$ where it doesn't divide $h$.)
-# </details>
+# With $P = \mathrm{softmax}(S)$, row by row, $\partial P_i/\partial S_j = P_i(\delta_{ij} - P_j)$, so
+# $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. It reads $P$, an $s \times s$ matrix for each head and
+# sequence: **$2as^2b$ bytes**, the first tensor that is quadratic in $s$.
+
+# %%
+head, scores = (b * a, s, h // a), (b * a, s, s)
+scores_of = lambda q, k: torch.bmm(q, k.transpose(1, 2))
+softmax = partial(torch.softmax, dim=-1)
+checks.add("QKᵀ", [(4 * s * b * h, saved_bytes(scores_of, head, head))])
+checks.add("softmax", [(2 * a * s**2 * b, saved_bytes(softmax, scores))])
+checks.show()
 
 # %% [markdown]
-# ## Measure it
+# ### Dropout (rows 6, 10 and 15)
 #
-# Now run the whole layer, in bfloat16, with attention, MLP, norms, dropouts and residuals. This is the raw ledger: every line
-# is a tensor that autograd holds after forward, with the module and the operation that saved it.
+# $D = M \circ P/(1 - \text{rate})$, with a mask $M$ of zeros and ones, so $dP = M \circ dD/(1 - \text{rate})$. The
+# mask is enough, one byte an element: $as^2b$ for the attention probabilities, $sbh$ at the end of attention and of
+# the MLP.
+#
+# A surprise: on a CPU, PyTorch's own `nn.Dropout` saves the mask in the dtype of its input. The course's layer draws
+# a mask of one byte an element on every device, as PyTorch does on GPUs and the paper counts.
+#
+# ### Attention over V, a matmul again (rows 7 and 8)
+#
+# $C = DV$, so $dV = D^\top dC$ reads $D$, $2as^2b$, and $dD = dC\,V^\top$ reads $V$, $2sbh$. Why save $D$, when $M$
+# and $P$ are saved already? Autograd looks at one operation at a time. One cheap multiplication would recompute $D$:
+# a first hint of *selective recomputation*.
+
+# %%
+from actmem.parallel.rng import DropoutMask
+
+mask = DropoutMask(0.1, torch.Generator().manual_seed(1234))
+drop = lambda x: mask(x).drop(x)
+over_v = 2 * a * s**2 * b + 2 * s * b * h
+checks.add("dropout of our layer", [(a * s**2 * b, saved_bytes(drop, scores))])
+checks.add("dropout of PyTorch, on a CPU", [(2 * a * s**2 * b, saved_bytes(nn.Dropout(), scores))])
+checks.add("attention over V", [(over_v, saved_bytes(torch.bmm, scores, head))])
+checks.show()
+
+# %% [markdown]
+# ### GeLU (row 13), and adding the residual
+#
+# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. You can't get $Z$ back from $G$, because GeLU isn't
+# monotonic, so $Z$ is saved. It is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which saves it as row
+# 14.
+#
+# $Y = X + F$ has $dX = dY$ and $dF = dY$. Neither reads $X$ or $F$.
+
+# %%
+gelu = partial(nn.functional.gelu, approximate="tanh")
+checks.add("GeLU", [(8 * s * b * h, saved_bytes(gelu, (s, b, 4 * h)))])
+checks.add("adding the residual", [(0, saved_bytes(torch.add, (s, b, h), (s, b, h)))])
+checks.show()
+
+# %% [markdown]
+# **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`:
+# `python my/labs/lab1_count_bytes.py --only 1.1`.
+#
+# ## The sum
+#
+# Attention (rows 2 to 10) saves $11sbh + 5as^2b$, the MLP (12 to 15) $19sbh$, the layer norms (1 and 11) $4sbh$.
+# Together that is the paper's equation 1:
+#
+# $$34\,sbh + 5\,as^2b \;=\; sbh\Big(34 + 5\,\frac{as}{h}\Big)$$
+#
+# `layer_rows` has these rows in bytes, in the order of the forward pass:
+
+# %%
+rows = am.layer_rows(shape)
+lines = [
+    (number, row.term, formula_of(row, shape), term_of(row).why)
+    for number, row in enumerate(rows, 1)
+]
+header = ("", "saved tensor", "bytes", "the gradient that reads it")
+display(Fold("The 15 rows", text_table(header, lines, "r")))
+
+sides = ("sum of the rows", "equation 1")
+checks.add("one layer", [(sum(row.bytes for row in rows), eq1(shape))], sides=sides)
+checks.show()
+
+# %% [markdown]
+# ## Run the whole layer
+#
+# Run attention, MLP, norms, dropouts and residuals together, in bfloat16. The *ledger* has a line for each tensor
+# that autograd holds after the forward pass, with the module and the operation that saved it:
 
 # %%
 torch.manual_seed(0)
@@ -277,39 +242,35 @@ Fold(
 )
 
 # %% [markdown]
-# There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are
-# the course's own operations: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each
-# line as the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
+# There are more than 15 lines, because each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are the
+# course's own operations: a saved mask, and a linear that ranks can share.) `rows_by_term` names each line as the
+# formulas do, by its module and operation and never by its size. Now you can compare term by term:
 
 # %%
 from actmem.formulas.activations import layer_extra_rows
 from actmem.ledger.layer_rows import rows_by_term
 
 extra = layer_extra_rows(shape)
-checks.add_rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
+checks.add_rows("the whole layer", rows + extra, rows_by_term(ledger.saved))
 checks.show()
-
-# %% [markdown]
-# What the paper leaves out has rows of its own, with reasons:
 
 # %% jupyter={"source_hidden": true}
 from actmem.rows import total
 
 Fold(
-    f"extra: {total(extra) / total(predicted):.2%} of the paper's terms at this small size, "
+    f"extra: {total(extra) / total(rows):.2%} of the paper's terms at this small size, "
     f"{total(layer_extra_rows(gpt3)) / total(am.layer_rows(gpt3)):.4%} for GPT-3",
     extras_text(extra),
 )
 
 # %% [markdown]
-# ### A second opinion
-#
-# `record` sees a tensor when autograd saves it. Could one escape it? `census` doesn't look at saved tensors at all. It notes
-# every storage that appears during forward, drops every reference but the graph, and adds up what is still alive:
+# Can a tensor escape `record`, which looks when autograd saves one? `census` doesn't look at saved tensors at all. It
+# notes every storage that appears in the forward pass, drops every reference but the graph, and adds up what is still
+# alive:
 
 # %%
 checks.add(
-    "alive after forward",
+    "alive after the forward pass",
     [(ledger.total_bytes, am.census(layer, lambda: tensor(s, b, h)))],
     sides=("in the ledger", "found by the census"),
 )
@@ -318,39 +279,34 @@ checks.show()
 # %% [markdown]
 # ## On your own module
 #
-# `record` takes any `nn.Module`. Compare an MLP with GeLU and one with ReLU:
+# `record` takes any `nn.Module`. Does an MLP save less with ReLU than with GeLU? ReLU's gradient asks only where the
+# output is positive. So ReLU saves its *output*, and the next linear saves the same tensor. Predict both before you
+# run this:
 
 # %%
-mlps = {}
-for activation in (nn.GELU(), nn.ReLU()):
+for activation, of_sbh in ((nn.GELU(), 2 + 8 + 8), (nn.ReLU(), 2 + 8)):
     mlp = nn.Sequential(nn.Linear(h, 4 * h), activation, nn.Linear(4 * h, h)).to(torch.bfloat16)
-    with am.record(mlp) as ledger:
-        y = mlp(tensor(*tokens))
-    mlps[f"{type(activation).__name__}: {len(ledger.saved)} tensors"] = ledger.total_bytes / (s * b * h)
-LiveFigure(
-    bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {"": mlps}, "kept by an MLP", "sbh")
-)
+    name = f"MLP with {type(activation).__name__}, {of_sbh}sbh"
+    checks.add(name, [(of_sbh * s * b * h, saved_bytes(mlp, (s, b, h), module=mlp))])
+checks.show()
 
 # %% [markdown]
-# ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
-# anyway: one storage, counted once. The rule's second question saves $8sbh$.
+# > **ReLU instead of GeLU. Why do this?** The rule's second question saves $8sbh$, nearly a quarter of the $34sbh$.
+# > **Why not?** The model is another one, and has to be trained as such.
 #
-# **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`: `python my/labs/lab1_count_bytes.py
-# --only 1.3`.
-
-# %% [markdown]
+# **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`:
+# `python my/labs/lab1_count_bytes.py --only 1.3`.
+#
 # ## Where attention takes over
 #
-# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. You know the crossover from chapter 1: set $5as^2b = 34sbh$ and solve for $s$.
+# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. You know the crossover from chapter 1: set $5as^2b = 34sbh$ and
+# solve for $s$.
 #
-# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
-# my/labs/lab1_count_bytes.py --only 1.4`.
-
-# %% [markdown]
-# ## Work it out
+# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`:
+# `python my/labs/lab1_count_bytes.py --only 1.4`.
 #
-# On paper: one GPT-3 layer reads 8,192 tokens instead of 2,048. Compute the two parts of $34sbh + 5as^2b$ in GiB, and say
-# how many times as much the layer keeps. ($h$ = 12,288, $a$ = 96, $b$ = 1.)
+# On paper: one GPT-3 layer reads 8,192 tokens instead of 2,048. Compute the two parts of $34sbh + 5as^2b$ in GiB, and
+# say how many times as much the layer saves. ($h$ = 12,288, $a$ = 96, $b$ = 1.)
 
 # %% jupyter={"source_hidden": true}
 long = gpt3.with_sizes(seq_length=8192)
@@ -358,74 +314,38 @@ a, b, h, s = long.letters()
 worked(
     f"sbh is {s:,} · {h:,} = {s * b * h:,}; 34 times that is {size_text(34 * s * b * h)}.",
     f"as²b is {a} · {s:,}² = {a * s * s * b:,}; 5 times that is {size_text(5 * a * s * s * b)}.",
-    f"Together {size_text(eq1(long))}, {eq1(long) / eq1(gpt3):.1f} times what it keeps at "
+    f"Together {size_text(eq1(long))}, {eq1(long) / eq1(gpt3):.1f} times what it saves at "
     f"{gpt3.seq_length:,}: the linear part grew 4 times, the core 16 times.",
 )
 
 # %% [markdown]
-# ## Check yourself
+# ## Does a GPU agree?
 #
-# **1.** You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?
-#
-# <details><summary>Answer</summary>
-#
-# The three dropout masks stay at one byte per element. With $e$ bytes per element the sum is $(16e + 2)\,sbh + (2e +
-# 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
-#
-# </details>
-# <br>
-#
-# **2.** You set the dropout rate to 0. What remains of $5as^2b$?
-#
-# <details><summary>Answer</summary>
-#
-# $2as^2b$. The mask is gone, and the "dropout output" is then the softmax output itself: softmax and the product with $V$ keep the same storage.
-#
-# </details>
-# <br>
-#
-# **3.** Why is there no row for the scores $QK^\top$, or for the input of the causal masking?
-#
-# <details><summary>Answer</summary>
-#
-# No gradient reads them. Softmax reads its own output $P$, and where a score was masked with $-\infty$, $P$ is 0, and so is
-# the gradient $P \circ (\dots)$ that softmax returns: masking it again changes nothing. The course's layer adds the
-# $-\infty$ within the matrix product and keeps no mask. `masked_fill` keeps a mask of $s \times s$ bytes, to write zeros
-# over zeros.
-#
-# </details>
-# <br>
-#
-# ## The same layer on NVIDIA's GPUs
-#
-# Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and half of
-# these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two tests differ only in
-# how many layers the last pipeline stage has, three or two. Two others recompute nothing or everything; both peaks are at the loss,
-# before backward rebuilds a layer. Subtract their logs, and all else cancels:
+# Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and
+# half of these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. Two tests differ only in how
+# many layers the last pipeline stage has, three or two. Two others recompute nothing or everything, and both have
+# their peak at the loss. Subtract their logs, and all else cancels:
 
 # %%
+from actmem_course.others.logged_pairs import logged_pairs
 
 nvidia = am.ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
 float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for each token
-layer = eq1(nvidia) + float32_statistics
+one_layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
-from actmem_course.others.logged_pairs import logged_pairs
-
-for formula, pair in zip((layer, 12 * (layer - only_its_input)), logged_pairs()):
+for formula, pair in zip((one_layer, 12 * (one_layer - only_its_input)), logged_pairs()):
     checks.add(pair.what, [(formula, pair.logged_bytes)], sides=("predicted", "logged on A100s"))
 checks.show()
 
 # %% [markdown]
-# Both differences equal the formula, to the byte. Most other pairs of tests don't, because the allocator's blocks, for
-# instance, change what is logged. `python labs/measure_runs.py` has more pairs that a formula explains.
+# To the byte. (Most other pairs of tests don't agree, because the allocator's blocks change what is logged, for
+# instance. `python labs/measure_runs.py` has more pairs that a formula explains.)
 #
-# ## Bytes by the allocator
-#
-# The ledger says what autograd holds. Does the GPU's memory hold as much? torch's allocator counts the bytes that it is asked for, and
-# those that it hands out, in blocks of 512. One GPU ran a layer of the 22B and one of the 175B model in the six ways that
-# chapters 3 to 5 explain, and counted between forward and backward ([chapter 1](01_memory_wall.ipynb) says which GPU, and how).
-# Formula, ledger, requested and allocated bytes are one number, in each row:
+# torch's allocator also counts the bytes that it is asked for, and those that it hands out in blocks of 512. One GPU
+# ran a layer of the 22B and one of the 175B model in the six ways that chapters 3 to 5 explain, and counted between
+# forward and backward pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how). Formula, ledger, requested
+# and allocated bytes agree:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest
@@ -439,37 +359,56 @@ for count in ("ledger", "requested", "allocated"):
     )
 checks.show()
 
+# %% [markdown]
+# All comparisons of this chapter:
+
 # %% jupyter={"source_hidden": true}
 checks
 
 # %% [markdown]
+# ## Check yourself
+#
+# **1.** You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?
+#
+# <details><summary>Answer</summary>
+#
+# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is
+# $(16e + 2)\,sbh + (2e + 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
+#
+# </details>
+# <br>
+#
+# **2.** You set the dropout rate to 0. What remains of $5as^2b$?
+#
+# <details><summary>Answer</summary>
+#
+# $2as^2b$. The mask is gone, and the "dropout output" is the softmax output itself: softmax and the matmul with $V$
+# save the same storage.
+#
+# </details>
+# <br>
+#
 # ## What people get wrong here
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
 # - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
-# - **Counting outputs.** Backward keeps what gradients read, mostly inputs. Adding up outputs counts residual sums and the
-#   outputs of the last dropouts, which nothing keeps, and misses the masks.
-# - **Counting a storage twice.** Q, K and V share one input. A view is not a copy.
+# - **Counting outputs.** Autograd saves what gradients read, mostly inputs. Adding up outputs counts residual sums,
+#   which nobody saves, and misses the masks.
 #
-# ## The lab
+# > **Take away**
+# >
+# > 1. Autograd saves what gradients read: a linear its input, a matmul of two activations both, softmax its output,
+# >    dropout a mask, a sum nothing.
+# > 2. A layer saves 15 tensors, $34sbh + 5as^2b$ bytes. Three of them, the attention core, grow with $s^2$.
+# > 3. Memory holds a tensor once. Two operations that read the same tensor share it.
+# >
+# > **At work tomorrow:** run `am.record` around one block of your own model, and find the line that you didn't
+# > expect. (`actmem record my_model.py:factory --fake` lists them all: [chapter 9](09_your_model.ipynb).)
 #
-# [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict an MLP that you have not seen, find
-# the crossover. A judge compares each with what a real layer keeps, and names the letter that is wrong. (Exercise 1.2 comes in chapter 5.)
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1 ·
+# PyTorch, [Hooks for autograd saved
+# tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html): how `record`
+# sees what it sees.
 #
-# `python labs/measure_table2.py --emulate 8 --model 175B` makes this comparison for all of Table 2 at GPT-3's real sizes.
-#
-# **Sources.** V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, MLSys 2023,
-# [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1 · PyTorch, [Hooks for autograd saved
-# tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html): how `record` sees what
-# it sees (`src/actmem/ledger/recorder.py`).
-#
-# ## Now fit your model
-#
-# The rule holds for any module. Write a file with a function that returns your model and its inputs. This lists what it keeps,
-# and which of it is waste:
-#
-# ```
-# actmem record my_model.py:factory --fake
-# ```
-#
-# [Chapter 9](09_your_model.ipynb) does that with a Llama. Next, [chapter 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.
+# Now do [lab 1](../labs/lab1_count_bytes.py); its exercise 1.2 comes in chapter 5. Next, [chapter
+# 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.

@@ -1,63 +1,52 @@
 # %% [markdown]
-# # 9 · Your model
+# # 9 · Your model: does it fit?
 #
-# So far you counted layers that this course wrote. Now take one that it did not write. What does it keep, how much of that is
-# waste, and what fills memory at the worst moment of a step?
+# Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
+# three things, and recompute no matmul. How many GiB do the layers still save for backward? Press Shift+Enter in the
+# cell below and write your guess.
 
 # %%
 # Setup: imports, and the numbers of the question
 import actmem as am
-from actmem.rows import total
-from actmem_course.figures import (
-    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, slider, worked,
-)
-from actmem_course.figures import ch08_todays_layer as show
-from actmem_more.llama_shape import LLAMA_MODELS
-from actmem_more.llama_terms import llama_rows
+from actmem_course.figures import Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal
+from actmem_course.figures import bar_chart, choice, size_text, slider, text_table, worked
+from actmem_course.figures import ch09_your_model as show
+from actmem_more.llama_shape import LlamaShape, llama_shape
 
-qwen = LLAMA_MODELS["qwen3-32b"]
+LLAMA = llama_shape("llama3-8b")
 checks = Checks()
 
-times = lambda mode: (
-    total(llama_rows(qwen, recompute=mode)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size)
-)
+in_operators = LLAMA.num_layers * show.saved_bytes(LLAMA, show.WRITTEN)
 question = Prediction(
-    "A layer of Qwen3 32B has heads that are together 1.6 times as wide as the layer, and an MLP "
-    "five times as wide. If all that needs no product is "
-    f"recomputed, it keeps {times('elementwise'):.1f} times its input, as the figure shows. With "
-    "nothing recomputed, how many times its input does it keep?",
-    answer=times("none"),
-    unit="times",
-    because=(
-        "It also keeps the outputs of both norms, Q and K after their own norms, and the down product's "
-        "input (as wide as the MLP)."
-    ),
-    line=GuessLine(),
+    f"The {LLAMA.num_layers} layers of Llama 3 8B read {LLAMA.seq_length:,} tokens. In plain PyTorch operators "
+    f"they save {size_text(in_operators)} for backward. Change three things, and recompute no matmul. "
+    "How many GiB do they save then?",
+    answer=LLAMA.num_layers * show.saved_bytes(LLAMA, show.CHANGED) / 2**30,
+    unit="GiB",
+    because="The norms, the copies of K and V, and silu(gate) made up the difference. You find all three below.",
+    line=GuessLine(2**30),
 )
 Reveal(
     question,
     Panel(
-        lambda s, recompute: show.llama_bars(qwen.with_sizes(seq_length=s), recompute),
-        s=slider("s", "tokens", 1024, 32768, 1024, start=qwen.seq_length),
-        recompute=choice("recomputed", ["full", "elementwise", "none"], "elementwise"),
+        lambda s, shown: show.code_bars(LLAMA.with_sizes(seq_length=s), shown),
+        s=slider("s", "tokens", 1024, 16384, 1024, start=LLAMA.seq_length),
+        shown=choice("show", [show.WRITTEN, show.CHANGED], show.WRITTEN),
     ),
-    recompute="none",
+    shown=show.CHANGED,
 )
 
 # %% [markdown]
-# *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [05 Recomputation](05_recomputation.ipynb).
-# **You will** record a Llama layer, fit its formula automatically, find what it wastes, remove it, and read the bill of a whole
-# training step.
+# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
+# record a layer, find its waste and remove it, predict a step's peak, and plan a whole model.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads,
-# $f$ width of the MLP, $d$ elements of a head. Here $d = h/a$; in Qwen3 32B it is more.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $f$ width of the MLP, $v$
+# size of the vocabulary, $l$ layers.
 #
 # ## A layer as many libraries write it
 #
-# The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. Hugging Face's Llama has rotary positions and a cache as well, and differs in one thing: its
-# `sdpa` copies keys and values only if a batch is padded (then it keeps an $s \times s$ mask, too). Its eager attention always
-# copies them, and stores the scores.
+# This is Llama's layer without its rotary positions. The norm computes in float32. $a/k$ query heads share one key
+# head, so keys and values are copied for each query head. The MLP multiplies `silu(gate)` by `up`.
 
 # %%
 import torch
@@ -85,19 +74,16 @@ class Attention(nn.Module):
     def heads(self, x, count):
         return x.view(*x.shape[:2], count, -1).transpose(1, 2)
 
-    def repeat(self, x):  # [b, k, s, d] to [b, a, s, d]
+    def copied(self, x):  # [b, k, s, d] to [b, a, s, d]
         b, k, s, d = x.shape
         return x[:, :, None].expand(b, k, self.a // k, s, d).reshape(b, self.a, s, d)
 
     def attend(self, q, k, v):
-        return F.scaled_dot_product_attention(q, self.repeat(k), self.repeat(v), is_causal=True)
+        return F.scaled_dot_product_attention(q, self.copied(k), self.copied(v), is_causal=True)
 
     def forward(self, x):
-        q, k, v = (
-            self.heads(self.q(x), self.a),
-            self.heads(self.keys(x), self.k),
-            self.heads(self.values(x), self.k),
-        )
+        q = self.heads(self.q(x), self.a)
+        k, v = self.heads(self.keys(x), self.k), self.heads(self.values(x), self.k)
         return self.out(self.attend(q, k, v).transpose(1, 2).reshape(x.shape))
 
 
@@ -107,23 +93,19 @@ class MLP(nn.Module):
         self.gate, self.up = nn.Linear(h, f, bias=False), nn.Linear(h, f, bias=False)
         self.down = nn.Linear(f, h, bias=False)
 
-    def product(self, gate, up):
+    def gated(self, gate, up):
         return F.silu(gate) * up
 
     def forward(self, x):
-        return self.down(self.product(self.gate(x), self.up(x)))
+        return self.down(self.gated(self.gate(x), self.up(x)))
 
 
 norm, x = Norm(128).to(torch.bfloat16), torch.randn(2, 64, 128, dtype=torch.bfloat16, requires_grad=True)
 with am.record(norm) as ledger:
     y = norm(x)
 print(
-    f"the norm alone saves {ledger.total_bytes / x.numel():.1f} bytes for each element of its input, which has 2"
+    f"the norm saves {ledger.total_bytes / x.numel():.1f} bytes for each element of its input, which has 2"
 )
-
-# %% [markdown]
-# Norm, attention, norm, MLP make a layer; `layer()` makes one with its input, `layer(norm=…)` one with another part.
-
 
 # %% jupyter={"source_hidden": true}
 class Layer(nn.Module):
@@ -141,32 +123,30 @@ s, b, h, a, k, f = 64, 2, 128, 4, 2, 448
 
 
 def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
+    """A layer with its input; ``norm``, ``attention`` and ``mlp`` replace its parts."""
     torch.manual_seed(0)
     model = Layer(h, a, k, f, **parts).to(torch.bfloat16)
     return model, torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
 
-
 # %% [markdown]
 # ## Record it
 #
-# The layer in the figure at the top keeps nothing twice. What does this one keep? Put `actmem.record` around a forward pass.
-# It lists each tensor that autograd stores, with the module and the operation that saved it.
+# Put `actmem.record` around a forward pass. It lists every tensor that autograd saves, with the module and the
+# operation that saved it. `layer()` returns norm, attention, norm, MLP as one small layer, and its input:
 
 # %%
-from actmem_more.llama_shape import LlamaShape
-
 model, x = layer()
 with am.record(model) as ledger:
     y = model(x)
 
-least = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
+small = LlamaShape(s, b, h, a, k, f)
+checks.add("the layer in plain operators", [(show.saved_bytes(small, show.WRITTEN), ledger.total_bytes)])
+display(checks.show())
 ledger
 
 # %% [markdown]
-# ## The formula, fitted automatically
-#
-# Run the layer at a dozen tiny sizes without common factors, and fit each row's bytes to a product of powers of the letters.
-# The fit is exact because every count is exact. If a row has no such formula, the solver says which.
+# You don't have to derive the formula by hand. Run the layer at a dozen tiny sizes, and let a solver fit each row's
+# bytes to powers of the letters. The fit is exact, because every count is exact; a row without such a formula is named.
 
 # %%
 from actmem_tools.tape.evaluate import formula_text
@@ -181,24 +161,26 @@ def count(sizes):
     return seen.rows()
 
 
-found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # the letters; sizes to try for h are multiples of 2a
+# The letters; sizes to try for h are multiples of 2a.
+found = solve_rows(count, "sbhf", {"h": (2 * a, ())})
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
-# With $f = 4h$ this is $56sbh$, where chapter 2's layer keeps $34sbh$ beside its scores. Each letter says where to look. The $sbf$ are all in the MLP. The term without $h$ and $f$ is a few numbers for each token: $8sb$ of the norms' statistics,
-# and $4asb$ of the heads' log-sum-exps.
+# The letters tell you where to look: every $sbf$ is in the MLP.
 #
-# ## What could be dropped
+# ## Find the waste
 #
-# The ledger recognises a few kinds of waste by their operations, shapes and dtypes.
+# The ledger knows some kinds of waste by their operations, shapes and dtypes. Open the line to read what each could
+# become:
 
 # %%
 from actmem_tools.diagnosis import findings
 
 known = findings(ledger.tensors)
+wasted = sum(finding.bytes for finding in known)
 Fold(
-    f"{len(known)} kinds of waste, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} "
-    f"of the layer: {', '.join(finding.waste for finding in known)}",
+    f"{len(known)} kinds of waste, {wasted / ledger.total_bytes:.0%} of the layer: "
+    f"{', '.join(finding.waste for finding in known)}",
     "\n".join(
         f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n{finding.text}"
         for finding in known
@@ -207,17 +189,15 @@ Fold(
 )
 
 # %% [markdown]
-# ## The fix
+# ## Change three things
 #
-# Change three things. None of them reruns a matrix product:
+# - **Norm.** A function of your own saves `x` in 16 bits and one float32 number per token. Backward recomputes the
+#   rest.
+# - **Attention.** With `enable_gqa=True` the kernel reads each key head for several query heads: no copies.
+# - **MLP.** A function of your own saves `gate` and `up`. Backward recomputes `silu(gate)`.
 #
-# - **Norm.** Use a function that keeps `x` in 16 bits and one float32 number per token, and recomputes the rest in backward.
-# - **Attention.** `enable_gqa=True` lets a flash kernel read each key head for several query heads. In float32, or on a GPU
-#   without flash, torch before 2.14 stores the scores instead: check with `record --fake --device cuda`.
-# - **MLP.** Use a function that keeps `gate` and `up`, and recomputes `silu(gate)`.
-#
-# `actmem_more.llama_modules` has these functions; you write them in lab 7. They save $4sbh$ bytes more than the list says: the
-# normalised `x`, which each norm kept in 16 bits for its weight's gradient.
+# `actmem_more.llama_modules` has both functions; you write them in lab 7. Compare gradients before you trust a smaller
+# number:
 
 # %%
 from actmem_more.llama_modules import rms_norm, swiglu
@@ -234,42 +214,8 @@ class LeanAttention(Attention):
 
 
 class LeanMLP(MLP):
-    def product(self, gate, up):
+    def gated(self, gate, up):
         return swiglu(gate, up)
-
-
-lean = {"norm": LeanNorm, "attention": LeanAttention, "mlp": LeanMLP}
-lean_model, _ = layer(**lean)
-with am.record(lean_model) as lean_ledger:
-    lean_y = lean_model(x)
-checks.add("the lean layer, by chapter 8's formula", [(least, lean_ledger.total_bytes)])
-checks.show()
-
-# %% jupyter={"source_hidden": true}
-beyond = ledger.total_bytes - lean_ledger.total_bytes - sum(finding.bytes for finding in known)
-checks.add("4sbh bytes saved beyond the list", [(4 * s * b * h, beyond)])
-left = [finding.waste for finding in findings(lean_ledger.tensors)]
-display(checks.show())
-LiveFigure(
-    bar_chart(
-        f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the ledger knows no further waste"
-        if not left
-        else f"left: {left}",
-        {"kept": {"as it came": ledger.total_bytes, "with three changes": lean_ledger.total_bytes}},
-        "kept by the layer",
-    )
-)
-
-# %% [markdown]
-# Compare the gradients before you trust a smaller number. In float64 the two layers agree to rounding.
-
-
-# %% jupyter={"source_hidden": true}
-def gradients(**parts):
-    model, x = layer(**parts)
-    model, x = model.double(), x.detach().double().requires_grad_()
-    model(x).square().sum().backward()
-    return [x.grad, *(p.grad for _, p in sorted(model.named_parameters()))]
 
 
 class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
@@ -277,157 +223,80 @@ class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-worst = max(
-    ((p - q).abs().max() / q.abs().max()).item() for p, q in zip(gradients(**lean), gradients(norm=WideNorm))
-)
+def gradients(**parts):
+    model, x = layer(**parts)
+    model, x = model.double(), x.detach().double().requires_grad_()
+    model(x).square().sum().backward()
+    return [x.grad, *(p.grad for _, p in sorted(model.named_parameters()))]
+
+
+lean = {"norm": LeanNorm, "attention": LeanAttention, "mlp": LeanMLP}
+lean_model, _ = layer(**lean)
+with am.record(lean_model) as lean_ledger:
+    lean_y = lean_model(x)
+checks.add("with three changes", [(show.saved_bytes(small, show.CHANGED), lean_ledger.total_bytes)])
+pairs = zip(gradients(**lean), gradients(norm=WideNorm))
+worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in pairs)
 checks.add(
-    "gradients of the two layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)], ""
+    "gradients of both layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)]
 )
+freed = 1 - lean_ledger.total_bytes / ledger.total_bytes
+print(f"{freed:.0%} less, and {len(findings(lean_ledger.tensors))} kinds of waste left")
 checks.show()
 
+# %%
+Panel(
+    lambda code: show.code_picture(LLAMA, code),
+    code=choice("Llama 3 8B's layer", [show.WRITTEN, show.CHANGED], show.CHANGED),
+)
+
 # %% [markdown]
-# ## The diff
+# > **Why do this?** You free a third of the layer, and backward recomputes only elementwise operations. **Why not?**
+# > Each function is code that you maintain. `torch.compile` finds some of it for you. And on a GPU without a flash
+# > kernel for `enable_gqa`, torch before 2.14 stores the scores instead: check with `actmem record --fake --device
+# > cuda`.
 #
-# The command line does all of this without a notebook. Name a function that returns the model and its inputs:
-# `actmem record my_model.py:factory --json before.json`. Then `actmem diff before.json after.json` says what
-# came, went and stayed:
-
-# %% jupyter={"source_hidden": true}
-from contextlib import redirect_stdout
-from io import StringIO
-from pathlib import Path
-from tempfile import TemporaryDirectory
-import json
-
-from actmem_tools.__main__ import main
-from actmem_tools.record_command import as_dict
-
-with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
-    files = [str(Path(folder) / name) for name in ("before.json", "after.json")]
-    for file, seen in zip(files, (ledger, lean_ledger)):
-        Path(file).write_text(json.dumps(as_dict(seen, None, {})))
-    main(["diff", *files])
-heads = [line for line in printed.getvalue().splitlines() if line.split(":")[0] in ("went", "came", "stayed")]
-Fold("; ".join(line.partition(", still")[0].partition(": still")[0] for line in heads), printed.getvalue())
-
-# %% [markdown]
 # ## The peak
 #
-# You run out of memory at the *peak*, the moment when most is alive, and that needn't be the end of forward. `actmem.step` runs
-# one training step, notes when each storage is made and freed, and lists what is alive at the peak. The lines add up to it, to
-# the byte.
+# You run out of memory at the *peak*, the moment when most is alive. `actmem.step` watches one training step.
+# **Guess:** does this layer's peak come in the forward pass, the backward pass or the optimizer's step?
 
 # %%
-from actmem.ledger.ledger_tables import readable_size
+from actmem_course.figures.step_timeline import step_timeline
 
+model, x = layer(s=256)
 optimizer = torch.optim.AdamW(model.parameters())
 am.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
 optimizer.zero_grad()
 bill = am.step(model, x, optimizer=optimizer)
-assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
-LiveFigure(
-    bar_chart(
-        f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}",
-        {"alive": bill.by_kind()},
-        "at the peak of one step",
-    )
-)
+LiveFigure(step_timeline(bill, "one layer's step"))
 
 # %% [markdown]
-# Can you predict the peak, too? Run a layer at tiny sizes again. A *tape* lists what each operation of forward and backward
-# allocates and frees, and each size is solved as a formula. Put in any sizes, and read off the peak: `actmem tape` does
-# it for your model. Try it on the paper's layer (chapters 2 to 5), where the tape's peak equals the real one in every mode.
-# **Guess first:** which modes lower the peak of one layer?
-
-# %% jupyter={"source_hidden": true}
-from actmem.ledger.layer_rows import layer_input
-from actmem.parallel.groups import TensorParallel
-from actmem.recipes import RECOMPUTE_MODES
-from actmem_tools.measured_parts import run_between_others
-from actmem_tools.tape.evaluate import moments
-from actmem_tools.tape.record import recorded_run
-from actmem_tools.tape.solver import solve
-
-paper = am.ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
-
-
-def events(sizes, mode):
-    shape = am.ModelShape(sizes["s"], sizes["b"], sizes["a"] * sizes["d"], sizes["a"])
-    one = am.TransformerLayer(shape, recompute=mode, dtype=torch.bfloat16)
-    x = layer_input(shape, TensorParallel(), "cpu", torch.bfloat16)
-    return recorded_run(one, lambda _: run_between_others(one, x), [x])
-
-
-PRODUCTS = {"MmBackward0": "a linear", "BmmBackward0": "the core"}
-peaks = {}
-there = (
-    2 * sum(p.numel() for p in am.TransformerLayer(paper).parameters())
-    + 2 * paper.seq_length * paper.micro_batch_size * paper.hidden_size
-)  # weights, input
-at = {
-    "s": paper.seq_length,
-    "b": paper.micro_batch_size,
-    "a": paper.num_attention_heads,
-    "d": paper.head_size,
-}
-for mode in RECOMPUTE_MODES:
-    # Dropout on a CPU draws four numbers at once: s in fours, or sizes are rounded up.
-    tape = solve(lambda sizes: events(sizes, mode), list(at), {"s": (4, ())}, may_be_one=())
-    alive = [
-        (live, event.where, event.op) for event, live, _ in moments(tape.events(at)) if hasattr(event, "op")
-    ]
-    peak, node, op = max(alive, key=lambda moment: moment[0])
-    one = am.TransformerLayer(paper, recompute=mode, dtype=torch.bfloat16)
-    one_x = layer_input(paper, TensorParallel(), "cpu", torch.bfloat16)
-    with am.watch_step(one, None, one_x) as one_bill:
-        run_between_others(one, one_x)
-    checks.add(f"peak with {mode}, by a tape solved at tiny sizes", [(there + peak, one_bill.peak_bytes)])
-    peaks[f"{mode}: backward of {PRODUCTS[node]}"] = one_bill.peak_bytes
-display(checks.show())
-LiveFigure(
-    bar_chart(
-        "Peak of the paper's layer, by what is recomputed",
-        {"peak": peaks},
-        "measured; after the colon, where",
-    )
-)
-
-# %% [markdown]
-# (`selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end.) Full recomputation
-# computes everything again before the layer's backward begins, so the peak of a single layer does not fall; here it even rises
-# a little. It helps when there are many layers. The selective modes and `elementwise` recompute the core only after the MLP's
-# tensors are gone.
+# Backward frees what it has used, but the gradients it makes are alive at the same time as what the layer saved. (This
+# is a CPU's step. On a GPU kernels add workspaces.)
 #
-# Now back to the Llama layer. At its small size weights and optimizer states outweigh activations. At which sequence length are
-# they half of the peak?
+# The peak has a formula, too. A *tape* lists what each operation of a step allocates and frees, as formulas, solved
+# from tiny runs:
 
 # %%
-parts = {"activations": {}, "the rest": {}}
+from actmem_tools.tape.evaluate import Run, first_microbatch, moments
+from actmem_tools.tape.model_tape import tape_of
+from actmem_tools.tape.solver import parsed_letters
+
+letters, rules, _ = parsed_letters("s,b,h:8,f", "")  # h is a multiple of 8
+tape = tape_of(lambda s, b, h, f: layer(s, b, h, a, k, f), letters, rules)
 for length in (64, 256, 1024):
-    long_model, long_x = layer(s=length)
-    long_optimizer = torch.optim.AdamW(long_model.parameters())
-    am.step(long_model, long_x, optimizer=long_optimizer)  # its states are there from the second step on
-    long_optimizer.zero_grad()
-    long_bill = am.step(long_model, long_x, optimizer=long_optimizer)
-    bar = f"s = {length:,}: in {long_bill.peak_phase}"
-    parts["activations"][bar] = long_bill.by_kind().get("activation", 0)
-    parts["the rest"][bar] = long_bill.peak_bytes - parts["activations"][bar]
-share = {bar: size / (size + parts["the rest"][bar]) for bar, size in parts["activations"].items()}
-half = min(share, key=lambda bar: abs(share[bar] - 1 / 2))
-LiveFigure(
-    bar_chart(
-        f"At {half.partition(':')[0]} activations are {share[half]:.0%} of the peak",
-        parts,
-        "peak of one step",
-    )
-)
+    events = first_microbatch(tape.events({"s": length, "b": b, "h": h, "f": f}))
+    highest = max(live for event, live, _ in moments(events) if isinstance(event, Run))
+    model, x = layer(s=length)
+    held = sum(2 * tensor.numel() for tensor in (x, *model.parameters()))
+    checks.add(f"peak at s = {length:,}", [(held + highest, am.step(model, x).peak_bytes)])
+checks.show()
 
 # %% [markdown]
-# ### Predicted, then seen
-#
-# Does it hold for a whole model that others wrote, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a
-# larger one with PEFT's adapters. `record --step --fake --device cuda` predicts the peak without a GPU. It doesn't know the
-# workspaces of cuBLAS, NVIDIA's library of matmuls; they were measured, and are added. Point at a bar to see how many bytes are missing.
+# Does that hold for models of others, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a larger
+# one with adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU; the workspaces of
+# cuBLAS, NVIDIA's library of matmuls, were measured and added.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest, strangers_bars
@@ -437,8 +306,7 @@ LiveFigure(strangers_bars(newest("strangers")))
 # %% [markdown]
 # ## Yours
 #
-# Put your own model here: any module, and any arguments. If your machine has too little memory for it, use the command with
-# `--fake`, or run the cell's contents under `with fake_tensors():` from `actmem.torch_private`.
+# Put your own model here: any module, any arguments. Is it too large for this machine? Use the command with `--fake`.
 
 # %%
 your_model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
@@ -446,10 +314,203 @@ your_inputs = (torch.randn(2, 16, 64),)
 
 with am.record(your_model) as yours:
     output = your_model(*your_inputs)
-print(
-    f"{yours.total_bytes:,} B;",
-    ", ".join(f"{finding.waste}: {finding.bytes:,} B" for finding in findings(yours.tensors)),
+waste = ", ".join(f"{finding.waste}: {finding.bytes:,} B" for finding in findings(yours.tensors))
+print(f"{yours.total_bytes:,} B saved; {waste or 'no known waste'}")
+
+# %% [markdown]
+# ## Plan it
+#
+# Now the whole model: embedding, layers, norm, and a loss of float32 logits. A *factory* returns the model and its
+# inputs for any sizes. The planner runs it at tiny sizes with one to five layers, and from these runs knows the bill at
+# any size. Check it with a real step first:
+
+# %%
+from actmem_tools.plan.own_model import OwnModel, Way, outcome
+from actmem_tools.plan.step_time import GIBIBYTE, Cluster
+from actmem_tools.tape.model_tape import solved_blocks
+
+
+class Model(nn.Module):
+    def __init__(self, h, a, k, f, v, l, **parts):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(v, h), parts.get("norm", Norm)(h)
+        self.layers = nn.ModuleList(Layer(h, a, k, f, **parts) for _ in range(l))
+        self.output = nn.Linear(h, v, bias=False)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": F.cross_entropy(self.output(self.norm(x)).flatten(0, 1).float(), ids.flatten())}
+
+
+def factory(parts):
+    def made(s, b, h, a, k, f, v, l):
+        return Model(h, a, k, f, v, l, **parts), {"ids": torch.randint(0, v, (b, s))}
+
+    return made
+
+
+letters, rules, _ = parsed_letters("s,b,h:2a,a:k,k,f,v", "")
+codes = {"in plain operators": {}, "with three changes": lean}
+solved = {
+    name: solved_blocks(factory(parts), letters, rules, "bfloat16") for name, parts in codes.items()
+}
+tiny = {"s": 256, "h": h, "a": a, "k": k, "f": f, "v": 1000}
+for name, parts in codes.items():
+    planned = OwnModel(solved[name], tiny, 6, Cluster(1, 80 * GIBIBYTE), b)
+    model, inputs = factory(parts)(**tiny, b=b, l=6)
+    optimizer = torch.optim.AdamW(model.bfloat16().parameters())
+    am.step(model, inputs, optimizer=optimizer)
+    optimizer.zero_grad()
+    counters = 4 * len(list(model.parameters()))  # Adam's count of steps, in each parameter's state
+    predicted = planned.bytes(Way(b, 0, False)) + 8 * inputs["ids"].numel() + counters
+    checks.add(
+        f"peak of six layers {name}",
+        [(predicted, am.step(model, inputs, optimizer=optimizer).peak_bytes)],
+    )
+checks.show()
+
+# %% [markdown]
+# Now at the size of Llama 3 8B, on 8 GPUs of 80 GiB. PyTorch's FSDP2 shards weights, gradients and optimizer states
+# over them; each GPU reads a sequence of its own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
+
+# %%
+sizes = {"s": LLAMA.seq_length, "h": LLAMA.hidden_size, "a": LLAMA.num_attention_heads}
+sizes |= {"k": LLAMA.num_key_value_heads, "f": LLAMA.ffn_hidden_size, "v": LLAMA.vocab_size}
+gpus = Cluster(8, 80 * GIBIBYTE)
+parts = {"saved by the layers": {}, "everything else": {}}
+for name in codes:
+    planned = OwnModel(solved[name], sizes, LLAMA.num_layers, gpus, gpus.gpus)
+    plan = outcome(planned, Way(1, 0, True), "bfloat16")
+    of_layers = sum(
+        line["bytes"] for line in plan["bill"] if line["term"].startswith(f"{plan['blocks']['path']}.")
+    )
+    parts["saved by the layers"][name] = of_layers
+    parts["everything else"][name] = plan["asked"]["bytes"] - of_layers
+    again = f"recompute {plan['ways'][0]['blocks_again']} of {LLAMA.num_layers} layers"
+    verdict = "it fits" if plan["fits"] else f"it doesn't fit: {again}"
+    print(f"{name}: {size_text(plan['asked']['bytes'])} of {size_text(gpus.usable_bytes)}, {verdict}")
+LiveFigure(
+    bar_chart(
+        "Llama 3 8B on 8 GPUs, in plain operators and with three changes",
+        parts,
+        "needed on each GPU",
+        limit=("what a plan may use", gpus.usable_bytes),
+    )
 )
+
+# %% [markdown]
+# On the command line that is one line. Besides the bill it prints the code to paste: which blocks to recompute, how to
+# shard.
+#
+# ```
+# actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
+# ```
+#
+# ## What fits
+#
+# With more GPUs you choose a layout. Tensor (TP) and pipeline parallelism (PP) shard the model; data parallelism (DP)
+# gives each replica its own sequences, and ZeRO shards what the replicas would hold twice:
+#
+# | | each rank holds a shard of | collectives |
+# |---|---|---|
+# | DP | the sequences | all-reduce of gradients, once a step |
+# | ZeRO-1 | optimizer states too | reduce-scatter of gradients, all-gather of weights, once a step |
+# | ZeRO-2 | gradients too | reduce-scatter in every microbatch |
+# | ZeRO-3 (FSDP) | weights too | all-gather of weights in every pass as well |
+# | context parallelism (CP) | each sequence | keys and values, in every layer |
+#
+# The planner counts the bytes of every layout on its fullest rank. Here are Llama 3 70B, 64 GPUs of 80 GiB, 512
+# sequences a step; *b 1* is one sequence in a microbatch:
+
+# %%
+from actmem_tools.plan.plan_report import layout_text
+from actmem_tools.plan.planned_models import planned_model_of
+from actmem_tools.plan.search import bill_of, find_plans
+from actmem_tools.plan.step_time import MODEL_ERROR
+
+model, cluster = planned_model_of("llama3-70b"), Cluster(64, 80 * GIBIBYTE)
+plans = find_plans(model, cluster, 512)
+print(
+    f"{plans.fitting:,} of {plans.counted:,} layouts fit; "
+    f"the estimated times of {plans.near} are within {MODEL_ERROR:.0%}\n"
+)
+shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for plan in plans.plans[:3]]
+print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
+
+# %% [markdown]
+# The planner orders them by an estimated time, which is not exact enough to rank the first few: choose among these by
+# memory and simplicity.
+#
+# **Now write it:** [exercise 8.1](../labs/lab8_plan.py), `rank_state_bytes`: `python my/labs/lab8_plan.py --only 8.1`.
+#
+# ## The bill, line by line
+#
+# "It fits on average" ends at the first GPU that runs out. So a bill is the fullest rank's, at the moment when it holds
+# most:
+
+# %%
+bill = bill_of(model, plans.plans[0])
+lines = sorted(
+    ((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True
+)
+held = {f"{part}: {term}": size for size, part, term in lines[:6]}
+held[f"{len(lines) - 6} smaller lines"] = sum(size for size, *_ in lines[6:])
+left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
+title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
+LiveFigure(bar_chart(title, {"held": held, "left": left}, "lines of the bill"))
+
+# %% [markdown]
+# Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight
+# (its backward pass is still to come), one step of Adam. `actmem plan … --verify` does that for large models; here are
+# three plans of a small one. And 18 runs of nanotron, which others logged on real GPUs, peaked where the same formulas
+# say:
+
+# %%
+from actmem.config import TINY
+from actmem_course.others.nanotron import nanotron_runs
+from actmem_tools.plan.planned_models import PlannedGPT
+from actmem_tools.verify import verify_plan
+
+small_model = PlannedGPT("tiny", TINY)
+fitting = find_plans(small_model, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
+for pipeline in (1, 2, 4):
+    sharded = [plan for plan in fitting if plan.layout.tensor_parallel_size > 1]
+    plan = next(plan for plan in sharded if plan.layout.pipeline_parallel_size == pipeline)
+    pairs = [
+        (term.predicted or 0, term.measured or 0) for term in verify_plan(small_model, plan).matches
+    ]
+    checks.add(layout_text(plan.layout), pairs)
+runs = nanotron_runs()
+farthest = max(abs(run.difference_percent) for run in runs)
+print(f"{len(runs)} logged runs: the farthest is {farthest:.2f}% from its bill")
+checks.show()
+
+# %% [markdown]
+# **Now write it:** [exercise 8.2](../labs/lab8_plan.py), `largest_micro_batch_size`: `python my/labs/lab8_plan.py
+# --only 8.2`.
+#
+# ## It doesn't fit: what do you change first?
+#
+# Start from a plan that is far too large. Each bar adds one change: the one that then frees a GiB for the least
+# estimated time. Stop at the first bar that ends before the line:
+
+# %%
+LiveFigure(show.first_aid())
+
+# %% [markdown]
+# Ask in this order:
+#
+# 1. **Is sequence parallelism off?** Switch it on wherever you use TP. It frees bytes and saves time.
+# 2. **Are the bytes activations?** Recompute what needs no matmul (`elementwise`). If your attention stores its scores,
+#    get a fused kernel.
+# 3. **More than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
+# 4. **Do you have replicas?** Turn half of them into pipeline stages, or shard gradients (ZeRO-2).
+# 5. **Still too much?** Recompute everything if the bytes are activations; shard weights (ZeRO-3) if they are states.
+#
+# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one
+# doesn't fit, the judge names the line of the bill: `python my/labs/lab8_plan.py --only 8.3`.
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -457,41 +518,50 @@ checks
 # %% [markdown]
 # ## Work it out
 #
-# The layer as written above keeps $8sbf + 24sbh$ bytes, and a little for each token. How many GiB is that for the 32
-# layers of Llama 3 8B ($h$ = 4,096, $f$ = 14,336) at 8,192 tokens? How many more is it than chapter 8's 17 inputs a layer?
+# You train 13 billion parameters on 8 GPUs of 80 GiB, with data parallelism alone. A parameter takes 2 bytes as a
+# weight, 4 as a gradient and 12 as optimizer states. Activations and everything else take 20 GiB. Which ZeRO stage do
+# you need?
 
 # %% jupyter={"source_hidden": true}
-llama = LLAMA_MODELS["llama3-8b"]
-sb, layers = llama.seq_length * llama.micro_batch_size, llama.num_layers
-once = 2 * sb * llama.hidden_size
-written, least = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
+from actmem.formulas.states import ADAM
+
+weight, gradient, *rest = (state.bytes_per_parameter for state in next(iter(ADAM.values())))
+ranks, parameters, states = 8, 13 * 10**9, sum(rest)
+stages = {
+    0: weight + gradient + states,
+    1: weight + gradient + states / ranks,
+    2: weight + (gradient + states) / ranks,
+    3: (weight + gradient + states) / ranks,
+}
+needed = {stage: parameters * size / GIBIBYTE for stage, size in stages.items()}
 worked(
-    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = "
-    f"{readable_size(written)}, {written / once:.0f} times its input. Chapter 8's layer keeps "
-    f"{least / once:.0f} times.",
-    f"{layers} layers: {readable_size(layers * written)} instead of {readable_size(layers * least)}. "
-    f"{readable_size(layers * (written - least))} go to tensors that could be recomputed without a "
-    "product, or need no copy.",
+    *(
+        f"Stage {stage}: {size:g} bytes a parameter, {needed[stage]:.0f} GiB"
+        f"{'' if needed[stage] <= 60 else ', too much'}."
+        for stage, size in stages.items()
+    ),
+    "Stage 2 is the first that leaves 20 GiB. Stage 3 leaves more, but all-gathers every weight in each pass.",
 )
 
 # %% [markdown]
-# ## Questions
+# <details><summary><b>Question:</b> the peak is in the optimizer's step. Does recomputing activations help?</summary>
 #
-# <details><summary><b>1.</b> A tensor is alive but autograd did not save it. Who can hold it?</summary>
-#
-# An attribute of `ctx` or of a module, a hook's closure, a selective checkpoint's cache. Hooks see none of these. The ledger
-# lists such tensors separately, and names what holds them if it can find out.
+# No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update
+# makes.
 # </details>
 #
-# <details><summary><b>2.</b> The peak is in the optimizer's step. Does recomputing activations help?</summary>
+# > **Take away**
+# > 1. The same layer saves half as much again in plain operators: record it before you buy GPUs.
+# > 2. The peak decides, on the fullest rank. It has a formula, too.
+# > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch. Full recomputation
+# >    comes late.
+# >
+# > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its
+# > largest five lines.
 #
-# No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update makes.
-# </details>
+# **Lab 8**: `python my/labs/lab8_plan.py`. Once all exercises pass, your first plan runs on an emulated rank, and you
+# see its bill beside what was counted. The bill's logits and loss don't shrink when you recompute layers: [chapter
+# 10](10_the_loss.ipynb) takes them apart.
 #
-# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/ledger/recorder.py`, `src/actmem/ledger/provenance.py`,
-# `src/actmem/ledger/whole_step.py`, `src/actmem_tools/diagnosis.py`.
-#
-# ## Now fit your model
-#
-# You know what one layer of your model keeps. How many GPUs does the whole model need, and how do you split it? Next, [chapter
-# 10](09_your_model.ipynb) finds the layouts that fit, and checks the fullest GPU's bill.
+# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · huggingface/nanotron and
+# its published logs · code: `src/actmem/ledger/`, `src/actmem_tools/`.

@@ -48,8 +48,8 @@ Reveal(
 # %% [markdown]
 # *An elective: chapters 1 to 5 are enough.*
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ rank of an adapter, $a$ query
-# heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ an adapter's rank (the processes
+# are *GPUs* in this chapter), $a$ query heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
 #
 # ## A frozen weight
 #
@@ -92,9 +92,9 @@ checks.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs)
 checks.show()
 
 # %% [markdown]
-# QLoRA stores frozen weights in 4 bits and widens them for each matmul. Plain operators then save *the widened
+# QLoRA stores frozen weights in 4 bits and dequantizes them for each matmul. Plain operators then save *the dequantized
 # weight*: `F.linear(x, codes * scale)` holds $2oh$ bytes until backward, in all a 16-bit copy of the model. So drop
-# it after the forward pass, and widen it again in the backward pass.
+# it after the forward pass, and dequantize again in the backward pass.
 #
 # **Write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`:
 # `python my/labs/lab10_keep_less.py --only 10.1`.
@@ -128,13 +128,7 @@ codes, scale = (
     torch.randint(-127, 128, (o, h), dtype=torch.int8),
     torch.full((o, 1), 2**-10, dtype=torch.bfloat16),
 )
-checks.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
-checks.show()
-
-# %% jupyter={"source_hidden": true}
-with am.record(nn.ParameterList()) as ledger:
-    y = F.linear(x, codes * scale)
-checks.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledger.total_bytes)])
+checks.add("x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 checks.show()
 
 # %% [markdown]
@@ -144,7 +138,7 @@ checks.show()
 #
 # $$Y = XW + \tfrac{\alpha}{r} (XA)B, \qquad dB = \tfrac{\alpha}{r}\, (XA)^\top dY, \qquad dA = \tfrac{\alpha}{r}\, X^\top dY\, B^\top$$
 #
-# $dB$ reads $XA$. And $dA$ reads $X$, so $X$ is saved again. So a linear with an adapter saves **$2sbh + 2sbr$**
+# $dB$ reads $XA$. And $dA$ reads $X$, so $X$ is saved after all. A linear with an adapter saves **$2sbh + 2sbr$**
 # bytes.
 #
 # **Write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`:
@@ -187,11 +181,17 @@ def in_each_form(predict, make, x):
 
 
 checks.add(
-    "an adapter, in six forms",
+    "an adapter in each form",
     in_each_form(
         lambda *form: adapter_rows(s * b, (h, o), r, *form), lambda form: Adapted(h, o, r, *form), x
     ),
 )
+lines = []
+for form in ADAPTERS:
+    shares = (total(lora_rows(LLAMA, adapters=form, dropout=dropout)) / full for dropout in (False, True))
+    lines.append((form, *(f"{share:.0%}" for share in shares)))
+head = ("Llama 3 8B, adapters on all linears, of full training's bytes", "saved", "with dropout")
+print(text_table(head, lines, " rr"))
 checks.show()
 
 # %% [markdown]
@@ -202,8 +202,8 @@ checks.show()
 # - **Dropout.** Its gradient reads a mask: $sbh$ on a GPU. (A CPU's mask is as wide as $X$.)
 # - **Nothing is shared.** q, k and v read one $X$, but each adapter makes its own copy and draws its own mask.
 #
-# Set *adapters compute in* to float32 in the first figure: LoRA saves more than full training. When AgileRL removed
-# the copies (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
+# With either of the first two, LoRA saves more than full training. When AgileRL removed the copies
+# (`autocast_adapter_dtype=False`), its peak on an A100 fell by 20% and 24%
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
@@ -273,18 +273,18 @@ for where, places in PLACES.items():
     pairs = in_each_form(
         lambda *form: lora_rows(TINY, places, r, *form), lambda form: Layer(places, form), layer_input()
     )
-    checks.add(f"a frozen layer with adapters on {where}, in six forms", pairs)
+    checks.add(f"a frozen layer with adapters on {where}, in each form", pairs)
 checks.show()
 
 # %% [markdown]
 # ## Where gradients begin
 #
-# The backward pass stops at the first adapter. Layers below it save **nothing**. Behind a frozen embedding, the first
-# norm saves nothing either: $2sbh + 4sb$ less.
+# The backward pass stops at the first adapter. Layers below it save **nothing**. If the embedding below the first layer
+# is frozen, that layer's first norm needs no gradient either, and saves $2sbh + 4sb$ less.
 #
 # Here's a trap. The output of a reentrant checkpoint needs a gradient only if one of its *inputs* does. Weights don't
 # count. Behind that embedding no input does, so **no adapter trains**, and torch only warns
-# ([open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178)). Try two cures:
+# ([open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178)). Try two fixes:
 
 # %%
 from functools import partial
@@ -332,24 +332,23 @@ checks.add(
     "the first layer saves less: 2sbh + 4sb",
     [(2 * tokens * TINY.hidden_size + 4 * tokens, later - first)],
 )
-wanted, (lost, *cured) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
+wanted, (lost, *fixed) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
 checks.add("adapters' weights without a gradient, reentrant", [(len(wanted), lost.count(None))], "weights")
 checks.add(
-    "gradients with either cure and without checkpointing, bit-identical",
-    [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)],
+    "gradients with either fix and without checkpointing, bit-identical",
+    [(True, torch.equal(one, other)) for found in fixed for one, other in zip(found, wanted, strict=True)],
 )
 checks.show()
 
 # %% [markdown]
-# Prefer `use_reentrant=False`. The other cure, `model.enable_input_require_grads()`, computes a gradient that nothing
+# Prefer `use_reentrant=False`. The other fix, `model.enable_input_require_grads()`, computes a gradient that nothing
 # uses.
 #
 # ## Under sequence parallelism
 #
 # A column-parallel linear all-gathers $X$ (chapter 4). $A$ reads the gathered $X$, so autograd saves it: $2sbh$ on
-# every rank. You know one cure: save the shard, and gather again in the backward pass. Here is a cheaper one:
-# multiply by $A$ *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of the
-# narrow $XA$:
+# every GPU. You know one fix: save the shard, and gather again in the backward pass. Here is a cheaper one: multiply
+# by $A$ *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of the narrow $XA$:
 
 # %%
 from actmem.parallel.conjugates import g
@@ -376,45 +375,46 @@ forms = ("gather once, save X", "save the shard, gather again", "gather XA")
 tensors = [torch.randn(*sizes, dtype=torch.float64) for sizes in ((s, b, h), (o, h), (r, h), (o, r))]
 first, *others = (beside(form, tensors[0], TensorParallel(), *tensors[1:]) for form in forms)
 checks.add(
-    "one rank: the three forms compute the same", [(True, torch.allclose(first, y)) for y in others], ""
+    "one GPU: the three forms compute the same", [(True, torch.allclose(first, y)) for y in others], ""
 )
 checks.show()
 
 # %% jupyter={"source_hidden": true}
 from actmem.ledger.comms import count_collectives
 
-SHAPE, ranks, rank = llama_shape("llama3-70b"), 8, 16
-width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // ranks
-whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * rank
+SHAPE, gpus, adapter_rank = llama_shape("llama3-70b"), 8, 16
+width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // gpus
+whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * adapter_rank
 predicted = {  # saved, sent to collectives
     "gather once, save X": (whole + low, 2 * whole),
-    "save the shard, gather again": (whole // ranks + low, 3 * whole),
-    "gather XA": (whole // ranks + low, 2 * whole + 2 * low),
+    "save the shard, gather again": (whole // gpus + low, 3 * whole),
+    "gather XA": (whole // gpus + low, 2 * whole + 2 * low),
 }
 lines = []
 for form, expected in predicted.items():
-    with am.emulated_rank(ranks), count_collectives() as seen:
+    with am.emulated_rank(gpus), count_collectives() as seen:
         weights = nn.ParameterList(
-            nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), rank in size)
-            for size in ((rows, width), (rank, width), (rows, rank))
+            nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), adapter_rank in size)
+            for size in ((rows, width), (adapter_rank, width), (rows, adapter_rank))
         )
-        x = torch.zeros(SHAPE.seq_length // ranks, 1, width, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.zeros(SHAPE.seq_length // gpus, 1, width, dtype=torch.bfloat16, requires_grad=True)
         with am.record(weights) as ledger:
             y = beside(form, x, am.tensor_parallel(sequence_parallel=True), *weights)
         y.sum().backward()
     sent = sum(one.payload_bytes for one in seen.collectives)
     lines.append((form, *map(size_text, (ledger.total_bytes, sent))))
     checks.add(f"{form}: saved, in collectives", zip(expected, (ledger.total_bytes, sent)))
-print(text_table(("QKV of Llama 3 70B, 8 ranks, one adapter", "saved", "in collectives"), lines, " rr"))
+print(text_table(("QKV of Llama 3 70B, 8 GPUs, one adapter", "saved", "in collectives"), lines, " rr"))
 checks.show()
 
 # %% [markdown]
-# In all three forms a rank has a part of $A$'s gradient. Sum them, as for the norms.
+# In all three forms a GPU has a part of $A$'s gradient. Sum them, as for the norms.
 #
 # ## What LoRA does save
 #
-# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's 0.516,
-# with the scales. Activations are left, so recomputation matters more now, not less:
+# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's 0.516: half
+# a byte, an 8-bit scale for 64 weights, a 32-bit one for 256 scales. Activations are left, so recomputation matters
+# more now, not less:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.states import ADAM
@@ -441,25 +441,31 @@ LiveFigure(
     bar_chart(
         title,
         {part: dict(zip(bars, sizes)) for part, sizes in parts},
-        "Llama 3 8B on one GPU, 8,192 tokens",
+        "Llama 3 8B on one GPU, 8,192 tokens, without the loss",
         fills=[show.FILLS[part] for part in ("weights", "gradients", "activations")],
     )
 )
 
+# %% jupyter={"source_hidden": true}
+from actmem_more.loss_peak import loss_peak_rows
+
+at_the_loss = total(loss_peak_rows("16 bits", LLAMA.seq_length, LLAMA.hidden_size, LLAMA.vocab_size))
+peak = four_bits + states * adapters + inputs + at_the_loss
+print(f"The loss takes {size_text(at_the_loss)}. So QLoRA with recomputed layers peaks there, at {size_text(peak)}.")
+
 # %% [markdown]
 # ## Work it out
 #
-# You train the same model by QLoRA on one GPU of 80 GiB, with 32,768 tokens, four times those of the figure. At its
-# peak the loss takes $6v + 4h + 8$ bytes per token (vocabulary $v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower
-# adapters help?
+# You train the same model by QLoRA on one GPU of 80 GiB, with 32,768 tokens, four times the figure's. At its peak the
+# loss takes $6v + 4h + 8$ bytes per token ($v$ = 128,256, $h$ = 4,096). Does it fit? Do narrower adapters help?
 
 # %% jupyter={"source_hidden": true}
 loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)
 held, kept, recomputed = four_bits + states * adapters, 4 * layers * lora, 4 * (inputs + lora)
 worked(
     f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of "
-    "the figure: too much. The rank is in "
-    f"{size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} of it only.",
+    "the figure: too much. Only "
+    f"{size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} depend on r, so narrower adapters don't help.",
     f"Recomputed layers save their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
     f"The loss takes {size_text(loss)}, once the layers have run: "
     f"{size_text(held + 4 * inputs + loss)} at its peak. It fits.",
@@ -470,19 +476,16 @@ checks
 
 # %% [markdown]
 # > **Why do this?** Almost no gradients and optimizer states. **Why not?** It frees hardly any activations, and with
-# > float32 adapters or dropout, more bytes are saved for backward than in full training.
+# > float32 adapters or dropout, more bytes are saved than in full training.
 #
 # > **Take away**
-# > 1. A frozen linear saves nothing. An adapter brings its whole input back, at any rank and any weight precision.
+# > 1. A frozen linear saves nothing. An adapter brings its whole input back, at any $r$ and any weight precision.
 # > 2. float32 copies and dropout masks come on top. Avoid both.
-# > 3. Nothing is saved below the first adapter. Above it, norms, attention and the gated MLP save what they always
-# >    do.
+# > 3. Nothing is saved below the first adapter. Above it, norms, attention, gate and up save as always.
 # >
-# > **At work tomorrow:** run `actmem record` on your model with its adapters. It names each copy and mask, and the
-# > operation that saved it.
+# > **At work tomorrow:** `actmem record` your model: it names each copy and mask.
 #
-# **Sources.** *LoRA*, 2106.09685 · *QLoRA*, 2305.14314 · peft 0.21.2 and bitsandbytes 0.50.2, counted on a CPU by
-# `record`.
+# **Sources.** *LoRA*, 2106.09685 · *QLoRA*, 2305.14314 · peft 0.21.2 and bitsandbytes 0.50.2, counted on a CPU.
 #
 # **Lab 10** has this chapter's exercises 10.1 and 10.2. Next: [chapter 12](12_long_sequences.ipynb), a million
 # tokens.

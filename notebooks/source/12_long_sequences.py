@@ -4,7 +4,7 @@
 # *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
-# chunk of tokens at a time, keep the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
+# chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
 # time. **How many GiB does the GPU hold at its peak, besides the weights?**
 
 # %%
@@ -43,33 +43,35 @@ Reveal(
 )
 
 # %% [markdown]
-# *An elective: chapters 1 to 5 are enough.* All activations grow with the tokens. So find the largest tensor, get rid
-# of it, look at what is largest now, and repeat. You do that five times, and write two of the steps.
+# *An elective: chapters 1 to 5 are enough.* Find the largest tensor, get rid of it, look at
+# what is largest now, and repeat. [Chapter 5](05_recomputation.ipynb) has the first of five steps,
+# [chapter 10](10_the_loss.ipynb) the second. The other three are here.
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ query heads, $k$ key
-# and value heads of $d$ elements, $c$ ranks that share a sequence.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $v$ vocabulary, $L$ layers, $a$ query
+# heads, $k$ key and value heads, $c$ ranks that share a sequence.
 #
-# **A Llama layer** differs from the paper's: RMSNorm instead of layer norm, $k < a$ heads for keys and values, a
-# gated MLP, $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. A flash kernel computes
-# attention. It saves one number per query and head, the log-sum-exp of its scores, instead of the scores.
+# **A Llama layer** has RMSNorm, $k < a$ heads for keys and values, a gated MLP,
+# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. Its flash kernel saves one number per
+# query and head instead of the scores.
 #
 # ## Five steps, one bottleneck after the other
 #
-# 1. **Recompute all layers** (chapter 5). Each saves only its input. The loss is largest now, because the logits have
-#    128,256 columns.
-# 2. **The loss in chunks.** Compute 1,024 tokens' logits, loss and gradients, drop the logits, go on. The layers'
-#    inputs are largest.
-# 3. **The layers' inputs on the host.** One layer at work is largest, and most of it is the MLP.
-# 4. **The MLP in tiles.** One layer's attention is left, or the chunked loss if the sequence is shorter.
+# 1. **Recompute all layers.** Each saves only its input. The loss is largest now, because the logits have 128,256
+#    columns.
+# 2. **The loss in chunks.** Compute 1,024 tokens' logits and losses, drop the logits, go on. The backward pass
+#    recomputes them, with one more logits matmul. The layers' inputs are largest now.
+# 3. **The layers' inputs on the host.** One layer at work is largest now, and most of it is the MLP.
+# 4. **The MLP in tiles.** One layer's attention is left, or the chunked loss if the sequence is shorter. $6hv$ bytes of
+#    that loss are gradients of the output layer's weight, at any $s$.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #
-# Move $s$ in the figure, and read each step's price. A step helps only if it lowers the *peak*: tiles free nothing
-# while the loss is larger than a layer.
+# Move $s$ in the first figure, and read each step's cost. A step helps only if it lowers the *peak*: tiles free nothing
+# while the loss is larger than a layer. The pictures below have 65,536 tokens.
 #
 # ## Step 3: the layers' inputs on the host
 #
-# The forward pass saves a recomputed layer's input, and nobody reads it until the backward pass reaches this layer.
-# So copy it to the host when the layer has run. Start to copy it back while the layer after it runs backward.
+# Nobody reads a recomputed layer's input until the backward pass reaches this layer. So copy it to the host when the
+# layer has run. Start to copy it back while the layer after it runs backward.
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(show.input_on_the_host(LLAMA.with_sizes(seq_length=65536)))
@@ -144,21 +146,19 @@ print(
 checks.show()
 
 # %% [markdown]
-# So the GPU holds three tensors of $2sbh$, whatever $L$ is: the input in use, the one on its way, and the last
-# layer's output, later its gradient. In transformers this freed exactly $2sbhL$
-# ([#48444](https://github.com/huggingface/transformers/pull/48444)).
+# So the GPU holds three tensors of $2sbh$, for any $L$: the input in use, the one on its way, and the last layer's
+# output, later its gradient.
 #
 # > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.
-# > **Why not?** With a slower link, only a long sequence hides them (attention's FLOPs grow with $s^2$). And a
-# > machine's GPUs share the host's memory.
+# > **Why not?** With a slower link, only a long sequence hides them. And a machine's GPUs share the host's memory.
 #
 # **Write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`:
 # `python my/labs/lab10_keep_less.py --only 10.4`.
 #
 # ## Step 4: the MLP in tiles
 #
-# You recompute the layer. Why is its MLP still a problem? While it runs backward, all its tensors are there. But an
-# MLP treats each token alone. So run it on a few tokens at a time:
+# While a recomputed layer runs backward, all its tensors are there. But an MLP treats each token alone. So run it on
+# a few tokens at a time:
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -190,48 +190,25 @@ checks.add("in tiles of 8 tokens it saves 2sbh", [(2 * s * b * h, tiled.total_by
 checks.show()
 
 # %% jupyter={"source_hidden": true}
-from actmem.torch_private import fake_tensors
-
-H, F = LLAMA.hidden_size, LLAMA.ffn_hidden_size
-
-
-def peak(tokens, tile=None):
-    """Bytes alive at the peak of an MLP of Llama's sizes, besides its weights."""
-    with fake_tensors():
-        mlp = GatedMLP(H, F, TensorParallel(), seed=1, dtype=torch.bfloat16)
-        x = torch.zeros(tokens, 1, H, dtype=torch.bfloat16, requires_grad=True)
-        upstream = torch.zeros_like(x)
-        with am.watch_step(mlp, batch=(x, upstream)) as bill:
-            (in_tiles(mlp, x, tile) if tile else mlp(x)).backward(upstream)
-    return bill.peak_bytes - 6 * H * F
-
-
-for size, gradients_there in ((None, 1), (TILE, 3)):
-    checks.add(
-        f"Llama 3 8B's MLP {'in tiles' if size else 'whole'}, {gradients_there} of 3 weights' gradients: the peak",
-        [
-            (mlp_peak_bytes(n, H, F, size) + 2 * gradients_there * H * F, peak(n, size))
-            for n in (65536, 131072)
-        ],
-    )
 exact = GatedMLP(h, f, TensorParallel(), seed=1, dtype=torch.float64)
 x = torch.randn(s, b, h, dtype=torch.float64, requires_grad=True)
 leaves = [x, *exact.parameters()]
 found, wanted = (torch.autograd.grad(y.square().sum(), leaves) for y in (in_tiles(exact, x, 8), exact(x)))
 apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, other in zip(found, wanted)]
-checks.add("gradients in tiles", [(0, count) for count in apart], "numbers that differ by more than rounding")
-left = mlp_peak_bytes(65536, H, F, TILE) / mlp_peak_bytes(65536, H, F)
+checks.add("gradients in tiles, equal but for rounding", [(True, count == 0) for count in apart])
+llamas = 65536, LLAMA.hidden_size, LLAMA.ffn_hidden_size
+left = mlp_peak_bytes(*llamas, TILE) / mlp_peak_bytes(*llamas)
 print(f"at the peak of Llama 3 8B's MLP, tiles leave {left:.0%} of the whole")
 checks.show()
 
 # %% [markdown]
 # Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
-# gradient, then gate, up, their gradients and that of down's input. In tiles, $10f$ is there for one tile only, and
-# $10h$ for the sequence: $x$'s gradient exists twice while tiles are concatenated.
+# gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles, $10f$ is there for one tile only, and $10h$ for the sequence: $x$'s gradient exists twice while
+# tiles are concatenated.
 #
-# > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls for each
-# > tile. And autograd sums the tiles' weight gradients in 16 bits, so each sum rounds. Your own function can sum them
-# > in float32.
+# > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls a tile: its
+# > checkpoint recomputes gate and up, and the layer's own recomputation can't stop before down any more. And autograd
+# > sums the tiles' weight gradients in 16 bits, so each sum rounds.
 #
 # **Write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`:
 # `python my/labs/lab10_keep_less.py --only 10.3`.
@@ -239,8 +216,9 @@ checks.show()
 # ## Step 5: more GPUs for one sequence
 #
 # Attention's queries can run in tiles, but every query reads all keys and values before it. **Context parallelism**
-# gives each of $c$ ranks $s/c$ tokens from end to end, so it divides everything, the loss and K and V too. Tensor
-# parallelism doesn't: beyond $k$ ranks, several hold the same key head. Only attention needs the other ranks' tokens.
+# gives each of $c$ ranks $s/c$ tokens through the whole model, so it divides everything, the loss and K and V too.
+# Tensor parallelism doesn't: beyond $k$ ranks, several hold the same key head. Only attention needs the other ranks'
+# tokens.
 # There are three ways to get them:
 #
 # - **Gather.** All-gather K and V, save your own shard, and gather again in the backward pass.
@@ -283,7 +261,7 @@ checks.show()
 # %% [markdown]
 # With a causal mask, late tokens read many keys and early ones few. So split the sequence into $2c$ chunks and give
 # rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses
-# sends Q and the output too, and saves the output twice, by heads for the kernel and by tokens for the projection:
+# sends Q and the output too, and saves the output twice:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import counts, wire_bytes
@@ -319,16 +297,16 @@ print(text_table(("Llama 3 70B, one layer", "ranks", "saved by a rank", "sent by
 checks.show()
 
 # %% [markdown]
-# > **Why do this?** Everything that grows with $s$ is divided by $c$, for any number of heads, and one rank sends
-# > less than with as much tensor parallelism. **Why not?** Weights aren't divided, and their gradients must be summed
-# > over the $c$ ranks, like those of data-parallel ones.
+# > **Why do this?** Everything that grows with $s$ is divided by $c$, for any number of heads, and a rank sends less
+# > than with as much tensor parallelism. **Why not?** Tensor parallelism divides the weights, this doesn't: $t = 4$,
+# > $c = 2$ has twice the weights per GPU of $t = 8$. And their gradients must be summed over the $c$ ranks, like those
+# > of data-parallel ones.
 #
 # ## Work it out
 #
 # You fine-tune Llama 3 8B with frozen 16-bit weights on one GPU of 80 GiB, with a host of 256 GiB. Which steps does a
 # sequence of 262,144 tokens need? Does a link of 50 GB/s hide the copies, at $4 \cdot 10^{14}$ FLOPs a second? How
-# many GPUs do a million tokens take? (Read sizes off the first figure. A layer's forward pass takes
-# $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token, with $h$ = 4,096.)
+# many GPUs do a million tokens take? (A layer's forward pass takes $2 \cdot 218 \cdot 10^6 + 4sh$ FLOPs per token.)
 
 # %% jupyter={"source_hidden": true}
 quarter = LLAMA.with_sizes(seq_length=2**18)
@@ -354,17 +332,15 @@ checks
 # %% [markdown]
 # > **Take away**
 # > 1. Find what is largest at the peak; only a step that removes *that* helps.
-# > 2. Saved inputs can wait on the host, and what treats tokens alone can run in tiles. So one GPU's peak doesn't
-# >    grow with $L$.
+# > 2. Offload saved inputs, and run MLPs in tiles: the peak doesn't grow with $L$.
 # > 3. Keys and values need ranks that share the sequence: gather, ring or Ulysses.
 # >
-# > **At work tomorrow:** run `actmem record` on your model at your longest sequence. Remove the largest tensor, and
-# > record again.
+# > **At work tomorrow:** `actmem record` your model at its longest sequence. Remove the largest tensor, and record
+# > again.
 #
 # **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Ulysses*, 2309.14509 · *Ring Attention*, 2310.01889 ·
-# gather: 2407.21783, section 3.3.2 · [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
-# [pytorch#158657](https://github.com/pytorch/pytorch/issues/158657),
-# [TRL#6846](https://github.com/huggingface/trl/pull/6846).
+# gather: 2407.21783, section 3.3.2; in the first figure, point at a bar to
+# see who wrote the step or asked for it.
 #
-# **Lab 10** has this chapter's exercises 10.3 and 10.4. Next: [chapter 13](13_experts.ipynb), experts and latent
+# **Lab 10** has exercises 10.3 and 10.4. Next: [chapter 13](13_experts.ipynb), experts and latent
 # attention.

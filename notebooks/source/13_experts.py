@@ -3,9 +3,9 @@
 #
 # *25 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
 #
-# A layer of Qwen3 30B-A3B has 128 MLPs, its experts, and a router that sends each token to 8 of them. Eight ranks
-# share the layer, 16 experts on each. If the router sends every token to the *same* 8 experts, all on one rank:
-# **how many MiB does this rank save for backward?**
+# A layer of Qwen3 30B-A3B is a *mixture of experts* (MoE): it has 128 MLPs, its experts, and a router that sends each
+# token to 8 of them. Eight ranks share the layer, 16 experts on each. If the router sends every token to the *same* 8
+# experts, all on one rank: **how many MiB does this rank save for backward?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -25,69 +25,73 @@ EXPERTS, EIGHT = llama_shape("qwen3-30b-a3b"), am.Parallel(8, True)
 
 def predicted(parallel, routing):
     """What rank 0 saves of a layer."""
-    pairs = forced_routed_tokens(EXPERTS, parallel, routing, 0)
-    return llama_rows(EXPERTS, parallel, routed_tokens=pairs)
+    assigned = forced_routed_tokens(EXPERTS, parallel, routing, 0)
+    return llama_rows(EXPERTS, parallel, routed_tokens=assigned)
 
 
-even = predicted(EIGHT, "even")
-of_experts = total(row for row in even if row.term in show.ROUTED)
+balanced = predicted(EIGHT, "even")
+of_experts = total(row for row in balanced if row.term in show.ROUTED)
 question = Prediction(
-    f"The figure shows what one rank saves if routing is balanced: {size_text(total(even))}, of which "
+    f"The figure shows what one rank saves if routing is balanced: {size_text(total(balanced))}, of which "
     f"{size_text(of_experts)} are the experts'. How much does the rank save that takes every token?",
     total(predicted(EIGHT, "one-sided")) / 2**20,
     "MiB",
-    "It gets 8 times as many pairs of a token and an expert, and saves 8 times as much for them. "
+    "It gets 8 times as many token-expert assignments, and saves 8 times as much for them. "
     "What it saves for its own tokens, such as all of attention, doesn't grow.",
     GuessLine(2**20),
 )
-BOTH = "even, and one-sided"
+BOTH = "balanced, and imbalanced"
 Reveal(
     question,
     Panel(
-        lambda t, router: show.routed_bars(
-            EXPERTS, t, ("even", "one-sided") if router == BOTH else ("even",)
-        ),
+        lambda t, routing: show.routed_bars(EXPERTS, t, list(show.ROUTINGS)[: 1 + (routing == BOTH)]),
         t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
-        router=choice("router", ["even", BOTH], "even"),
+        routing=choice("routing", ["balanced", BOTH], "balanced"),
     ),
-    router=BOTH,
+    routing=BOTH,
 )
 
 # %% [markdown]
-# *An elective: chapters 1 to 5 are enough.* You ask chapter 2's question, "which gradient reads this tensor?", of two
-# parts of today's largest models. Experts hold more parameters than a token uses. Latent attention makes the cache of
-# inference small. Which of them makes training cheaper?
+# *An elective: chapters 1 to 5 are enough.* Experts hold more parameters than a token uses. Multi-head latent attention
+# (MLA) makes the cache of inference small. Which of them makes training cheaper?
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ query heads and $k$ key heads of $d$ elements, $t$
-# ranks that share a layer, $f$ width of one expert, $E$ experts, $\kappa$ experts that a token takes.
+# **Letters:**
 #
-# **The rest of these layers** is today's: RMSNorm instead of layer norm, no dropout, and a flash kernel for
-# attention. This kernel saves Q, K, V, its output and one number per query and head, not the scores. Qwen3 also
-# normalizes each head's query and key, so it saves them before their norms too. All MLPs are gated:
-# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, where gate and up are matmuls of the same input.
+# - $s$ tokens, $b$ sequences, $h$ hidden size, $t$ ranks that share a layer
+# - $a$ query heads and $k$ key heads of $d$ elements
+# - $E$ experts, $\kappa$ experts that a token takes, $f$ width of one expert
+#
+# **The rest of these layers:** RMSNorm, no dropout, and a flash kernel for attention, which saves Q, K, V, its output
+# and one number per query and head, not the scores. Qwen3 also normalizes each head's query and key, so it saves them
+# before their norms too. All MLPs are gated: $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$.
 #
 # ## Experts
 #
 # A layer with **experts** has $E$ MLPs instead of one. The router scores them for each token and picks $\kappa$.
-# Tokens are sorted by expert and dispatched; what the experts return is weighted and summed. Take one pair of a token
-# and an expert. Which tensors does backward read?
+# Tokens are sorted by expert and dispatched; what the experts return is weighted and summed. Take one token-expert
+# assignment. Which tensors does the backward pass read?
 #
-# - **Gate, up, and down's input**: yes, as in any MLP. That's $6f$ bytes per pair, $6sb\kappa f$ in all.
-# - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code saves it. The course's layer
-#   doesn't: backward dispatches it again, with one more all-to-all, as sequence parallelism gathers its shards.
+# - **Gate, up, and down's input**: yes, as in any MLP. That's $6f$ bytes per assignment, $6sb\kappa f$ in all.
+# - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code saves it, $2h$ bytes per
+#   assignment, for Qwen3 nearly as much as $6f$. The course's layer doesn't: the backward pass dispatches it again, with
+#   one more all-to-all.
 # - **The expert's output**: only if you weight it after the down matmul. Weight down's *input* instead. The result is
 #   the same because the matmul is linear, and you've saved that input anyway.
-# - **The routing indices**: yes, a few bytes per pair.
+# - **The routing indices**: yes, a few bytes per assignment.
 #
 # So $E$ appears nowhere. A layer saves as much as a dense MLP of width $\kappa f$, whatever the number of experts.
 #
-# Now share the layer. Here each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An all-to-all
-# brings each pair to its expert's rank, another one brings the result back. With an even router, a rank gets
-# $sb\kappa/t$ pairs. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or must drop
-# tokens.
+# Now share the layer: **expert parallelism**. Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
+# all-to-all brings each assignment to its expert's rank, another one brings the result back. With balanced routing, a
+# rank gets $sb\kappa/t$ assignments. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or
+# drops tokens above a *capacity factor*. (A load-balancing loss makes the worst case rarer, not smaller.) The picture
+# has $t = 4$:
 
 # %% jupyter={"source_hidden": true}
-Panel(lambda router: show.experts(EXPERTS, router), router=choice("router", ["even", "one-sided"], "even"))
+Panel(
+    lambda routing: show.experts(EXPERTS, routing),
+    routing=choice("routing", list(show.ROUTINGS), "balanced"),
+)
 
 # %% [markdown]
 # Predict both, and measure:
@@ -95,19 +99,18 @@ Panel(lambda router: show.experts(EXPERTS, router), router=choice("router", ["ev
 # %%
 from actmem_more.llama_measured import measure_llama_layer
 
-for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
+for t, routing in ((1, "balanced"), (8, "balanced"), (8, "imbalanced")):
+    option = show.ROUTINGS[routing]
     with am.emulated_rank(t):
         tp = am.tensor_parallel(sequence_parallel=True)
         checks.add_rows(
-            f"Qwen3 30B-A3B, t = {t}, {routing} router",
-            predicted(am.Parallel(t, True), routing),
-            measure_llama_layer(EXPERTS, tp, routing=routing),
+            f"Qwen3 30B-A3B, t = {t}, {routing} routing",
+            predicted(am.Parallel(t, True), option),
+            measure_llama_layer(EXPERTS, tp, routing=option),
         )
 checks.show()
 
 # %% [markdown]
-# (If the experts are spread over data-parallel ranks too, the worst case grows with their number.)
-#
 # > **Why do this?** $E$ experts' parameters for $\kappa$ experts' FLOPs and activations. **Why not?** Compare with a
 # > dense model of the same FLOPs, not of the same size: it saves just as much, needs no all-to-all, and has no worst
 # > case. And all $E$ experts' weights and optimizer states must be somewhere.
@@ -119,9 +122,11 @@ checks.show()
 # training save as little?
 #
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
-# choice that other attention doesn't give you: save the latent, and recompute keys and values from it, at the price
-# of one narrow matmul. (In the picture, the latents are $q$ and $c$ wide. A head's query and key have $n$ elements
-# without positions and $r$ with them, its value has $v$.)
+# choice that other attention doesn't give you: save the latent, and recompute keys and values from it, at the cost
+# of one narrow matmul. In the picture,
+#
+# - $q$ and $c$ are the widths of the latents of queries, and of keys and values
+# - a head's query and key have $n$ elements without positions and $r$ with them, its value has $v$
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -171,23 +176,23 @@ checks.show()
 #
 # Mixtral 8x7B has 8 experts of width 14,336, and a token takes 2. You train it with 8,192 tokens on 8 ranks, one
 # expert on each. How much do a layer's experts save on one rank if routing is balanced, and how much at worst? Use
-# $6f$ bytes per pair.
+# $6f$ bytes per assignment.
 
 # %% jupyter={"source_hidden": true}
 from actmem_more.llama_terms import expert_mlp_rows
 
 MIXTRAL = llama_shape("mixtral-8x7b")
 tokens, f, taken = MIXTRAL.seq_length, MIXTRAL.ffn_hidden_size, MIXTRAL.experts_per_token
-balanced, worst = (
+average, worst = (
     total(expert_mlp_rows(MIXTRAL, EIGHT, routed_tokens=n)) for n in (tokens * taken // 8, tokens)
 )
 worked(
-    f"There are {tokens:,} · {taken} pairs. Balanced: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes "
+    f"There are {tokens:,} · {taken} assignments. Balanced: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes "
     f"each: {size_text(6 * f * tokens * taken // 8)}. With the router and the routing indices it is "
-    f"{size_text(balanced)}.",
-    f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} pairs, "
+    f"{size_text(average)}.",
+    f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} assignments, "
     f"{size_text(6 * f * tokens)}; with the rest {size_text(worst)}.",
-    f"With two or more experts on a rank the worst case doubles: {taken * tokens:,} pairs.",
+    f"With two or more experts on a rank the worst case doubles: {taken * tokens:,} assignments.",
 )
 
 # %% jupyter={"source_hidden": true}
@@ -195,11 +200,12 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. A token saves $6f$ bytes for each expert it takes. The number of experts doesn't matter.
-# > 2. Plan for the fullest rank in the worst microbatch, not for the average.
-# > 3. A small cache at inference is no small saved tensor in training, unless you recompute K and V.
+# > 1. A token saves $6f$ bytes for each expert it takes, in plain code $6f + 2h$. The number of experts doesn't matter.
+# > 2. Plan for the most loaded rank in the worst microbatch, not for the average.
+# > 3. A small cache doesn't mean few saved bytes in training, unless you recompute K and V.
 # >
-# > **At work tomorrow:** plan your model with experts for the worst case:
+# > **At work tomorrow:** plan your MoE for the worst case (and add $2h$ per assignment if your code saves dispatched
+# > tokens):
 # > `actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided`.
 #
 # **Sources.** Mixtral 2401.04088 · DeepSeek 2405.04434, 2412.19437 · SonicMoE 2512.14080, for experts that save even

@@ -18,7 +18,7 @@ if importlib.util.find_spec("actmem_course") is None:
 
 # %% [markdown]
 # Which GPUs are there? Each rank needs a GPU of its own. With one GPU, one process emulates one rank of two: its kernels and
-# its memory are real, and its exchanges send nothing. Without a GPU, two ranks run on the CPU.
+# its memory are real, and its collectives send nothing. Without a GPU, two ranks run on the CPU.
 
 # %%
 import torch
@@ -37,13 +37,13 @@ else:
 Varies({"device": device_name(device), "GPUs": gpus, "torch": torch.__version__, "dtype": dtype, "ranks": ranks or "one, emulated"})
 
 # %% [markdown]
-# **Table 2 of the paper**: what one layer keeps for its backward pass, by formula and counted.
+# **Table 2 of the paper**: what one layer saves for its backward pass, by formula and counted.
 
 # %%
 rows = results("measure_table2.py", "--dtype", dtype, *where, processes=ranks)
 names = list(dict.fromkeys(row["configuration"] for row in rows))
 exact = [all(row["exact"] for row in rows if row["configuration"] == name) for name in names]
-print(f"{sum(exact)} of {len(names)} rows of table 2 agree with what autograd keeps on every rank, to the byte")
+print(f"{sum(exact)} of {len(names)} rows of table 2 agree with what autograd saves on every rank, to the byte")
 Varies({row["configuration"]: size_text(row["measured_bytes"]) for row in rows})
 
 # %% [markdown]

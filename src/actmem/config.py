@@ -78,7 +78,7 @@ def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
     """Return v/t; raise ConfigError, which offers the padded size, if t does not divide v."""
     v, t = check_size("vocab_size", vocab_size), check_size("tensor_parallel_size", tensor_parallel_size)
     if v % t:
-        offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is"
+        offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is; the loss takes vocab_size={v}"
         raise ConfigError("vocab_size", f"{v} must be divisible by tensor_parallel_size = {t}; {offer}")
     return v // t
 

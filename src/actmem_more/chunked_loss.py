@@ -14,11 +14,15 @@ from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_gather, all_reduce, all_reduce_max, reduce_scatter
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import as_rows, autocast_dtype
-from actmem.parallel.vocab import checked_targets, own_rows, target_logits
+from actmem.parallel.vocab import checked_targets, leave_out_padding, own_rows, target_logits
 
 
 class LinearCrossEntropy(nn.Module):
     """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
+
+    Args:
+        chunk: tokens whose logits exist at once.
+        vocab_size: as for ``vocab.VocabParallelCrossEntropy``.
 
     Args of ``forward``:
         x: ``[s, b, h]``, the same on all ranks, or this rank's ``[s/t, b, h]`` under sequence parallelism.
@@ -37,36 +41,38 @@ class LinearCrossEntropy(nn.Module):
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 
-    def __init__(self, tp: TensorParallel, chunk: int = 1024, ignore_index: int = -100):
+    def __init__(self, tp: TensorParallel, chunk: int = 1024, ignore_index: int = -100, vocab_size: int | None = None):
         super().__init__()
         self.tp, self.chunk, self.ignore_index = tp, check_size("chunk", chunk), ignore_index
+        self.vocab_size = vocab_size
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x))  # before it is gathered
-        return _LinearCrossEntropy.apply(x, weight, targets, self.tp, self.chunk, self.ignore_index)
+        words = self.vocab_size or weight.shape[0] * self.tp.size
+        return _LinearCrossEntropy.apply(x, weight, targets, self.tp, self.chunk, self.ignore_index, words)
 
 
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight: Tensor, targets: Tensor, tp: TensorParallel, chunk: int, ignored: int
+        ctx, x: Tensor, weight: Tensor, targets: Tensor, tp: TensorParallel, chunk: int, ignored: int, words: int
     ) -> Tensor:
         full = all_gather(x, tp) if tp.sequence_parallel else x  # [s, b, h]
-        targets = checked_targets(targets, full, weight.shape[0] * tp.size, ignored)
+        targets = checked_targets(targets, full, words, ignored)
         cast, wide = weight.to(x.dtype), torch.promote_types(x.dtype, torch.float32)
         normaliser, target = x.new_empty((2, targets.numel()), dtype=wide)
         chunks = zip(*(tensor.split(chunk) for tensor in (as_rows(full), targets.flatten(), normaliser, target)))
         for tokens, ids, own_sum, own_target in chunks:
-            z = F.linear(tokens, cast).to(wide)
+            z = leave_out_padding(F.linear(tokens, cast).to(wide), words, tp)
             rows, mine = own_rows(ids, z.shape[-1], tp)
             own_target.copy_(target_logits(z, rows, mine))
-            largest = z.amax(-1)
+            largest = z.amax(-1).clamp_(min=torch.finfo(wide).min)  # a rank may have no word at all
             torch.add(z.sub_(largest.unsqueeze(-1)).exp_().sum(-1).log_(), largest, out=own_sum)
             del z  # before the next chunk's
         largest = all_reduce_max(normaliser, tp)
         denominator, target = all_reduce(torch.stack(((normaliser - largest).exp_(), target)), tp)
         normaliser = denominator.log() + largest
-        ctx.tp, ctx.chunk, ctx.ignored = tp, chunk, ignored
+        ctx.tp, ctx.chunk, ctx.ignored, ctx.words = tp, chunk, ignored, words
         ctx.save_for_backward(x, weight, targets, normaliser)
         return torch.where(targets != ignored, (normaliser - target).view(targets.shape), 0)
 
@@ -82,7 +88,7 @@ class _LinearCrossEntropy(Function):
         by_token = (as_rows(full), targets.flatten(), normaliser, grad.flatten())
         results = repeat(None) if grad_x is None else as_rows(grad_x).split(ctx.chunk)
         for tokens, ids, own_sum, upstream, result in zip(*(tensor.split(ctx.chunk) for tensor in by_token), results):
-            z = F.linear(tokens, cast).to(normaliser.dtype)
+            z = leave_out_padding(F.linear(tokens, cast).to(normaliser.dtype), ctx.words, ctx.tp)
             z.sub_(own_sum.unsqueeze(-1)).exp_().mul_(upstream.unsqueeze(-1))
             rows, mine = own_rows(ids, z.shape[-1], ctx.tp)
             z.scatter_add_(-1, rows.unsqueeze(-1), -(upstream * mine).unsqueeze(-1))
@@ -98,4 +104,4 @@ class _LinearCrossEntropy(Function):
                 if ctx.tp.sequence_parallel
                 else all_reduce(grad_x, ctx.tp, in_place=True)
             )
-        return grad_x, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
+        return grad_x, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None, None

@@ -2,44 +2,31 @@
 
 import pytest
 
-from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel, model_shape
-from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
-from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, layer_overhead
+from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures import ch08_todays_layer as today
 from actmem_course.figures import ch09_your_model as planned
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem_course.figures.ch02_counting_bytes import layer_bars
 from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
-from actmem_course.figures.ch07_time import (
-    days_bars,
-    least_times,
-    roofline,
-    table4_bars,
-    training_days,
-    utilisation_bars,
-)
-from actmem_course.figures.ch10_the_loss import loss_bars, stage_work
+from actmem_course.figures.ch07_time import table4_bars
+from actmem_course.figures.ch10_the_loss import loss_bars
 from actmem_course.figures.ch11_adapters import adapter_bars
 from actmem_course.figures.controls import after
 from actmem_course.others import paper
 from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.llama_shape import LLAMA_MODELS
-from actmem_more.llama_terms import llama_products, llama_rows
+from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
 from actmem_more.per_tensor_choices import PricedLayer, frontier, recompute_choices
-from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.plan.search import bill_of, find_plans
-from actmem_tools.plan.step_time import GIBIBYTE, Cluster
-from tests.tiers import sampled
 
 LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
 GPT3, SMALL = model_shape("175B"), model_shape("22B")
 LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
 MODES = ("none", "selective", "elementwise", "full")
-A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 
 
 def bars_of(drawing):
@@ -60,21 +47,9 @@ def loss_totals(shape, t):
     return [total(loss_peak_rows(loss, shape.seq_length, shape.hidden_size, shape.vocab_size, t)) for loss in LOSSES]
 
 
-def bill(name, gpus):
-    (best,) = find_plans(planned_model_of(name), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans
-    return sum(max(size, 0) for size in bill_of(planned_model_of(name), best).by_part().values())
-
-
-def inputs(shape):
-    return 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
-
-
-WHOLE = total(layer_rows(GPT3))
-OPERATIONS = forward_operations(SMALL, CUT)
 #: A figure, and what its bars add up to, from the top.
 SUMS = {
-    "a layer of today": (today.kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
-    "its terms": (today.llama_bars(QWEN), [size / inputs(QWEN) for size in (total(llama_rows(QWEN)), *(row.bytes for row in llama_rows(QWEN) if row.bytes))]),
+    "a layer of today": (today.saved_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
     "the loss": (loss_bars(LONG, 1, "full"), [32 * total(llama_rows(LONG, Parallel(), "full")), *loss_totals(LONG, 1)]),
     "the loss on 8 ranks": (loss_bars(LLAMA, 8), [32 * total(llama_rows(LLAMA, CUT)), *loss_totals(LLAMA, 8)]),
     "adapters": (
@@ -83,13 +58,11 @@ SUMS = {
     ),
     "the trade": (
         recompute_trade(GPT3),
-        [100 * total(layer_rows(GPT3, recompute=mode)) / WHOLE for mode in ("none", "selective", "full")]
-        + [100 * float(1 + layer_overhead(GPT3, mode)) for mode in ("none", "selective", "full")],
+        [100 * float(1 + layer_overhead(GPT3, mode)) for mode in ("none", "selective", "full")],
     ),
     "table 4": (table4_bars(), [row.forward_ms + row.backward_ms for row in paper.TABLE4.values()]),
     "table 4's first": (table4_bars(1), [paper.TABLE4["baseline, no recompute"].combined_ms]),
-    "least times": (least_times(SMALL, CUT), [1e6 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
-    "plans": (planned.plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
+    "two codes": (planned.code_bars(LLAMA), [32 * LLAMA.seq_length * (8 * 14336 + 24 * 4096 + 8 + 4 * 32), 32 * total(llama_rows(LLAMA))]),
     **{
         f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model).values()) for model in PAPER_MODELS.values()])
         for method in METHODS
@@ -107,8 +80,6 @@ def test_bars_are_the_formulas_numbers(name):
 
 
 @pytest.mark.parametrize(("draw", "wanted"), [
-    (lambda: utilisation_bars(), [[paper.mfu_percent(name, getattr(time, f"{which}seconds")) for name, time in paper.TABLE5.items()] for which in ("full_recompute_", "")]),
-    (lambda: days_bars(300), [list(days) for days in zip(*(training_days(name, 300) for name in PAPER_MODELS))]),
     (lambda: memory_ladder(512, 4), [
         [100 * closed_form(row, model.shape.with_sizes(seq_length=512), 4) / closed_form(TABLE2[1], model.shape.with_sizes(seq_length=512), 4) for model in PAPER_MODELS.values()]
         for row in TABLE2 if row.tensor_parallel
@@ -130,94 +101,66 @@ def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_m
         memory_ladder(2048, 3)
 
 
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_days_are_iterations_times_seconds(name):
-    model = PAPER_MODELS[name]
-    tokens_a_day = model.global_batch_size * model.shape.seq_length * 86_400 / paper.TABLE5[name].seconds
-    assert training_days(name, 100)[1] == pytest.approx(100e9 / tokens_a_day)
-
-
 def test_prices_fall_and_the_cores_is_5_over_2d():
     prices = list(sums(rebuild_price(GPT3)).values())
     assert prices == sorted(prices, reverse=True)
     assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
 
 
-@pytest.mark.parametrize("p", [2, 8])
-def test_stages_work_as_much_with_a_shared_vocabulary(p):
-    last, shared = (list(sums(stage_work(LLAMA, p, each)).values()) for each in (False, True))
-    tokens = 2 * LLAMA.seq_length * LLAMA.hidden_size * LLAMA.vocab_size
-    assert sum(shared) == pytest.approx(sum(last))
-    assert sum(shared) == pytest.approx(32 + tokens / sum(llama_products(LLAMA).values()))
-    assert len(set(shared)) == 1 and set(last[:-1]) == {32 // p} < {last[-1], 32 // p}
-    with pytest.raises(ConfigError, match="num_layers: 32 must be divisible by pipeline_parallel_size = 5"):
-        stage_work(LLAMA, 5)
-
-
-@pytest.mark.parametrize(("name", "memory", "gpus"), sampled(planned.PLANNED, 1))
-def test_stored_plans_are_what_a_search_finds(name, memory, gpus):
-    """After a change of the planner: python -m actmem_course.figures.ch09_your_model"""
-    line = planned.stored_plans()[planned.PLANNED.index((name, memory, gpus))]
-    assert planned.plan_line(name, memory, gpus) == line
-
-
 @pytest.mark.parametrize(("drawing", "said"), [
     (memory_wall(), "none of the four models fits in 80 GiB"),
     (memory_wall("tensor+sequence+selective"), "all four models fit"),
-    (loss_bars(LONG, recompute="full"), "16-bit logits take 2.97 times what 32 layers keep,<br>the loss a chunk at a time 0.16"),
-    (planned.plan_wall("175b", 40, (16,)), "fits on none of them"),
-    (planned.first_aid("llama3-70b", 80), "too much"),
-    (planned.first_aid("llama3-8b", 80), "to spare"),
+    (loss_bars(LONG, recompute="full"), "16-bit logits take 2.97 times what 32 layers save,<br>the loss a chunk at a time 0.16"),
+    (planned.first_aid(), "75.3 GiB too much"),
 ])  # fmt: skip
 def test_titles_say_the_finding(drawing, said):
     assert said in drawing.layout["title"]["text"]
 
 
 def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
-    """The order that chapter 9's list gives in words: what saves time first, what costs most of it last."""
-    drawing = planned.first_aid("llama3-70b", 80)
-    start, *steps = [name.replace("<br>", " ").rsplit(": ", 1) for name in sums(drawing)]
-    assert start == ["TP 8, PP 2, DP 4 ZeRO-1, b 2"]
-    held = list(sums(drawing).values())
-    times = [float(cost.removesuffix("% time").replace("−", "-")) for _, cost in steps]
-    assert held == sorted(held, reverse=True) and times[0] < 0 and times == sorted(times)
-    names = [name for name, _ in steps]
-    assert names[:3] == ["sequence parallelism", "elementwise recomputation", "one sequence a microbatch"]
-    dear = names.index("full recomputation")
-    assert {"divide gradients too (ZeRO-2)", "divide weights too (ZeRO-3)"} == set(names[dear + 1 :])
-    assert times[dear] > 4 * times[dear - 1]
+    """At each point no change that is still left frees a GiB for less estimated time."""
+    assert list(sums(planned.first_aid()).values()) == sorted(sums(planned.first_aid()).values(), reverse=True)
+    (_, (sizes, mode)), *left = planned.CHANGES.items()
+    now = planned.plan_with(sizes, mode)
+    while left:
+        prices, plans = [], []
+        for _, (changed, then) in left:
+            # Of those that come later, only what they change themselves, at as many GPUs.
+            more = {**sizes, **changed}
+            more |= {"data_parallel_size": sizes["data_parallel_size"] // 2} if "data_parallel_size" in changed else {}
+            for axis in ("pipeline_parallel_size", "context_parallel_size"):
+                more |= {axis: 2 * sizes[axis]} if axis in changed else {}
+            changes_mode = then != mode and not changed
+            if more["data_parallel_size"] and (changed or changes_mode):
+                plan = planned.plan_with(more, then if changes_mode else mode)
+                freed = now.bytes - plan.bytes
+                prices.append((plan.seconds.total - now.seconds.total) / freed if freed > 0 else float("inf"))
+                plans.append(plan)
+        assert prices[0] == min(prices)
+        (_, (changed, mode)), *left = left
+        sizes = {**sizes, **changed}
+        now = plans[0]
+        assert now == planned.plan_with(sizes, mode)
 
 
-def test_dividing_gradients_is_cheaper_than_recomputing_everything_while_replicas_are_left():
-    """What chapter 9's list says of its plan, after one sequence a microbatch and after half the replicas are stages."""
-    model, roomy = planned_model_of("llama3-70b"), Cluster(64, 8000 * GIBIBYTE)
-    for stages, replicas in ((2, 4), (4, 2)):
-        layout = {
-            "tensor_parallel_size": 8,
-            "sequence_parallel": True,
-            "context_parallel_size": 1,
-            "num_model_chunks": 1,
-        }
-        layout |= {"micro_batch_size": 1, "pipeline_parallel_size": stages, "data_parallel_size": replicas}
-
-        def planned(mode, zero):
-            sizes = {**layout, "zero_stage": zero}
-            (plan,) = find_plans(model.with_modes([mode]), roomy, 512, 1, sizes, False).plans
-            return plan.bytes, plan.seconds.total
-
-        size, seconds = planned("elementwise", 1)
-        divided, again = (
-            (longer - seconds) / (size - less) for less, longer in (planned("elementwise", 2), planned("full", 1))
-        )
-        assert 0 < divided < again
+@pytest.mark.parametrize("stages, replicas", [(2, 4), (4, 2)])
+def test_sharding_gradients_is_cheaper_than_recomputing_everything_while_replicas_are_left(stages, replicas):
+    """Why chapter 9's list names it first."""
+    sizes = {**planned.CHANGES[""][0], "sequence_parallel": True, "micro_batch_size": 1}
+    sizes |= {"pipeline_parallel_size": stages, "data_parallel_size": replicas}
+    now, sharded = (planned.plan_with({**sizes, "zero_stage": stage}, "elementwise") for stage in (1, 2))
+    again = planned.plan_with(sizes, "full")
+    one, other = ((plan.seconds.total - now.seconds.total) / (now.bytes - plan.bytes) for plan in (sharded, again))
+    assert 0 < one < other
 
 
 # What a slider leaves in place: the axis.
 
 
 def at(s):
-    shape = GPT3.with_sizes(seq_length=s)
-    return layer_bars(layer_rows(shape), shape)
+    rows = layer_rows(GPT3.with_sizes(seq_length=s))
+    core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
+    return bar_chart("", {"core": {"layer": core}, "rest": {"layer": total(rows) - core}}, "saved")
 
 
 @pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])
@@ -229,7 +172,7 @@ def test_bytes_stay_bytes_on_every_axis(before, now):
 
 
 def test_words_beside_bars_go_where_the_bars_end():
-    drawn = after(today.kept_today(LLAMA), today.kept_today(LLAMA.with_sizes(seq_length=2048)))
+    drawn = after(today.saved_today(LLAMA), today.saved_today(LLAMA.with_sizes(seq_length=2048)))
     found = list(sums(drawn).values())
     # The others are the bars' names.
     beside = [note for note in drawn.layout["annotations"] if note.get("xref") != "paper"]
@@ -244,32 +187,14 @@ def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
     assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
 
 
-@pytest.mark.parametrize("routing, ranks", [("one-sided", (8, 16)), ("even", (2, 4))])
+@pytest.mark.parametrize("routing, ranks", [("imbalanced", (8, 16)), ("balanced", (2, 4))])
 def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
     """The second pair alone would have two units, GiB and MiB."""
     before, alone = (experts.routed_bars(QWEN, t, [routing]) for t in ranks)
     drawn = after(before, alone)
-    assert (before.axis.unit == alone.axis.unit) == (routing == "one-sided") and drawn.axis.unit == before.axis.unit
-    words = f"saved by one layer on the fullest of {ranks[1]} ranks (GiB)"
+    assert (before.axis.unit == alone.axis.unit) == (routing == "imbalanced") and drawn.axis.unit == before.axis.unit
+    words = f"saved by one layer on the most loaded of {ranks[1]} ranks (GiB)"
     assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
-
-
-LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
-
-
-@pytest.mark.parametrize("shape, cut", [(SMALL, CUT), (LARGE, Parallel()), (TINY, Parallel(2, True))])
-def test_every_operation_is_on_the_roof(shape, cut):
-    roof, *points = roofline(shape, cut).traces
-    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
-    operations = forward_operations(shape, cut)
-    assert list(drawn) != [] and set(drawn) == {o.name for o in operations}
-    for o in operations:
-        x, y = drawn[o.name]
-        assert x == float(o.intensity)
-        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
-        low, high = roofline(shape, cut).layout["xaxis"]["range"]
-        assert 10**low < x < 10**high, "off the axis"
-    assert roof["x"][1] == A100[0] / A100[1]
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)

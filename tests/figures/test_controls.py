@@ -7,8 +7,7 @@ import pytest
 
 from actmem.config import ConfigError, ModelShape, Parallel, model_shape
 from actmem_course.figures import ch06_pipeline as schedules
-from actmem_course.figures.ch01_memory_wall import front_door
-from actmem_course.figures.ch04_sequence_parallelism import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
+from actmem_course.figures.ch01_memory_wall import METHODS, memory_wall
 from actmem_course.figures.controls import Moves, after, fitted, in_letters, slider, steps
 from actmem_course.figures.in_page import Page
 from actmem_course.figures.marks import Drawing
@@ -82,15 +81,6 @@ def test_every_position_of_the_pipelines_sliders_is_drawn():
     assert refused > 300
 
 
-@pytest.mark.parametrize("t", RANKS)
-@pytest.mark.parametrize("operator", FORWARD_EXCHANGE)
-def test_the_rings_slider_ends_with_backward(operator, t):
-    last = steps_of_operator(operator, t)[-1]
-    assert "backward" in operator_ring(operator, t, last, 1024).alt
-    with pytest.raises(IndexError):
-        operator_ring(operator, t, last + 1, 1024)
-
-
 def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():
     cut = schedules.with_pipeline(CUT, 4, 1)
     least = schedules.least_budget_bytes(GPT3, cut, 9)
@@ -115,7 +105,7 @@ def test_the_nearest_value_on_offer(wanted, found):
 # A page's figures without a browser: the code of a cell, its controls and its answers, as JSON.
 
 
-FRONT = "from actmem_course.figures import Panel\nfrom actmem_course.figures.ch01_memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+WALL = "from actmem_course.figures import Panel, choice\nfrom actmem_course.figures.ch01_memory_wall import METHODS, memory_wall\nPanel(memory_wall, method=choice('method', METHODS, 'tensor'))"
 FOLLOWS = """
 from actmem_course.figures import Panel, slider, steps
 from actmem_course.figures.marks import (Drawing)
@@ -129,11 +119,11 @@ def ask(page, **message):
 
 
 def test_a_button_draws_what_the_function_draws():
-    page = Page(json.dumps({"front": FRONT}))
-    moved = ask(page, cell="front", control="recompute", place=2)
-    assert moved["controls"]["model"]["options"] == ["22B", "175B", "530B", "1T"]
-    assert moved["controls"]["recompute"]["place"] == 2 and moved["message"] == ""
-    drawn = after(front_door("175B", "tensor", "none"), front_door("175B", "tensor", "full"))
+    page = Page(json.dumps({"wall": WALL}))
+    moved = ask(page, cell="wall", control="method", place=2)
+    assert moved["controls"]["method"]["options"] == list(METHODS)
+    assert moved["controls"]["method"]["place"] == 2 and moved["message"] == ""
+    drawn = after(memory_wall("tensor"), memory_wall(list(METHODS)[2]))
     assert moved["drawings"] == json.loads(json.dumps([{**drawn.spec(), "alt": drawn.alt}]))
 
 

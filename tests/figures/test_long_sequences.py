@@ -1,10 +1,15 @@
 """Chapter 12: its figure shows the formulas' numbers."""
 
 import pytest
+import torch
 
+import actmem as am
+from actmem.parallel.groups import TensorParallel
 from actmem.rows import total
-from actmem_course.figures.ch12_long_sequences import long_bars, price
+from actmem.torch_private import fake_tensors
+from actmem_course.figures.ch12_long_sequences import cost, long_bars
 from actmem_course.predicted.long_sequences import TILE, everything_kept, long_steps, mlp_peak_bytes
+from actmem_more.llama_modules import GatedMLP
 from actmem_more.llama_shape import llama_shape
 from actmem_more.loss_peak import loss_peak_rows
 
@@ -40,7 +45,7 @@ def test_a_million_tokens_step_by_step():
     assert host.bytes == chunks.bytes - 30 * x
     assert tiles.bytes == 3 * x + attention + 3 * x
     assert shared.bytes == tiles.bytes // 8  # of 131,072 tokens each; a tile is small beside them
-    assert [price(step) for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
+    assert [cost(step) for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
 
 
 @pytest.mark.parametrize("tokens", [2**k for k in range(15, 21)])
@@ -54,3 +59,18 @@ def test_each_step_removes_what_is_largest_before_it(tokens):
 def test_an_mlp_in_tiles_of_all_tokens_is_no_cheaper():
     assert mlp_peak_bytes(TILE, H, F, TILE) >= mlp_peak_bytes(TILE, H, F)
     assert mlp_peak_bytes(10**6, H, F, TILE) == 10 * 10**6 * H
+
+
+@pytest.mark.parametrize("tile, gradients_there", [(None, 1), (TILE, 3)])
+def test_the_mlps_peak_is_what_a_step_allocates(tile, gradients_there):
+    """Without the weights; gradients_there: of the three weights, those that exist at the peak."""
+    tokens = 65536
+    with fake_tensors():
+        mlp = GatedMLP(H, F, TensorParallel(), seed=1, dtype=torch.bfloat16)
+        x = torch.zeros(tokens, 1, H, dtype=torch.bfloat16, requires_grad=True)
+        upstream = torch.zeros_like(x)
+        with am.watch_step(mlp, batch=(x, upstream)) as bill:
+            y = torch.cat([am.checkpoint(mlp, rows) for rows in x.split(tile)]) if tile else mlp(x)
+            y.backward(upstream)
+    weight = 2 * H * F
+    assert bill.peak_bytes == mlp_peak_bytes(tokens, H, F, tile) + (3 + gradients_there) * weight

@@ -1,6 +1,5 @@
-"""Chapter 1's figures, and the front door: every segment is a formula's number, and the titles count right."""
+"""Chapter 1's figures: every segment is a formula's number, and the titles count right."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,9 +9,6 @@ from actmem.formulas.activations import TABLE2, crossover_seq_length
 from actmem.formulas.first_stage import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem_course.figures import ch01_memory_wall as memory_wall
-from actmem_course.others.paper import A100_BYTES
-
-CHOICES = list(itertools.product(memory_wall.PARALLELISM, memory_wall.RECOMPUTATION))
 
 
 @pytest.mark.parametrize("method", memory_wall.METHODS)
@@ -23,7 +19,7 @@ def test_segments_are_the_fullest_stages_bytes(name, method):
     by_rank = bytes_by_rank(model.shape, parallel, row.recompute)
     count = sum(parameter_counts(model.shape, parallel).values())
     each = {state.term: state.bytes_per_parameter for state in ADAM["float32 gradients"]}
-    assert memory_wall.gpu_bytes(model, *memory_wall.METHODS[method]) == {
+    assert memory_wall.gpu_bytes(model, method) == {
         "parameters": each["parameters"] * count,
         "gradients and optimizer": (sum(each.values()) - each["parameters"]) * count,
         "activations": by_rank[0],
@@ -41,23 +37,25 @@ def test_the_wall_says_its_method(method, words):
     assert memory_wall.memory_wall(method).layout["title"]["text"].startswith(words)
 
 
-@pytest.mark.parametrize("chosen", CHOICES)
-def test_the_front_doors_bars_are_the_bytes_and_no_method_adds_any(chosen):
-    drawing = memory_wall.front_door("175B", *chosen)
-    for trace in drawing.traces[: len(memory_wall.PARTS_OF_GPU)]:
+@pytest.mark.parametrize("method", memory_wall.METHODS)
+def test_what_is_held_and_what_is_freed_add_up_to_tensor_parallelism_alone(method):
+    drawing = memory_wall.memory_wall(method)
+    sizes = dict.fromkeys(PAPER_MODELS, 0)
+    for trace in drawing.traces[:-1]:
         for name, value in zip(trace["y"], trace["x"], strict=True):
-            assert value * drawing.axis.unit == memory_wall.gpu_bytes(PAPER_MODELS[name], *chosen)[trace["name"]]
-    sizes = {name: sum(memory_wall.gpu_bytes(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
-    assert ("it fits" in drawing.layout["title"]["text"]) == (sizes["175B"] <= A100_BYTES)
-    parallelism, recompute = chosen
-    further = [(other, recompute) for other in memory_wall.PARALLELISM[memory_wall.PARALLELISM.index(parallelism) :]]
-    further += [
-        (parallelism, other) for other in memory_wall.RECOMPUTATION[memory_wall.RECOMPUTATION.index(recompute) :]
-    ]
-    for more in further:
-        assert all(
-            sum(memory_wall.gpu_bytes(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items()
-        )
+            assert value >= 0, "no method adds any"
+            sizes[name] += value * drawing.axis.unit
+    assert sizes == {name: sum(memory_wall.gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}
+
+
+def test_without_activations_all_models_fit():
+    drawing = memory_wall.memory_wall(with_activations=False)
+    assert "all four models fit" in drawing.layout["title"]["text"]
+    assert "activations" not in {trace["name"] for trace in drawing.traces}
+    for name, model in PAPER_MODELS.items():
+        parts = memory_wall.gpu_bytes(model)
+        shown = sum(trace["x"][trace["y"].index(name)] for trace in drawing.traces[:-1]) * 2**30
+        assert shown == sum(parts.values()) - parts["activations"]
 
 
 def test_the_two_lines_cross_where_the_formula_says():

@@ -9,7 +9,8 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.figures import ch05_recomputation as recomputation
-from actmem_course.predicted.recomputation import fullest_bytes, throughput
+from actmem_course.predicted.recomputation import fullest_bytes
+from tests.drawings import assert_valid
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
@@ -23,13 +24,6 @@ def test_groups_are_the_whole_layer_but_its_input(shape):
     assert sum(r.flops for r in groups) == sum(layer_products(shape).values()) - layer_products(shape)["4h→h"]
     assert sorted(term for r in groups for term in r.terms) == sorted(LAYER_TERMS[1:])
     assert recomputation.core_over_gelu(groups) == Fraction(5 * shape.num_attention_heads, 2)
-
-
-def test_the_payoffs_lines_and_markers_are_the_step_model():
-    selective, marker, full, full_marker, _ = recomputation.batch_payoff(GPT3, 34).traces
-    for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
-        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in recomputation.SHARES]
-        assert point["y"] == [line["y"][recomputation.SHARES.index(34)]]
 
 
 # One training step as blocks: what is pushed is popped, and its fullest moment is the formula's.
@@ -74,11 +68,13 @@ def test_the_core_is_never_pushed_and_comes_back_one_layer_at_a_time():
 
 
 @pytest.mark.parametrize("recompute", MODES)
-def test_its_blocks_are_the_rows_held(recompute):
+def test_the_step_shows_the_layer_at_work_and_all_bytes(recompute):
     moments = recomputation.training_moments(STEP, recompute)
     for number in range(0, len(moments), 7):
-        drawing = recomputation.step_timeline(STEP, number, recompute)
-        blocks = [trace for trace in drawing.traces if trace["type"] == "bar" and trace["x"] != [None]]
-        held = sum(sum(trace["y"]) for trace in blocks)
-        assert held * 2**30 == pytest.approx(moments[number].bytes)
-        assert f"{moments[number].bytes:,} bytes held" in drawing.alt
+        picture, curve = recomputation.training_step(STEP, number, recompute)
+        held = total(moments[number].held[moments[number].layer])
+        assert_valid(picture)
+        assert_valid(curve)
+        assert f"{held:,} bytes" in picture.alt
+        assert [size * 2**30 for size in curve.traces[0]["y"]] == pytest.approx([one.bytes for one in moments])
+        assert curve.traces[2]["y"][1] == curve.traces[0]["y"][number]

@@ -6,10 +6,8 @@ from measure_peers import missing_lines, overheads_table, peers_table
 from measure_speed import VARIANTS, noise_line, speed_table
 from rich.console import Console
 
-from actmem_course.figures.ch09_your_model import runs_figure
 from actmem_course.figures.text import overhead_text, speed_facts
 from actmem_course.lab_figures import overhead_finding, speed_figure
-from actmem_course.others.nanotron import nanotron_runs
 
 
 def overhead(value, low, high, is_real, noise):
@@ -142,12 +140,3 @@ def test_the_same_lines_in_words_for_notebooks():
     assert facts["overheads"] == f"{len(VARIANTS) - 2} of {len(VARIANTS) - 1} {noise}"
     quiet = speed_facts([{**line, "over": line["over"] and {**line["over"], "is_real": False}} for line in LINES])
     assert quiet["overheads"] == f"none {noise.replace('stand', 'stands')}" and "overhead" not in quiet["selective"]
-
-
-def test_points_of_published_runs_are_what_was_logged_and_predicted():
-    runs = nanotron_runs()
-    drawing = runs_figure(runs)
-    points = drawing.traces[1]
-    assert [1024 * x for x in points["x"]] == pytest.approx([run.logged_mib for run in runs])
-    assert [1024 * y for y in points["y"]] == pytest.approx([run.predicted_mib for run in runs])
-    assert drawing.traces[2]["y"] == [run.difference_percent for run in runs]

@@ -16,9 +16,10 @@ from actmem.config import TINY, Parallel
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.rows import LAYER_TERMS, Row
 from actmem_course.figures.checks import Checks, Fold, in_the_paper, worked
-from actmem_course.figures.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
-from actmem_course.figures.text import extras_text, kept_text, saved_text, text_table
+from actmem_course.figures.terms import KINDS, TERMS, formula_of, term_of
+from actmem_course.figures.text import extras_text, saved_text, text_table
 from actmem_course.others.disagreements import disagreements
+from actmem_more.llama_shape import LLAMA_MODELS, llama_layer_terms
 from tests.shapes import shapes
 
 
@@ -46,24 +47,23 @@ def test_saved_text_shows_what_the_ledger_saw():
     assert lines[2].split() == ["up", "linear", "argument", "0", "[3,", "4]", "bfloat16", "24"]
     assert lines[3].split() == ["(itself)", "softmax", "made", "by", "it", "[]", "float32", "4"]
     assert lines[-1].split() == ["together", "28"]
-    kept = "linear keeps argument 0, [3, 4] bfloat16: 24 bytes", "softmax keeps what it made, [] float32: 4 bytes"
-    assert kept_text(saved).splitlines() == [*kept]
 
 
 def test_an_empty_ledger_says_so():
-    assert saved_text([]) == kept_text([]) == "nothing is kept"
+    assert saved_text([]) == "nothing is kept"
 
 
 # What is said about each term agrees with the formulas.
 
 
-def test_the_terms_are_the_layers_in_order():
-    assert tuple(TERMS) == LAYER_TERMS
+def test_the_table_has_the_terms_of_the_papers_layer_and_of_todays():
+    assert tuple(TERMS)[: len(LAYER_TERMS)] == LAYER_TERMS
+    today = {recipe.term for shape in LLAMA_MODELS.values() for recipe in llama_layer_terms(shape).recipes}
+    assert today <= TERMS.keys()
 
 
-def test_every_kind_and_block_is_known():
+def test_every_kind_is_known():
     assert {term.kind for term in TERMS.values()} | {"extra"} == set(KINDS)
-    assert {term.block for term in TERMS.values()} | {"extra"} == set(BLOCKS)
     assert all(term.why for term in TERMS.values())
 
 
@@ -88,12 +88,6 @@ def test_formulas_add_up_to_equation_1(shape):
 def test_what_ranks_share_has_a_t(shape, sequence_parallel):
     for row in layer_rows(shape, Parallel(4, sequence_parallel)):
         assert formula_of(row, shape).endswith("/t") == (row.split_by == 4)
-
-
-def test_blocks_add_up_as_in_section_41():
-    blocks = {block: [row for row in layer_rows(TINY) if term_of(row).block == block] for block in BLOCKS[:3]}
-    found = {block: tuple(coefficients(rows, TINY).values()) for block, rows in blocks.items()}
-    assert found == {"layer norms": (4, 0), "attention": (11, 5), "MLP": (19, 0)}
 
 
 def test_extras_have_their_own_reason_and_no_formula():
@@ -125,7 +119,7 @@ def test_what_a_cell_compared_stands_under_it_with_the_difference():
     checks.add("under a thousandth", [(True, True)], "")
     assert repr(checks.show()).splitlines() == [
         "✓ 0 apart a layer: predicted 1,769,472 · counted 1,769,472 bytes",
-        "✓ 0 apart ranks: by formula 7 · by torch 7 FLOPs (2 of 2)",
+        "✓ 0 apart ranks: by formula 4 | 3 · by torch 4 | 3 FLOPs",
         "✓ under a thousandth",
     ]
     assert repr(checks.show()) == "", "each is shown once"
@@ -136,7 +130,7 @@ def test_a_difference_is_loud_and_differences_do_not_cancel():
     checks = Checks()
     checks.add("two layers", [(2000, 2001), (2001, 2000)])
     lines = checks.show()
-    assert repr(lines) == "✗ 2 apart two layers: predicted 4,001 · counted 4,001 bytes (0 of 2)"
+    assert repr(lines) == "✗ 2 apart two layers: predicted 2,000 | 2,001 · counted 2,001 | 2,000 bytes"
     assert 'role="alert"' in lines._repr_html_() and "2,000 and 2,001 bytes" in lines._repr_html_()
     assert repr(checks) == "✗ 1 of 1 comparisons are apart predicted = counted: 0 of 2"
     assert "#FDE7E9" in checks._repr_html_() and "2,000 and 2,001 bytes" in checks.summary().details

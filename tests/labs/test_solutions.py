@@ -1,12 +1,10 @@
 """Every lab as a learner gets it is unsolved, every solution passes, and the two can't drift apart."""
 
 import ast
-import io
 import re
 import subprocess
 
 import pytest
-from rich.console import Console
 
 from actmem_course.judge import rewards
 from actmem_course.judge.judging import Judge, outcome_of
@@ -68,12 +66,6 @@ def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)
-def test_hints_go_from_a_nudge_to_the_answer(name):
-    for exercise in load_lab(name).exercises:
-        assert len(exercise.hints) >= 3 and all(len(hint) > 20 for hint in exercise.hints)
-
-
-@pytest.mark.parametrize("name", LAB_NAMES)
 def test_unsolved(name, tmp_path):
     found = verdicts(name, learner_file(tmp_path, name))
     assert [(status, diagnosis) for _, status, diagnosis in found] == [("todo", "")] * len(found)
@@ -100,16 +92,13 @@ def test_solved_on_real_processes(pools, name):
 
 def reward_of(name):
     rewards.NUM_STEPS = 2  # in this rank's own process; more steps show nothing new
-    return rewards.reward_of(load_lab(name), real_bench(dict(solutions_of(name))))
+    return rewards.reward_lines(load_lab(name), real_bench(dict(solutions_of(name))))
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)
-def test_bytes_equal_the_formula(pools, name):
+def test_what_is_measured_agrees(pools, name):
     alone = load_lab(name).one_process
-    for reward in [reward_of(name)] if alone else pools[2].run(reward_of, name):
-        for measure in reward.measures:
-            assert len(set(measure.values.values())) == 1 and len(measure.values) > 1, measure
-        output = io.StringIO()
-        reward.show(Console(file=output, width=80, highlight=False))
-        text = output.getvalue()
-        assert reward.what in " ".join(text.split()) and "…" not in text
+    for lines in [reward_of(name)] if alone else pools[2].run(reward_of, name):
+        assert len(lines) in (1, 2) or name != "lab8_plan"
+        for line in lines:
+            assert len(set(re.findall(r"([\d,]+) B\b", line))) <= 1, line

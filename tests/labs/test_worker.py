@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem_course.judge.__main__ import _escaped
 from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import load_lab
 from actmem_course.judge.report import Report
@@ -78,8 +77,6 @@ POISON = {
     "grad mode": "torch.set_grad_enabled(False)\n    ",
     "its group": "dist.destroy_process_group()\n    ",
     "default dtype": "torch.set_default_dtype(torch.float16)\n    ",
-    "torch": "F.linear = None\n    dist.all_gather_into_tensor = None\n    torch.empty = None\n    ",
-    "the judge": "import actmem_course.judge.case as p\n    p.result_of = lambda *a: 1 / 0\n    ",
 }
 
 
@@ -91,43 +88,12 @@ def test_what_one_exercise_does_is_gone_with_the_next(what, judged):
     assert statuses(judged(LAB3, ["3.1", "3.2"])) == [PASSED, PASSED]
 
 
-def test_a_module_beside_the_file_can_be_imported_and_is_read_anew(judged, tmp_path):
-    beside = tmp_path / "my_helpers_of_lab_7.py"
-    line = (
-        "# 7.3\n",
-        "# 7.3\nimport my_helpers_of_lab_7 as helpers\n\n\n",
-        "F.silu(gate) * up",
-        "helpers.product(gate, up)",
-    )
-    for right in (False, True):
-        factor = "" if right else " * 2"
-        beside.write_text(
-            f"import torch.nn.functional as F\ndef product(gate, up):\n    return F.silu(gate) * up{factor}"
-        )
-        assert statuses(judged(LAB7, ["7.3"], *line)) == [PASSED if right else WRONG]
-
-
 def test_a_newer_save_ends_a_run_and_leaves_nothing(judged, line, worker):
     line.on_begin = worker.outdated.set
     assert judged(LAB3, ["3.4", "3.5"]) == []
     line.on_begin = lambda: None
     worker.outdated.clear()
     assert statuses(judged(LAB3, ["3.4", "3.5"])) == [PASSED, PASSED]
-
-
-def test_what_waits_for_another_is_run_with_ours_once(judged, tmp_path):
-    log = tmp_path / "runs"
-    line = "    return F.linear(g(x, group), weight, bias)"
-    counts = []
-    for factor in (2, 3):
-        wrong = "return _G.apply(x, group)", f"return _G.apply(x, group) * {factor}"
-        logged = line, f"    open({str(log)!r}, 'a').write('.')\n{line}"
-        assert statuses(judged(LAB3, ["3.1", "3.3"], *wrong, *logged)) == [WRONG, BLOCKED]
-        counts.append(len(log.read_text()))
-        log.unlink()
-    assert counts[1] < counts[0] / 2  # with a wrong g, and on the first group only
-    judged(LAB3, ["3.1", "3.3"], *wrong, line, line.replace("weight", "2 * weight"))
-    assert statuses(judged(LAB3, ["3.1", "3.3"], *wrong, line, line.replace("weight", "2 * weight"))) == [WRONG, WRONG]
 
 
 def test_a_file_that_cant_be_loaded_is_said_once(judged):
@@ -170,11 +136,6 @@ def test_nothing_judged_is_not_all_passed():
     assert not report.all_passed
 
 
-def test_our_solutions_cant_be_imported(judged):
-    (only,) = judged(LAB7, ["7.3"], "# 7.3\n", f"# 7.3\nfrom actmem_course.judge.solutions import {LAB7}\n")
-    assert only["status"] == SKIPPED and "our own solutions" in only["diagnosis"]
-
-
 def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     progress = LearnerProgress(tmp_path / f"{LAB3}.py")
@@ -183,26 +144,11 @@ def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
     assert LearnerProgress(tmp_path / f"{LAB3}.py").passed == {"3.1"}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", "\0", '{"passed": 3, "hints": [1]}', '{"passed": [1, null, "3.1"], "hints": {"3.1": "x"}}']
-)
-def test_odd_progress_files_are_read_as_far_as_they_go(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "actmem").mkdir()
-    (tmp_path / "actmem" / "progress.json").write_text(text)
-    progress = LearnerProgress(tmp_path / f"{LAB3}.py")
-    assert progress.passed <= {"3.1"} and progress.hints == {}
-
-
 def test_a_progress_that_cant_be_reset_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "actmem" / "progress.json").mkdir(parents=True)
     with pytest.raises(ConfigError, match="cannot remove"):
         LearnerProgress(tmp_path / f"{LAB3}.py").reset()
-
-
-def test_names_in_a_table_are_no_formulas():
-    assert [_escaped(cell) for cell in ("=1+1", "@x", "ada/lab1.py")] == ["'=1+1", "'@x", "ada/lab1.py"]
 
 
 def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():

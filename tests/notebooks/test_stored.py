@@ -15,7 +15,6 @@ FREE_GPUS = NOTEBOOKS / "free_gpus.ipynb"  # the notebook that is no chapter
 of_chapters = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 #: Enough for a page that opens at once on a code-hosting site; nearly all of it is pictures.
 LARGEST_BYTES = 600_000
-MAP = "01_memory_wall.ipynb"
 #: What the line of a comparison begins with (figures/checks.py).
 MARKS = ("✓", "✗", "– not counted")
 
@@ -99,14 +98,13 @@ def test_a_chapter_opens_before_its_answer(notebook):
 
 
 @of_chapters
-def test_all_comparisons_of_a_chapter_agree_and_its_end_sums_them_up(path, notebook):
+def test_all_comparisons_of_a_chapter_agree_and_its_end_sums_them_up(notebook):
     texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs(notebook)]
     said = [line for text in texts for line in text.splitlines() if line.startswith(MARKS)]
     assert said and all(line.startswith("✓") for line in said), said
-    if path.name != MAP:
-        _, _, last = said[-1].partition("✓ 0 apart predicted = counted: ")
-        equal, together = last.split(" of ")
-        assert equal == together
+    _, _, last = said[-1].partition("✓ 0 apart predicted = counted: ")
+    equal, together = last.split(" of ")
+    assert equal == together
 
 
 @of_chapters

@@ -1,4 +1,4 @@
-"""f, f_bar, g, g_bar: what they compute, that they are adjoint, that they keep nothing."""
+"""f, f_bar, g, g_bar: what they compute, that they are adjoint, that they save nothing."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from actmem.ledger.recorder import record
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.conjugates import f, f_bar, f_bar_or_g_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.figures.ch04_sequence_parallelism import CONJUGATE_OF, FORWARD_EXCHANGE
+from actmem_course.figures.operators import CONJUGATE_OF, FORWARD_COLLECTIVE
 
 
 def random(*shape):
@@ -81,29 +81,29 @@ def test_what_each_computes(pools, size):
     pools[size].run(check_meaning)
 
 
-def exchanges_and_bytes_kept():
-    """The kinds of collective that each operator's forward and backward start; what it keeps."""
-    found, kept = {}, []
+def collectives_and_bytes_saved():
+    """The kinds of collective that each operator's forward and backward start; what it saves."""
+    found, saved = {}, []
     for name, operator in (("f", f), ("f̄", f_bar), ("g", g), ("ḡ", g_bar)):
         x = torch.ones(4, 2, requires_grad=True)
         with count_collectives() as forward, record(torch.nn.Identity()) as ledger:
             y = operator(x, tensor_parallel())
-        kept += ledger.saved  # y is alive, as the caller's
+        saved += ledger.saved  # y is alive, as the caller's
         with count_collectives() as backward:
             y.sum().backward()
         found[name] = [[one.kind for one in seen.collectives] for seen in (forward, backward)]
-    return found, kept
+    return found, saved
 
 
-def test_they_keep_nothing_and_the_drawn_operators_exchange_what_these_do(pools):
+def test_they_save_nothing_and_the_drawn_operators_have_their_collectives(pools):
     drawn = {
-        operator: [[kind] if (kind := FORWARD_EXCHANGE[one]) else [] for one in (operator, CONJUGATE_OF[operator])]
-        for operator in FORWARD_EXCHANGE
+        operator: [[kind] if (kind := FORWARD_COLLECTIVE[one]) else [] for one in (operator, CONJUGATE_OF[operator])]
+        for operator in FORWARD_COLLECTIVE
     }
-    assert pools[2].run(exchanges_and_bytes_kept) == [(drawn, [])] * 2
+    assert pools[2].run(collectives_and_bytes_saved) == [(drawn, [])] * 2
 
 
-def test_one_rank_exchanges_nothing():
+def test_one_rank_sends_nothing():
     x = torch.ones(4, 2, requires_grad=True)
     for operator in (f, f_bar, g, g_bar):
         assert torch.equal(operator(x, TensorParallel()), x)

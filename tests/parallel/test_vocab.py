@@ -237,3 +237,34 @@ def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_we
         assert (tensor.grad is not None) == needs
         if needs:
             torch.testing.assert_close(tensor.grad, *torch.autograd.grad(expected, tensor, retain_graph=True))
+
+
+def padded_losses(words):
+    """Both losses and their gradients over rows beyond the vocabulary, beside the whole vocabulary's on one device."""
+    tp, h, rows = tensor_parallel(), 4, 16
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(rows, h, dtype=torch.float64, generator=generator)
+    x = torch.randn(6, 2, h, dtype=torch.float64, generator=generator)
+    targets = torch.randint(words, (6, 2), generator=generator)
+    targets[0, 0] = -100
+    alone = weight[:words].clone().requires_grad_()
+    right = F.cross_entropy((x @ alone.t()).flatten(0, 1), targets.flatten())
+    right.backward()
+    expected = torch.cat([alone.grad, torch.zeros(rows - words, h, dtype=torch.float64)]).chunk(tp.size)[tp.rank]
+    for chunked in (False, True):
+        own = weight.chunk(tp.size)[tp.rank].clone().requires_grad_()
+        if chunked:
+            loss = LinearCrossEntropy(tp, chunk=5, vocab_size=words)(x, own, targets).sum() / 11
+        else:
+            loss = VocabParallelCrossEntropy(tp, vocab_size=words)(x @ own.t(), targets)
+        loss.backward()
+        torch.testing.assert_close(loss, right, rtol=0, atol=1e-12)
+        torch.testing.assert_close(own.grad, expected, rtol=0, atol=1e-12)
+        with pytest.raises(ConfigError, match=f"^targets: must be from 0 to {words - 1}, or ignore_index = -100, got"):
+            VocabParallelCrossEntropy(tp, vocab_size=words)(x @ own.t(), targets.clamp(min=words))
+    return True
+
+
+@pytest.mark.parametrize("words", [16, 13, 9, 7])  # of 16 rows on 4 ranks: the last has 4, 1, none; of 7 two have none
+def test_the_loss_of_a_padded_vocabulary_is_that_of_its_words(words, pools):
+    assert all(pools[4].run(padded_losses, words))

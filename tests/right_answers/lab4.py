@@ -4,7 +4,6 @@ import torch
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from actmem.recompute import checkpoint as our_checkpoint
 from actmem_course.reference_layer import core_attention, layer
 from tests.right_answers.register import right
 
@@ -40,24 +39,9 @@ def checkpoint_by_fork_rng(function, *inputs):
     return Checkpoint.apply(*inputs)
 
 
-@right("4.1", "4.5")
-def our_checkpoint_with_the_default_generator(function, *inputs):
-    return our_checkpoint(function, *inputs, generators=[torch.default_generator])
-
-
 @right("4.3")
 def selective_by_torch(x, w, dropouts):
     return layer(x, w, dropouts, lambda *arguments: checkpoint(core_attention, *arguments, use_reentrant=False))
-
-
-@right("4.3")
-def selective_by_the_stopping_checkpoint(x, w, dropouts):
-    def core(q, k, v, dropout):
-        return our_checkpoint(
-            lambda q, k, v: core_attention(q, k, v, dropout), q, k, v, generators=[torch.default_generator]
-        )
-
-    return layer(x, w, dropouts, core)
 
 
 @right("4.4")

@@ -45,9 +45,3 @@ def how_many_fit_by_numpy(budget_bytes, in_flight, full_bytes, recomputed_bytes)
 def microbatches_to_keep_by_period(pipeline_parallel_size, rank, num_microbatches, places):
     period = min(pipeline_parallel_size - rank, num_microbatches)
     return [i for i in range(num_microbatches) if i % period < places]
-
-
-@right("5.5")
-def microbatches_to_keep_by_numpy(pipeline_parallel_size, rank, num_microbatches, places):
-    numbers = np.arange(num_microbatches)
-    return numbers[numbers % min(pipeline_parallel_size - rank, num_microbatches) < places]

@@ -14,13 +14,6 @@ from tests.right_answers.register import mesh_of, right
 
 
 @right("6.1")
-def batch_one_after_another(text, step, seq_length, batch_size):
-    rows = [(step * batch_size + i) * seq_length % (len(text) - seq_length) for i in range(batch_size)]
-    pieces = torch.stack([text[start : start + seq_length + 1] for start in rows])
-    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
-
-
-@right("6.1")
 def batch_from_one_rank(text, step, seq_length, batch_size):
     torch.manual_seed(step)
     starts = torch.randint(0, len(text) - seq_length, (batch_size,))

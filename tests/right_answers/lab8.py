@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 import numpy as np
 
-from actmem.formulas.states import ADAM
 from actmem_course.judge.solutions.lab8_plan import JOBS, plan_of
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import find_plans
@@ -20,14 +19,6 @@ def states_rank_by_rank(num_parameters, data_parallel_size, zero_stage):
         (name, np.int64(size * (max(parts) if zero_stage > place else num_parameters)))
         for place, (name, size) in enumerate(zip(names, (12, 4, 2)))
     )
-
-
-@right("8.1")
-def states_by_the_package(num_parameters, data_parallel_size, zero_stage):
-    weight, gradient, *rest = (state.bytes_per_parameter for state in ADAM["float32 gradients"])
-    share = (num_parameters - 1) // data_parallel_size + 1
-    held = [share if zero_stage >= stage else num_parameters for stage in (3, 2, 1)]
-    return {"weights": weight * held[0], "gradients": gradient * held[1], "optimizer states": sum(rest) * held[2]}
 
 
 @right("8.2")

@@ -6,8 +6,6 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_more.chunked_loss import LinearCrossEntropy
 from tests.right_answers.register import right
 
 
@@ -41,16 +39,6 @@ def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
             return (slope * grad.unsqueeze(-1)).to(slope.dtype), None
 
     return Loss.apply(logits, targets)
-
-
-@right("9.2")
-def loss_of_the_library(x, weight, targets, chunk):
-    return LinearCrossEntropy(TensorParallel(), chunk)(x, weight, targets)
-
-
-@right("9.3")
-def shared_loss_of_the_library(x, weight, targets, chunk, group):
-    return LinearCrossEntropy(tensor_parallel(group), chunk)(x, weight, targets)
 
 
 @right("9.3")

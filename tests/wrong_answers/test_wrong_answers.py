@@ -12,7 +12,6 @@ from actmem_course.judge.judging import Judge
 from actmem_course.judge.mistake import names_of
 from actmem_course.judge.outline import ALL_LABS, load_lab, mistakes_of, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
-from actmem_more.store import HostMemory
 from tests.labs.learners import judged
 from tests.tiers import at_night
 from tests.wrong_answers.edits import EDITS
@@ -35,6 +34,12 @@ def verdict_of(number, text, size=4):
     judge = Judge(lab, [dict(names) for _ in range(1 if lab.one_process else max(size, lab.fewest_virtual))])
     judge.passed = {other.function for other in lab.exercises} - {exercise.function}
     return judge.judge(exercise)
+
+
+def explained(verdict):
+    """All that is known, in one line."""
+    why = ": ".join(filter(None, (verdict.cause, verdict.repair)))
+    return "; ".join(filter(None, (verdict.diagnosis, why)))
 
 
 #: Every way to make every stated mistake, with what is said of it.
@@ -73,7 +78,7 @@ def test_what_breaks_a_rule_is_named(which, size):
         assert before in text, f"{number}: our solution no longer has {before!r}"
         text = text.replace(before, after)
     verdict = verdict_of(number, text, size)
-    assert verdict.status == "wrong" and re.search(words, verdict.explained), verdict
+    assert verdict.status == "wrong" and re.search(words, explained(verdict)), verdict
 
 
 IN_GROUPS = [
@@ -92,11 +97,9 @@ def test_whoever_takes_all_ranks_for_the_group_is_told(number):
     )
     verdict = verdict_of(number, text)
     assert count == 1 and verdict.status == "wrong"
-    assert re.search("outside group; pass group=group|right with group=WORLD, but not on a group of", verdict.explained)
-
-
-def test_no_two_mistakes_have_one_edit():
-    assert len({(number, text) for number, _, text in EDITED}) == len(EDITED)
+    assert re.search(
+        "outside group; pass group=group|right with group=WORLD, but not on a group of", explained(verdict)
+    )
 
 
 def test_a_shorter_warm_up_passes_with_a_remark():
@@ -117,15 +120,6 @@ def test_one_number_that_is_the_same_by_chance_names_nothing():
 
     verdict = judged("5.4", how_many_fit)
     assert verdict.diagnosis.endswith("30 B or 10 B each: the result is 4; expected 3")
-
-
-def test_what_this_machine_cant_do_is_no_mistake_of_the_answer(monkeypatch):
-    def put(host, flat, name):
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(HostMemory, "put", put)
-    verdict = judged("10.4")
-    assert verdict.status == "error" and verdict.diagnosis.endswith("raises RuntimeError: CUDA error: out of memory")
 
 
 def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_is_blocked_by_that_one():

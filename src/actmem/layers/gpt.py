@@ -55,6 +55,8 @@ class GPT(ModelPart):
         seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every dtype starts from
             one model (see ``parallel.weights``).  torch's default generator plays no part.
         data_parallel_rank: changes the dropout and no weight.
+        vocab_size: words of the vocabulary, where the shape's is padded so that t divides it: the rest have no part in
+            the loss.
 
     Raises: ConfigError if t does not divide the vocabulary (see ``config.padded_vocab_size``) or can't share a layer,
         or on a longer sequence.
@@ -71,6 +73,7 @@ class GPT(ModelPart):
         p: float = 0.1,
         seed: int = 1234,
         data_parallel_rank: int = 0,
+        vocab_size: int | None = None,
         **factory,
     ):
         super().__init__()
@@ -97,7 +100,7 @@ class GPT(ModelPart):
         if self.is_last:
             self.final_norm = ParallelLayerNorm(shape.hidden_size, tp, **factory)
             self.output = OutputLayer(tp)
-            self.cross_entropy = VocabParallelCrossEntropy(tp)
+            self.cross_entropy = VocabParallelCrossEntropy(tp, vocab_size=vocab_size)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
         """One mask for all layers and steps: not an activation."""

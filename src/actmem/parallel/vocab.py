@@ -25,7 +25,8 @@ class VocabParallelEmbedding(ParallelModule):
     """Word vectors, ``weight`` ``[v/t, h]``.  seed: see ``weights.draw_normal``.
 
     In: token ids ``[s, b]``.  Out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
+    Keeps a 4-byte copy of the ids, 4sb bytes.  With ``main_grad`` its backward pass adds to that, and makes no gradient
+    of all rows.  Raises ConfigError if t does not divide v, or if
     an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
     """
 
@@ -46,7 +47,7 @@ class _Lookup(Function):
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.tp, ctx.num_rows = tp, weight.shape[0]
+        ctx.tp, ctx.num_rows, ctx.weight = tp, weight.shape[0], weight
         rows, mine = own_rows(ids, ctx.num_rows, tp)
         # Written over, not multiplied: a row that is no number must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
@@ -55,6 +56,12 @@ class _Lookup(Function):
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
+        main_grad = getattr(ctx.weight, "main_grad", None)
+        if main_grad is not None and not torch.is_grad_enabled():
+            # Added up where microbatches are: a microbatch has few of the words, and a gradient of all [v/t, h] rows.
+            own = grad.masked_fill(~mine.unsqueeze(-1), 0).to(main_grad.dtype)
+            main_grad.index_add_(0, rows.flatten(), own.flatten(0, -2))
+            return None, None, None
         rows.masked_fill_(~mine, -1)  # torch's number of a row to pass over: 0 times an infinite gradient is no number
         return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
 
@@ -102,12 +109,24 @@ def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
     return z.gather(-1, rows.unsqueeze(-1)).squeeze(-1).masked_fill_(~mine, 0)
 
 
+def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
+    """This rank's logits with those of the rows beyond the vocabulary at -inf, in place: no part in any sum."""
+    first = max(0, vocab_size - tp.rank * z.shape[-1])
+    if first < z.shape[-1]:
+        z[..., first:] = -torch.inf
+    return z
+
+
 class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a sharded vocabulary.
 
     Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch;
     the mean of no positions is nan.  Where microbatches ignore unequal numbers of targets, weight their means by the
     positions that count.  Works in float32 (float64 for float64 logits).
+
+    Args:
+        vocab_size: words of the vocabulary, where t does not divide it and the weight has rows beyond it
+            (``config.padded_vocab_size``): those have no part in the loss, and no gradient.  None: all rows are words.
 
     Args of ``forward``: logits ``[s, b, v/t]``, target ids ``[s, b]``.
     Returns: a scalar, the same on all ranks.
@@ -118,20 +137,22 @@ class VocabParallelCrossEntropy(nn.Module):
     Source: 2205.05198 section 4.3.
     """
 
-    def __init__(self, tp: TensorParallel, ignore_index: int = -100):
+    def __init__(self, tp: TensorParallel, ignore_index: int = -100, vocab_size: int | None = None):
         super().__init__()
-        self.tp, self.ignore_index = tp, ignore_index
+        self.tp, self.ignore_index, self.vocab_size = tp, ignore_index, vocab_size
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        ids = checked_targets(targets, logits, logits.shape[-1] * self.tp.size, self.ignore_index)
-        return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index)
+        words = self.vocab_size or logits.shape[-1] * self.tp.size
+        ids = checked_targets(targets, logits, words, self.ignore_index)
+        return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index, words)
 
 
 class _CrossEntropy(Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, tp: TensorParallel, ignore_index: int) -> Tensor:
+    def forward(ctx, logits: Tensor, targets: Tensor, tp: TensorParallel, ignore_index: int, words: int) -> Tensor:
         # One float32 copy, which turns into the softmax in place: the only large thing kept.
         z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        leave_out_padding(z, words, tp)
         z.sub_(all_reduce_max(z.amax(-1), tp).unsqueeze(-1))
         rows, mine = own_rows(targets, z.shape[-1], tp)
         target = target_logits(z, rows, mine)
@@ -156,7 +177,7 @@ class _CrossEntropy(Function):
         # softmax − onehot, written straight in the logits' dtype: no second float32 copy.
         grad_logits = torch.mul(softmax, grad, out=torch.empty_like(softmax, dtype=ctx.dtype))
         at_target = (softmax.gather(-1, index) - mine.unsqueeze(-1).to(softmax.dtype)) * grad
-        return grad_logits.scatter_(-1, index, at_target.to(ctx.dtype)), None, None, None
+        return grad_logits.scatter_(-1, index, at_target.to(ctx.dtype)), None, None, None, None
 
 
 #: The autograd Functions of embedding and loss, for tools that name them.

@@ -15,7 +15,7 @@ _HOMES = {
     "marks": ("GuessLine",),
     "checks": ("Checks", "Fold", "in_the_paper", "worked"),
     "units": ("size_text",),
-    "text": ("extras_text", "kept_text", "saved_text", "speed_facts", "text_table"),
+    "text": ("extras_text", "saved_text", "speed_facts", "text_table"),
     "widgets": ("Progress", "Varies"),
 }
 

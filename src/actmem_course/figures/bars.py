@@ -13,10 +13,10 @@ from actmem_course.figures.units import axis_end, axis_unit, size_text, three_di
 #: In the order of a chart's parts, of bytes and of other numbers.  The first is what the chart is about.
 _BYTES = [FILLS[what] for what in ("activations", "others", "second number", "third number")]
 _NUMBERS = [FILLS[what] for what in ("number", "second number", "third number", "others", "freed")]
-#: With more bars than this they are drawn closer together.
-_MANY = 6
-#: Names that are longer stand above their bars; pixels of a line of words, and of a bar.
-_LONGEST, _LINE, _BAR = 24, 18, 22
+#: Names stand above their bars, so that a narrow page has room for both.  Pixels of a bar, of a thin one, of a line.
+_BAR, _THIN_BAR, _LINE = 22, 19, 18
+#: Letters of a name in a line.
+_NAME = 42
 
 
 @dataclass(frozen=True)
@@ -42,58 +42,6 @@ class _Unit:
     def full(self, value: float) -> str:
         """A value for who points at its bar: bytes to the last one."""
         return f"{int(value):,} B" if self.is_bytes else self.text(value)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Where bars and their names stand: one row for each name, in pixels.
-
-    names: each bar's name, in lines.  above: names are too long to stand beside their bars.  bar: thickness of one
-    bar.  group: of all bars of a row.  row: height of a row.
-    """
-
-    names: dict[str, str]
-    above: bool
-    bar: int
-    group: int
-    row: int
-
-    @classmethod
-    def of(cls, names: Sequence[str], num_parts: int, beside: bool) -> _Rows:
-        above = max(map(len, names)) > _LONGEST
-        lines = {name: "<br>".join(wrap(name, 42)) for name in names}
-        bar = 19 if beside and num_parts > 3 else _BAR
-        group = bar * num_parts if beside else bar
-        if above:
-            room = _LINE * max(text.count("<br>") + 1 for text in lines.values()) + 8
-        elif beside:
-            room = 14
-        else:
-            room = 22 if len(names) <= _MANY else 10
-        return cls(lines, above, bar, group, group + room)
-
-    def place(self, traces: Sequence[dict], beside: bool) -> None:
-        """Put each bar at the foot of its row, if its name stands over it."""
-        if not self.above:
-            return
-        for number, trace in enumerate(traces):
-            before = self.bar * number if beside else 0
-            trace |= {"width": self.bar / self.row, "offset": 0.46 - (self.group - before) / self.row}
-
-    def names_above(self, background: dict) -> list[dict]:
-        """Annotations with the names, over their bars."""
-        if not self.above:
-            return []
-        over = {"xref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
-        shift = self.group - 0.46 * self.row
-        return [{**over, **background, "y": text, "yshift": shift, "text": text} for text in self.names.values()]
-
-    def words_beyond(self, ends: Mapping[str, float], words: Mapping[str, str]) -> list[dict]:
-        """Annotations with words after the bars, which end at ``ends`` of the axis."""
-        look = {"showarrow": False, "xanchor": "left", "bgcolor": CARD, "borderpad": 0}
-        if self.above:
-            look["yshift"] = self.group / 2 - 0.46 * self.row
-        return [{"x": ends[name], "y": self.names[name], "text": f" {text}", **look} for name, text in words.items()]
 
 
 def bar_chart(
@@ -134,15 +82,21 @@ def bar_chart(
     sizes = {name: [size for values in parts.values() if (size := values.get(name)) is not None] for name in names}
     ends = {name: (max if beside else sum)(each) for name, each in sizes.items() if each}
     longest = max([room_for, *ends.values()])
-    counts, rows = _Unit.of(unit, longest), _Rows.of(names, len(parts), beside)
+    counts = _Unit.of(unit, longest)
     known = [name for name in names if sizes[name] or name in notes]
     after = {} if beside else {name: notes.get(name) or counts.text(ends[name]) for name in known}
+    lines = {name: "<br>".join(wrap(name, _NAME)) for name in names}
+    bar = _THIN_BAR if beside and len(parts) > 3 else _BAR
+    group = bar * (len(parts) if beside else 1)
+    row = group + _LINE * max(text.count("<br>") + 1 for text in lines.values()) + 8
 
     traces = [
-        _part(part, values, fill, counts, rows, beside, about) for (part, values), fill in zip(parts.items(), fills)
+        _part(part, values, fill, counts, lines, beside, about) for (part, values), fill in zip(parts.items(), fills)
     ]
     words = max(map(len, [*after.values(), *(text for trace in traces for text in trace.get("text", ()))]))
-    rows.place(traces, beside)
+    for number, trace in enumerate(traces):
+        # At the foot of the row, below its name.
+        trace |= {"width": bar / row, "offset": 0.46 - (group - bar * number * beside) / row}
     layout: dict = {}
     if limit:
         # The line runs past the first and the last bar, where a category axis ends: it has an axis of its own.
@@ -151,7 +105,12 @@ def bar_chart(
         traces.append(line(f"{limit[0]}, {counts.text(limit[1])}", at, across, INK, None, "dash", 2.5, yaxis="y2"))
         layout = {"yaxis2": {"overlaying": "y", "visible": False, "range": across, "fixedrange": True}}
     behind = {"bgcolor": CARD, "borderpad": 0} if limit else {}  # the limit's line passes behind the words
-    end_of_bar = {name: ends.get(name, 0) / counts.step for name in names}
+    plain = {"showarrow": False, "xanchor": "left"}
+    over = {**plain, **behind, "xref": "paper", "x": 0, "yanchor": "bottom", "align": "left"}
+    annotations = [{**over, "y": text, "yshift": group - 0.46 * row, "text": text} for text in lines.values()]
+    for name, text in after.items():
+        beyond = {**plain, "bgcolor": CARD, "borderpad": 0, "x": ends.get(name, 0) / counts.step, "y": lines[name]}
+        annotations.append({**beyond, "yshift": group / 2 - 0.46 * row, "text": f" {text}"})
     has_legend = len(parts) > 1 and any(len(values) > 1 for values in parts.values())
     return chart(
         title,
@@ -159,20 +118,20 @@ def bar_chart(
         f"Bars, {axis}: {_told(known, parts, notes, counts)}.",
         Axis(axis, _room(longest / counts.step), counts.step, in_unit=f" ({counts.name})"),
         barmode="group" if beside else "stack",
-        height=180 + rows.row * len(names),
+        height=180 + row * len(names),
         bargap=0.3,
         showlegend=bool(limit) or has_legend,
         legend={"traceorder": "normal"},
-        margin={"r": min(max(24, 8 * words), 150), "l": 16 if rows.above else 60},
+        margin={"r": min(max(24, 8 * words), 150), "l": 16},
         yaxis={
-            "showgrid": False,
             "categoryorder": "array",
-            "categoryarray": [*rows.names.values()],
+            "categoryarray": [*lines.values()],
             "range": [len(names) - 0.5, -0.5],
-            "automargin": not rows.above,
-            "showticklabels": not rows.above,
+            "automargin": False,
+            "showticklabels": False,
+            "showgrid": False,
         },
-        annotations=rows.names_above(behind) + rows.words_beyond(end_of_bar, after),
+        annotations=annotations,
         **layout,
     )
 
@@ -182,7 +141,7 @@ def _part(
     values: Mapping[str, float | None],
     fill: Fill,
     counts: _Unit,
-    rows: _Rows,
+    lines: Mapping[str, str],
     beside: bool,
     about: Mapping[str, str],
 ) -> dict:
@@ -192,7 +151,7 @@ def _part(
     ]
     return bars(
         part,
-        map(rows.names.get, values),
+        map(lines.get, values),
         [value if value is None else value / counts.step for value in values.values()],
         fill,
         f"%{{y}}, {part}: %{{customdata}}",

@@ -1,8 +1,7 @@
-"""Chapters 0 and 1: what fills a GPU, what each method takes off it, and where attention overtakes the rest."""
+"""Chapter 1: what fills a GPU, what each method takes off it, and where attention overtakes the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +11,13 @@ from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.rows import by_term, paper_rows, total
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.controls import Control, choice
 from actmem_course.figures.marks import Drawing, chart, line, log_scale, points, scale
 from actmem_course.figures.style import FILLS, HELD, INK, VERMILION
 from actmem_course.figures.units import GIB, exact_text, size_text, three_digits
 from actmem_course.others.paper import A100_BYTES
 
-#: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective
-#: does.
-PARALLELISM = ("none", "tensor", "tensor + sequence")
-RECOMPUTATION = ("none", "selective", "full")
-#: Rows of table 2 that a GPU of a parallel run can have, by their names in a control: parallelism and recomputation.
-METHODS = {row.name: (PARALLELISM[1 + row.sequence_parallel], row.recompute) for row in TABLE2 if row.tensor_parallel}
+#: Rows of table 2 that a GPU of a parallel run can have, by their names in a control.
+METHODS = {row.name: row for row in TABLE2 if row.tensor_parallel}
 BASELINE_METHOD = "tensor"
 #: Segments of a bar.  Freed: what the method saves over tensor parallelism alone.
 PART_FILLS = {
@@ -37,82 +31,50 @@ PARTS_OF_GPU = tuple(PART_FILLS)[:3]
 LENGTHS = tuple(2**power for power in range(7, 16))
 
 
-def gpu_bytes(model: PaperModel, parallelism: str = "tensor", recompute: str = "none") -> dict[str, int]:
+def gpu_bytes(model: PaperModel, method: str = BASELINE_METHOD) -> dict[str, int]:
     """Bytes by part on one GPU of the first stage, which holds most; states of mixed-precision Adam with float32
     gradients.
 
-    parallelism: one of PARALLELISM; "none" puts a layer on one GPU.
+    method: a name of METHODS.
     """
-    t = model.parallel.tensor_parallel_size if parallelism != "none" else 1
-    parallel = replace(model.parallel, tensor_parallel_size=t, sequence_parallel=parallelism == "tensor + sequence")
+    row = METHODS[method]
+    parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
     states = by_term(state_rows(model.shape, parallel))
-    activations = total(paper_rows(stage_rows(model.shape, parallel, recompute=recompute)))
+    activations = total(paper_rows(stage_rows(model.shape, parallel, recompute=row.recompute)))
     return dict(zip(PARTS_OF_GPU, (states.pop("parameters"), sum(states.values()), activations)))
 
 
-def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = {}) -> Drawing:
-    """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds and the title is then
-    about, against an A100's memory.
+def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) -> Drawing:
+    """Figure 1 of the paper: a bar for each model's fullest GPU, against an A100's memory.
+
+    with_activations: False leaves them out, as somebody does who counts parameters only.
     """
-    models = {**PAPER_MODELS, **more}
-    held = {name: gpu_bytes(model, *METHODS[method]) for name, model in models.items()}
-    before = {name: sum(gpu_bytes(model).values()) for name, model in models.items()}
+    held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
+    before = {name: sum(gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}
     now = {name: sum(parts.values()) for name, parts in held.items()}
     for name, parts in held.items():
         parts["freed by the method"] = before[name] - now[name]
+        if not with_activations:
+            now[name] -= parts.pop("activations")
     fit = [name for name, size in now.items() if size <= A100_BYTES]
-    shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
+    shown = [part for part in PART_FILLS if any(parts.get(part) for parts in held.values())]
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
-    verdict += f" in {A100_BYTES // GIB} GiB"
-    for name in more:
-        activations = held[name]["activations"]
-        verdict = f"{name}: activations {size_text(activations)}, the rest {size_text(now[name] - activations)}"
-    parallelism, recompute = METHODS[method]
-    words = f"{parallelism.replace(' + ', ' and ').capitalize()} parallelism"
-    words += " alone" if method == BASELINE_METHOD else f", {recompute} recomputation" if recompute != "none" else ""
-    return bar_chart(
-        f"{words}:<br>{verdict}",
+    row = METHODS[method]
+    words = "Tensor and sequence parallelism" if row.sequence_parallel else "Tensor parallelism"
+    words += (
+        " alone" if method == BASELINE_METHOD else f", {row.recompute} recomputation" if row.recompute != "none" else ""
+    )
+    drawing = bar_chart(
+        f"{words if with_activations else 'Activations left out'}:<br>{verdict} in {A100_BYTES // GIB} GiB",
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],
         notes={name: f"holds {size_text(size)}" for name, size in now.items()},
-        limit=("one A100", A100_BYTES),
-    )
-
-
-def front_door_controls() -> dict[str, Control]:
-    """What a reader can choose, by the names of ``front_door``'s arguments."""
-    return {
-        "model": choice("model", list(PAPER_MODELS), "175B"),
-        "parallelism": choice("parallelism", PARALLELISM, "tensor"),
-        "recompute": choice("recomputation", RECOMPUTATION, "none"),
-    }
-
-
-def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
-    """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title, the
-    others are paler.
-    """
-    held = {name: gpu_bytes(one, parallelism, recompute) for name, one in PAPER_MODELS.items()}
-    sums = {name: sum(parts.values()) for name, parts in held.items()}
-    over = sums[model] - A100_BYTES
-    verdict = f"{size_text(over)} too much" if over > 0 else "it fits"
-    drawing = bar_chart(
-        f"{model}: {size_text(sums[model])} on one GPU of {size_text(A100_BYTES)},<br>{verdict}",
-        {part: {name: parts[part] for name, parts in held.items()} for part in PARTS_OF_GPU},
-        "one GPU of the first stage",
-        fills=[PART_FILLS[part] for part in PARTS_OF_GPU],
-        notes={name: size_text(size) + (", fits" if size <= A100_BYTES else "") for name, size in sums.items()},
         room_for=A100_BYTES,
         limit=("one A100", A100_BYTES),
     )
-    paler = [1 if name == model else 0.4 for name in PAPER_MODELS]
-    traces = [
-        {**trace, "marker": {**trace["marker"], "opacity": paler}} if trace["type"] == "bar" else trace
-        for trace in drawing.traces
-    ]
-    return replace(drawing, traces=traces)
+    return drawing if with_activations else replace(drawing, axis=None)  # no mark where the bars ended without them
 
 
 def crossover_lines(shape: ModelShape) -> Drawing:

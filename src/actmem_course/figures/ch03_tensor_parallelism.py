@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log10
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_rows
 from actmem.rows import Row, total
-from actmem_course.figures.ch02_counting_bytes import kinds_legend, segment
-from actmem_course.figures.diagrams import EMPTY, RANK_FILLS, WHOLE, Box, boxes, diagram, labels
-from actmem_course.figures.marks import FITTING, STACKED, Axis, Drawing, chart, downwards, line, log_scale, points
-from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK
-from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text, three_digits
+from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
+from actmem_course.figures.marks import Drawing, chart, line, log_scale
+from actmem_course.figures.operators import COMPLETE, PARTIAL
+from actmem_course.figures.style import BLUE, CARD, COMPARED, FILLS, INK, SKY, Fill
+from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
 
 #: Of a logarithmic axis, in any unit of bytes.
 STOPS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5))
-DIVIDED, _WHOLE = "divided by t", "whole on every rank"
 COLUMNS_FIRST, ROWS_FIRST = "columns, then rows", "rows, then columns"
 ORDERS = (COLUMNS_FIRST, ROWS_FIRST)
-#: How many ranks a picture has colours for.
-LARGEST = len(RANK_FILLS)
+#: Narrower shards than those of this many ranks are not drawn.
+LARGEST = 8
 #: Between two matrices, and the narrowest part that a number fits into.
 _GAP, _NARROWEST = 1.1, 0.33
 #: The most blocks of a rank beside each other: more are drawn in lines.
 _ACROSS = 12
 BY_HEAD, BY_KIND = "head by head", "all Q, then all K, then all V"
 ROW_ORDERS = (BY_HEAD, BY_KIND)
+#: Three looks of one kind of tensor: Q, K and V.
+QKV_FILLS = {"Q": Fill(SKY, "-"), "K": Fill("#A9D8F5", ""), "V": Fill("#2B7BB0", "", CARD)}
 
 
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
@@ -34,9 +37,9 @@ def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[lis
 
     For t = 1 nothing is sharded; the rows are split as for t = a, the largest.
     """
-    cut = {row.term for row in layer_rows(shape, Parallel(shape.num_attention_heads)) if row.split_by > 1}
+    sharded = {row.term for row in layer_rows(shape, Parallel(shape.num_attention_heads)) if row.split_by > 1}
     rows = layer_rows(shape, Parallel(tensor_parallel_size))
-    return [row for row in rows if row.term in cut], [row for row in rows if row.term not in cut]
+    return [row for row in rows if row.term in sharded], [row for row in rows if row.term not in sharded]
 
 
 def sizes_of_t(shape: ModelShape) -> list[int]:
@@ -48,69 +51,71 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     """Bytes of one layer on one rank over t, up to this one: the divided part falls, the floor stays, the sum
     approaches it.
     """
-    t, ts = tensor_parallel_size, sizes_of_t(shape)
-    parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in ts}
+    t = tensor_parallel_size
+    parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in sizes_of_t(shape)}
     once, floor = parts[1]
-    unit, unit_name = axis_unit(once + floor)
-    even = once / floor
-    here = total(divided_and_whole(shape, t)[0]) + floor
-    drawn = [size for size in ts if size <= t]
+    here, even = sum(parts[t]), once / floor
     times = three_digits(here / ((once + floor) / t))
-
-    ends = [log10(parts[ts[-1]][0] / unit) - 0.1, log10((once + floor) / unit) + 0.1]
-
-    def over_t(name: str, sizes: list[int], colour: str, dash: str) -> dict:
-        return line(
-            name, drawn, [size / unit for size in sizes], colour, f"<b>{name}</b><br>t = %{{x}}: %{{customdata}}", dash,
-            symbol="circle", customdata=list(map(exact_text, sizes)),
-        )  # fmt: skip
-
-    return chart(
-        f"{t} {'ranks' if t > 1 else 'rank'}: {times} times what an even share would be;<br>from {ceil(even)} ranks on "
-        "the floor is the larger part",
+    drawn = [size for size in parts if size <= t]
+    return lines_over_t(
+        f"{t} {'ranks' if t > 1 else 'rank'}: each saves {times} times an even share;<br>from {ceil(even)} ranks on "
+        "most of it is the same on every rank",
         [
-            over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
-            over_t("divided by t", [parts[size][0] for size in drawn], BLUE, "dash"),
-            over_t("the floor, 10sbh", [floor] * len(drawn), COMPARED, "dot"),
-            points("at this t", [t], [here / unit], INK, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
+            Curve("saved on one rank", {size: sum(parts[size]) for size in drawn}, INK, "solid"),
+            Curve("divided by t", {size: parts[size][0] for size in drawn}, BLUE, "dash"),
+            Curve("the same on every rank", dict.fromkeys(drawn, floor), COMPARED, "dot"),
         ],
-        f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the "
-        f"floor stays at {size_text(floor)}, "
-        f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {here:,} bytes, {times} times a "
-        "t-th of the layer.",
-        height=380,
-        xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
-        yaxis=log_scale(f"one layer on one rank, {unit_name}", STOPS, map("{:g}".format, STOPS), range=ends),
+        f"the divided part falls from {size_text(once)} as 1/t, the part that is the same on every rank stays at "
+        f"{size_text(floor)}, they are equal at t = {three_digits(even)}; at t = {t} a rank saves {here:,} bytes, "
+        f"{times} times a t-th of the layer",
+        t, list(parts), (min(*parts[max(parts)]), once + floor),
     )  # fmt: skip
 
 
-def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """The two parts at one t, a segment for each stored tensor."""
-    t = tensor_parallel_size
-    divided, whole = divided_and_whole(shape, t)
-    floor, rest = total(whole), total(divided)
-    unit, unit_name = axis_unit(max(floor, rest))
-    parts = ((DIVIDED, divided), (_WHOLE, whole))
-    a, b, h, s = shape.letters()
-    share = f"{floor / (floor + rest):.0%}"
+@dataclass(frozen=True)
+class Curve:
+    """A line over t: its name, bytes for each t, and look."""
+
+    name: str
+    sizes: dict[int, int]
+    colour: str
+    dash: str
+
+
+def lines_over_t(
+    title: str, curves: Iterable[Curve], alt: str, t: int, ts: Sequence[int], ends: tuple[int, int]
+) -> Drawing:
+    """What one rank saves for a layer over t, both axes logarithmic, from the least to the most bytes in ``ends``.
+
+    An even split is a straight line, a floor bends it.  The points at ``t`` are larger than the others.
+    """
+    unit, unit_name = axis_unit(ends[0])
+    traces = [
+        line(
+            curve.name, curve.sizes, [size / unit for size in curve.sizes.values()], curve.colour,
+            f"<b>{curve.name}</b><br>t = %{{x}}: %{{customdata}}", curve.dash, symbol="circle",
+            size=[14 if size == t else 6 for size in curve.sizes],
+            customdata=list(map(exact_text, curve.sizes.values())),
+        )
+        for curve in curves
+    ]  # fmt: skip
+    low, high = (log10(size / unit) for size in ends)
     return chart(
-        f"At t = {t} each rank keeps {size_text(floor + rest)} of a layer;<br>{share} of it is the floor, "
-        f"{size_text(floor)} for every t",
-        [*(segment(row, name, shape, unit) for name, rows in parts for row in rows), *kinds_legend(divided + whole)],
-        f"Two stacked bars at s={s}, b={b}, h={h}, a={a}, t={t}: {rest:,} bytes are divided by t, {floor:,} "
-        "bytes are whole on every rank, "
-        f"{share} of the two together.",
-        Axis("kept for backward on each rank", axis_end(max(floor, rest) / unit), unit, in_unit=f", {unit_name}"),
-        bargap=0.35,
+        title,
+        traces,
+        f"Lines over t, both axes logarithmic: {alt}.",
         height=380,
-        yaxis=downwards([DIVIDED, _WHOLE], tickfont={"size": 14}),
-        **FITTING,
-        **STACKED,
+        xaxis=log_scale(
+            "ranks that share the layer, t (logarithmic)", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]
+        ),
+        yaxis=log_scale(
+            f"saved (logarithmic), {unit_name}", STOPS, map("{:g}".format, STOPS), range=[low - 0.1, high + 0.1]
+        ),
     )
 
 
-def kept_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
-    """Bytes that the MLP's two linears and GeLU keep on each rank, divided by sbh (16 bits).
+def saved_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
+    """Bytes that the MLP's two linears and GeLU save on each rank, divided by sbh (16 bits).
 
     Columns first: input 2, whole, GeLU input 8/t, second input 8/t.  Rows first: the input is sharded,
     but GeLU needs the complete sum, so its input and its output are not: 2/t + 16.
@@ -119,59 +124,60 @@ def kept_coefficient(order: str, tensor_parallel_size: int) -> Fraction:
     return 2 + Fraction(16, t) if order == COLUMNS_FIRST else Fraction(2, t) + 16
 
 
-def mlp_cut(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
-    """X A, GeLU, times B, with each rank's part in its colour; hatched: every rank has all of it."""
+def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
+    """X A, GeLU, times B: rank 0's shard of each matrix in its colour, the other ranks' as frames."""
     t = tensor_parallel_size
     if not 1 <= t <= LARGEST:
-        raise ConfigError("tensor_parallel_size", f"this picture has colours for 1 to {LARGEST} ranks, got {t}")
+        raise ConfigError("tensor_parallel_size", f"this picture has room for 1 to {LARGEST} ranks, got {t}")
     first = order == COLUMNS_FIRST
-    # name, shape in words, width and height in units of h and sb, how it is sharded
+    activation, weight = FILLS["input of a linear"], FILLS["weights"]
+    # name, shape in words, width and height in units of h and sb, how it is sharded, its colour
     tensors = [
-        ("X", "[sb, h]", 1.5, 1.4, None if first else "columns"),
-        ("A", "[h, 4h]", 4.0, 1.0, "columns" if first else "rows"),
-        ("G = GeLU(XA)", "[sb, 4h]", 4.0, 1.4, "columns" if first else None),
-        ("B", "[4h, h]", 1.5, 4.0, "rows" if first else "columns"),
-        ("Z = GB", "[sb, h]", 1.5, 1.4, "sum" if first else "columns"),
+        ("X", "[sb, h]", 1.5, 1.4, None if first else "columns", activation),
+        ("A", "[h, 4h]", 4.0, 1.0, "columns" if first else "rows", weight),
+        ("G = GeLU(XA)", "[sb, 4h]", 4.0, 1.4, "columns" if first else None, activation),
+        ("B", "[4h, h]", 1.5, 4.0, "rows" if first else "columns", weight),
+        ("Z = GB", "[sb, h]", 1.5, 1.4, "sum" if first else "columns", PARTIAL if first else COMPLETE),
     ]
     drawn: list[Box] = []
     said = []
     x, middle = 0.4, 3.2
-    for (name, sizes, width, height, cut), sign in zip(tensors, ("·", "→", "·", "=", "")):
+    for (name, sizes, width, height, split, fill), sign in zip(tensors, ("·", "→", "·", "=", "")):
         top = middle - height / 2
-        drawn += _parts(f"{name} {sizes}", Box(x, top, width, height, WHOLE if t > 1 else RANK_FILLS[0]), cut, t)
+        drawn += _shards(f"{name} {sizes}", Box(x, top, width, height, fill), split, t)
         said += [(x + width / 2, top - 0.55, f"<b>{name}</b>"), (x + width / 2, top - 0.2, sizes)]
         if sign:
             said.append((x + width + _GAP / 2, middle, f"<b>{sign}</b>"))
         x += width + _GAP
-    coefficient = three_digits(float(kept_coefficient(order, t)))
-    exchange = "one sum over the ranks, at the end" if first else "a sum before GeLU, and a gather at the end"
-    what = "no exchange inside" if first else "GeLU needs the whole sum"
+    coefficient = three_digits(float(saved_coefficient(order, t)))
+    collectives = "one sum over the ranks, at the end" if first else "a sum before GeLU, and a gather at the end"
+    finding = "no collective inside" if first else "GeLU waits for the whole sum"
     return diagram(
-        f"{order.capitalize()}: {what};<br>each of {t} ranks keeps {coefficient} sbh bytes",
+        f"{order.capitalize()}: {finding};<br>each of {t} ranks saves {coefficient} sbh bytes",
         [*boxes(drawn), labels(said)],
-        f"The MLP's two products shared by {t} ranks, cut by {order}: {exchange}. "
-        f"The two linears and GeLU keep {coefficient} times sbh bytes on each rank.",
+        f"The MLP's two matmuls shared by {t} ranks, sharded by {order}: {collectives}. "
+        f"The two linears and GeLU save {coefficient} times sbh bytes on each rank.",
         x - _GAP + 0.6, 5.5, 400,
     )  # fmt: skip
 
 
-def _parts(name: str, all_of_it: Box, cut: str | None, t: int) -> list[Box]:
-    """The boxes of one matrix: one for each rank's part, or one if all ranks have it."""
-    x, y, width, height = all_of_it.x, all_of_it.y, all_of_it.width, all_of_it.height
-    if cut == "sum":
-        said = f"{name}: a partial sum on each rank, added up by f̄"
-        return [Box(x, y, width, height, all_of_it.fill, "Σ" if t > 1 else "", said)]
-    if cut is None or t == 1:
-        shared = cut is None and t > 1
+def _shards(name: str, whole: Box, split: str | None, t: int) -> list[Box]:
+    """The boxes of one matrix: one for each rank's shard, or one if all ranks have it."""
+    x, y, width, height = whole.x, whole.y, whole.width, whole.height
+    if split == "sum":
+        hover = f"{name}: partial on each rank, added up by f̄"
+        return [Box(x, y, width, height, whole.fill, "Σ" if t > 1 else "", hover)]
+    if split is None or t == 1:
+        shared = split is None and t > 1
         where = "whole on every rank" if shared else "on the only rank"
-        return [Box(x, y, width, height, all_of_it.fill, "all" if shared else "", f"{name}: {where}")]
-    across = cut == "columns"
+        return [Box(x, y, width, height, whole.fill, "all" if shared else "", f"{name}: {where}")]
+    across = split == "columns"
     wide, high = (width / t, height) if across else (width, height / t)
     fits = wide >= _NARROWEST and high >= 0.2
     return [
         Box(
-            x + across * rank * wide, y + (not across) * rank * high, wide, high, RANK_FILLS[rank],
-            str(rank) if fits else "", f"{name}, cut by {cut}: part of rank {rank}, 1/{t}",
+            x + across * rank * wide, y + (not across) * rank * high, wide, high, EMPTY if rank else whole.fill,
+            str(rank) if fits else "", f"{name}, sharded by {split}: rank {rank}'s, 1/{t}",
         )
         for rank in range(t)
     ]  # fmt: skip
@@ -197,7 +203,7 @@ def complete_heads(share: list[tuple[str, int]]) -> set[int]:
     return {head for _, head in share if all((kind, head) in share for kind in "QKV")}
 
 
-def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads: int = 8) -> Drawing:
+def qkv_shards(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads: int = 8) -> Drawing:
     """Why the rows of the QKV weight go head by head: the blocks of each rank, filled where it has the head's Q, K
     and V.
     """
@@ -211,17 +217,17 @@ def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads
         whole = complete_heads(share)
         names.append((0.45 * margin, rank * lines + height / 2, f"rank {rank}"))
         for place, (kind, head) in enumerate(share):
-            fill, has = (FILLS["Q, K, V"], "has Q, K and V") if head in whole else (EMPTY, "lacks a part")
+            fill, has = (QKV_FILLS[kind], "has Q, K and V") if head in whole else (EMPTY, "lacks a part")
             said = f"{kind} of head {head}: rank {rank} {has} of this head"
             down, right = divmod(place, across)
             drawn.append(Box(margin + right, rank * lines + down, 1.0, height, fill, f"{kind}{head}", said))
     alone = sum(len(complete_heads(share)) for share in parts)
-    finding = f"{alone} of {a} heads can be computed without an exchange"
+    finding = f"{alone} of {a} heads can be computed without a collective"
     if alone == a:
         finding = f"each rank attends with its {a // t} {'heads' if a > t else 'head'} alone"
     return diagram(
-        f"Rows of the QKV weight {order}:<br>{finding}",
+        f"Rows of the QKV weight on {t} {'ranks' if t > 1 else 'rank'}, {order}:<br>{finding}",
         [*boxes(drawn, 12), labels(names)],
-        f"The {3 * a} blocks of the QKV weight, {order}, cut into {t} equal parts: {finding}.",
+        f"The {3 * a} blocks of the QKV weight, {order}, in {t} equal shards: {finding}.",
         margin + across + 0.05, t * lines + 0.1, 130 + 45 * t * lines,
     )  # fmt: skip

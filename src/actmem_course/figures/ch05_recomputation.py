@@ -1,37 +1,28 @@
-"""Chapter 5: what recomputation frees and what it costs, from one training step to a larger microbatch."""
+"""Chapter 5: what recomputation frees and what it costs, over one training step."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 from actmem.config import PAPER_MODELS, ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
+from actmem.formulas.activations import TABLE2, closed_form, layer_rows
 from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.ch02_counting_bytes import kinds_legend
-from actmem_course.figures.marks import STACKED, Drawing, bars, chart, line, points, scale
-from actmem_course.figures.style import CARD, COMPARED, FILLS, HELD, INK, Fill
-from actmem_course.figures.terms import term_of
-from actmem_course.figures.units import axis_end, axis_unit, exact_text, size_text
-from actmem_course.predicted.recomputation import (
-    batch_factor,
-    break_even,
-    core_over_gelu,
-    rebuilds,
-    throughput,
-    training_moments,
-)
+from actmem_course.figures.layer_picture import layer_picture
+from actmem_course.figures.marks import Drawing, chart, line, points, scale
+from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
+from actmem_course.figures.units import axis_end, axis_unit, size_text
+from actmem_course.predicted.recomputation import core_over_gelu, rebuilds, training_moments
 
-_MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
+_MODES = {"save everything": "none", "selective": "selective", "full": "full"}
 #: What a tensor's group looks like in the price of its bytes.
 _KIND = {
     "Q, K, V": "Q, K, V",
     "attention core": "softmax",
-    "attention output": "input of a linear",
-    "middle of the layer": "layer-norm input",
+    "attention projection input": "input of a linear",
+    "layer-norm 2 input": "layer-norm input",
     "GeLU input": "GeLU input",
 }
 _BASELINE = "tensor"
@@ -42,42 +33,26 @@ LADDER = {
     "tensor+sequence+selective": FILLS["ours"],
     "full": FILLS["recomputed"],
 }
-#: Values of φ along the axis, in percent.
-SHARES = tuple(range(0, 101, 2))
-LINES = (
-    ("selective", "selective", HELD, "solid", "circle"),
-    ("paper-full", "full, run to its end", COMPARED, "dash", "diamond"),
-)
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
-    """Six bars, each in percent of its own bar without recomputation: three of bytes, three of FLOPs.
+    """FLOPs of a layer, forward and backward, in percent of those without recomputation.
 
     The modes stop at the last tensor that backward reads (``selective`` and ``full``).
     """
-    whole = total(layer_rows(shape))
-    left = {mode: total(layer_rows(shape, recompute=mode)) for mode in _MODES}
-    core = 100 * sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS) / whole
-    added = {mode: layer_overhead(shape, mode) for mode in _MODES}
-    kept = {f"bytes, {name}": 100 * left[mode] / whole for mode, name in _MODES.items()}
-    first, *again = work = {f"FLOPs, {name}": 100 * float(added[mode]) for mode, name in _MODES.items()}
-    everything = f"bytes, {_MODES['none']}"
-    sizes = {f"bytes, {name}": size_text(left[mode]) for mode, name in _MODES.items()}
-    percents = {f"FLOPs, {name}": f"+{_percent(added[mode])}" for mode, name in _MODES.items() if mode != "none"}
+    added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
+    again = list(added)[1:]
     return bar_chart(
-        f"s = {shape.seq_length:,}: dropping the attention core frees {float(selective_saves(shape)):.0%} of "
-        "the bytes<br>"
-        f"for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}",
+        f"s = {shape.seq_length:,}: without the attention core a layer saves {float(selective_saves(shape)):.0%} fewer "
+        f"bytes,<br>for {_percent(added['selective'])} more FLOPs; full recomputation adds {_percent(added['full'])}",
         {
-            "kept for backward": {**kept, everything: 100 - core},
-            "attention core, 5as²b": {everything: core},
-            "the layer, forward and backward": dict.fromkeys(work, 100),
-            "run again": {name: work[name] for name in again},
+            "forward and backward": dict.fromkeys(added, 100),
+            "recomputed": {name: 100 * float(added[name]) for name in again},
         },
-        "of the layer without recomputation",
+        "FLOPs of a layer",
         "%",
-        fills=[FILLS[what] for what in ("activations", "softmax", "number", "recomputed")],
-        notes={**sizes, first: "72sbh² + 12s²bh", **percents},
+        fills=[FILLS["number"], FILLS["recomputed"]],
+        notes={name: f"+{_percent(added[name])}" for name in again},
     )
 
 
@@ -86,72 +61,55 @@ def _percent(share: Fraction) -> str:
     return f"{value:.2f}%" if value < 10 else f"{value:.1f}%"
 
 
-def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Drawing:
-    """One training step: a column of blocks for each layer at one moment, and below them the bytes held over the
-    whole step.
-    """
+def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> list[Drawing]:
+    """One training step at one moment: the tensors of the layer at work, and what all layers hold over the step."""
     moments = training_moments(shape, recompute)
-    now, layers, rows = moments[moment], list(range(shape.num_layers)), layer_rows(shape)
-    sizes = [one.bytes for one in moments]
-    most = total(rows) * shape.num_layers
-    unit, unit_name = axis_unit(most)
-    there = [{row.term for row in of_layer} for of_layer in now.held]
-    blocks = [
-        bars(
-            row.term, layers, [row.bytes / unit * (row.term in terms) for terms in there], FILLS[term_of(row).kind],
-            f"<b>{row.term}</b>, layer %{{x}}<br>{exact_text(row.bytes)}", along="y", showlegend=False,
-        )
-        for row in rows
-    ]  # fmt: skip
+    now, sizes = moments[moment], [one.bytes for one in moments]
+    there = now.held[now.layer]
+    unit, unit_name = axis_unit(total(layer_rows(shape)) * shape.num_layers)
     again = [place for place, one in enumerate(moments) if one.again]
-    below: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
-    plain: dict[str, Any] = {"showgrid": False, "ticks": ""}
-    held, in_legend = [size / unit for size in sizes], {**below, "showlegend": bool(again)}
-    names = {"tickvals": layers, "ticktext": [f"layer {layer}" for layer in layers]}
-    return chart(
-        f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(now.bytes)} held, {size_text(max(sizes))} at the fullest",
+    held, peak = [size / unit for size in sizes], size_text(max(sizes))
+    when = "the peak of the step" if now.bytes == max(sizes) else f"the peak of the step is {peak}"
+    curve = chart(
+        f"All {shape.num_layers} layers hold {size_text(now.bytes)} now:<br>{when}",
         [
-            *blocks,
-            *kinds_legend(rows, "y"),
-            line("held", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy", **below),
-            points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1, **in_legend),
+            line("in memory", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy"),
+            points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1),
             line(
-                "now", [moment, moment], [0, sizes[moment] / unit], INK, width=2, mode="lines+markers",
-                marker={"color": INK, "size": [0, 11]}, **below,
+                "now", [moment, moment], [0, held[moment]], INK, width=2, mode="lines+markers",
+                marker={"color": INK, "size": [0, 11]},
             ),
         ],
-        f"Blocks of memory, {shape.num_layers} layers, recomputation {recompute}, moment {moment} of "
-        f"{len(moments) - 1}: {now.says}; "
-        f"{now.bytes:,} bytes held, {max(sizes):,} at the fullest.",
-        bargap=0.25,
-        height=560,
-        xaxis={"range": [-0.5, shape.num_layers - 0.5], "anchor": "y", **names, **plain},
-        yaxis=scale(f"a layer, {unit_name}", 0, axis_end(total(rows) / unit), domain=[0.5, 1], anchor="x"),
-        xaxis2=scale(
-            "forward, then backward, by saved tensor", 0, len(moments) - 1, anchor="y2", showticklabels=False, **plain
+        f"A line of the bytes held by {shape.num_layers} layers, recomputation {recompute}, at moment {moment} of "
+        f"{len(moments) - 1}: {now.bytes:,} bytes, {max(sizes):,} at the peak.",
+        height=300,
+        xaxis=scale(
+            "forward pass, then backward pass, by saved tensor", 0, len(moments) - 1,
+            showticklabels=False, showgrid=False, ticks="",
         ),
-        yaxis2=scale(f"held, {unit_name}", 0, axis_end(most / unit), domain=[0, 0.36], anchor="x2"),
-        **STACKED,
+        yaxis=scale(f"in memory, {unit_name}", 0, axis_end(total(layer_rows(shape)) * shape.num_layers / unit)),
     )  # fmt: skip
+    title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(there))} of this layer in memory"
+    terms = {row.term for row in there}
+    return [layer_picture(shape, recompute=recompute, in_memory=terms, title=title), curve]
 
 
 def rebuild_price(shape: ModelShape) -> Drawing:
-    """What a FLOP buys: a bar for each group of tensors that takes a matmul to rebuild, the most expensive at
-    the bottom.
+    """Bytes that a FLOP frees: a bar for each group of tensors that takes a matmul to recompute.
 
-    Groups that need none have no such price; the table next to the figure names them.
+    Groups that take none have no such price; the chapter names them.
     """
     groups = rebuilds(shape)
     priced = sorted((r for r in groups if r.flops), key=lambda r: Fraction(r.bytes, r.flops), reverse=True)
     return bar_chart(
-        f"A FLOP in the attention core gives back {float(core_over_gelu(groups)):,.0f} times<br>"
+        f"A FLOP in the attention core frees {float(core_over_gelu(groups)):,.0f} times<br>"
         f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
         {r.name: {r.name: 1000 * r.bytes / r.flops} for r in priced},
         "freed per 1,000 FLOPs",
         "bytes",
         fills=[FILLS[_KIND[r.name]] for r in priced],
         about={
-            r.name: f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>made again by {r.how}" for r in priced
+            r.name: f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>recomputed by {r.how}" for r in priced
         },
     )
 
@@ -173,47 +131,8 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
         f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>"
         f"full recomputation {min(full):.1f} to {max(full):.1f}%",
         shares,
-        "kept, of tensor parallelism alone",
+        "saved, relative to tensor parallelism alone",
         "%",
         beside=True,
         fills=list(LADDER.values()),
-    )
-
-
-# Freed bytes become sequences: a step has a fixed cost, whatever the microbatch (kernel launches, the optimizer's step,
-# gradient collectives, matmuls too small to fill the device), and a cost per sequence.  Recomputation raises the cost
-# per
-# sequence; more sequences share the fixed cost.  Bytes are the peak of L layers on one device, reached when backward
-# has
-# recomputed one layer's tensors.
-
-
-def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
-    """When a larger microbatch pays for recomputation: throughput over φ, in the memory of one sequence that keeps
-    everything.
-
-    Full recomputation runs to its end, as the paper's baseline does.
-    """
-    traces: list[dict] = []
-    reached = []
-    for mode, name, colour, dash, symbol in LINES:
-        hover = f"<b>{name}</b>, φ = %{{x}}%: %{{y:.3f}} times"
-        rates = [float(throughput(shape, mode, Fraction(share, 100))) for share in SHARES]
-        reached.append(float(throughput(shape, mode, Fraction(fixed_percent, 100))))
-        long_name = f"{name}, {float(batch_factor(shape, mode)):.1f} times the microbatch"
-        traces += [
-            line(long_name, SHARES, rates, colour, hover, dash),
-            points(f"{name} at this φ", [fixed_percent], reached[-1:], colour, hover, symbol, showlegend=False),
-        ]
-    even = {mode: float(100 * break_even(shape, mode)) for mode, *_ in LINES}
-    return chart(
-        f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.2f}%,<br>"
-        f"for full recomputation, run to its end, above φ = {even['paper-full']:.0f}%",
-        [*traces, line("no recomputation", [SHARES[0], SHARES[-1]], [1, 1], INK, None, "dot", 1.5)],
-        "Lines of throughput over the fixed share φ: selective recomputation passes 1 at "
-        f"{even['selective']:.2f}%, full, run to its end, at "
-        f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
-        xaxis=scale("φ: fixed part of a pass, percent of the work of its sequences", -1, 101, ticksuffix="%"),
-        yaxis=scale("sequences a second, relative", 0.7, 1.9),
-        height=430,
     )

@@ -1,10 +1,12 @@
-"""Chapter 7: what the paper's methods gain in time, and the roofline that says where a layer's time goes."""
+"""Chapter 7: what the paper's methods cost in time, the roofline that says why, and what a larger batch brings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import accumulate
 
-from actmem.config import PAPER_MODELS, ModelShape, Parallel
+from actmem.config import ModelShape, Parallel
 from actmem.formulas.flops import (
     A100_BYTES_PER_SECOND,
     A100_FLOPS_PER_SECOND,
@@ -13,15 +15,13 @@ from actmem.formulas.flops import (
     least_seconds,
 )
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.marks import Drawing, chart, line, points, scale
-from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK, VERMILION
+from actmem_course.figures.marks import FITTING, Drawing, bars, chart, line, points, scale, words
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, VERMILION
 from actmem_course.figures.units import size_text, three_digits
 from actmem_course.others import paper
+from actmem_course.predicted.recomputation import batch_factor, break_even, throughput
 
 _PASSES = {"forward": FILLS["forward"], "backward, with what it recomputes": FILLS["backward"]}
-#: Pairs of bars: with full recomputation, and with the paper's.
-_PAIR = {"full recomputation": FILLS["others"], "both methods of the paper": FILLS["ours"]}
-SECONDS_A_DAY = 86_400
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 #: Kinds of operation: name, colour and marker of a point, fill of a bar.
 _KINDS = (
@@ -30,6 +30,14 @@ _KINDS = (
     ("norms, GeLU, dropouts, sums", COMPARED, "square", FILLS["layer-norm input"]),
 )
 _LEFT, _RIGHT = 0.2, 12_000.0
+#: Operations whose FLOPs per byte are nearer than this factor share their words.
+_NEAR = 1.4
+#: Values of φ along the axis, in percent.
+SHARES = tuple(range(0, 101, 2))
+_LINES = (
+    ("selective", "selective", HELD, "solid", "circle"),
+    ("paper-full", "full, to its end", COMPARED, "dash", "diamond"),
+)
 
 
 def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
@@ -54,43 +62,6 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
     )
 
 
-def utilisation_bars() -> Drawing:
-    """Table 5: MFU of the four models with full recomputation, which the paper leaves out, and with both methods."""
-    rows = {
-        name: (paper.mfu_percent(name, time.full_recompute_seconds), paper.mfu_percent(name, time.seconds))
-        for name, time in paper.TABLE5.items()
-    }
-    gained = [after - before for before, after in rows.values()]
-    return _pairs(
-        f"Not recomputing everything raises MFU<br>by {min(gained):.1f} to {max(gained):.1f} points",
-        rows, "MFU", "%",
-    )  # fmt: skip
-
-
-def training_days(model_name: str, billion_tokens: int) -> tuple[float, float]:
-    """Days on table 3's devices: with full recomputation and with both methods, at table 5's times."""
-    model, time = PAPER_MODELS[model_name], paper.TABLE5[model_name]
-    iterations = billion_tokens * 10**9 / (model.global_batch_size * model.shape.seq_length)
-    return iterations * time.full_recompute_seconds / SECONDS_A_DAY, iterations * time.seconds / SECONDS_A_DAY
-
-
-def days_bars(billion_tokens: int) -> Drawing:
-    """Days of training for the four models, each on its own number of GPUs."""
-    days = {name: training_days(name, billion_tokens) for name in PAPER_MODELS}
-    saved = {name: before - after for name, (before, after) in days.items()}
-    most = max(saved, key=lambda name: saved[name])
-    return _pairs(
-        f"{billion_tokens:,} billion tokens: the {most} model is done {saved[most]:,.0f} days earlier,<br>"
-        f"{days[most][1]:,.0f} instead of {days[most][0]:,.0f}",
-        {f"{name}, {PAPER_MODELS[name].num_devices} GPUs": pair for name, pair in days.items()}, "training", "days",
-    )  # fmt: skip
-
-
-def _pairs(title: str, rows: Mapping[str, tuple[float, float]], axis: str, unit: str) -> Drawing:
-    parts = {part: dict(zip(rows, values)) for part, values in zip(_PAIR, zip(*rows.values()))}
-    return bar_chart(title, parts, axis, unit, beside=True, fills=list(_PAIR.values()))
-
-
 def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     """FLOPs a second that each operation can reach at most, over its FLOPs per byte; both logarithmic.
 
@@ -105,7 +76,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     log = {"type": "log", "dtick": 1, "exponentformat": "none"}
     return chart(
         f"{len(slow)} of {len(operations)} operations wait for memory; in the attention core<br>"
-        f"{min(core):.1f} to {max(core):.0f} FLOPs per byte, where {ridge:.0f} fill the device",
+        f"{min(core):.1f} to {max(core):.0f} FLOPs per byte; the ridge is at {ridge:.0f}",
         [
             line(device, [_LEFT, ridge, _RIGHT], rates, INK, width=2),
             *(
@@ -114,16 +85,45 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
                     colour, "<b>%{customdata[0]}</b>: %{x:.1f} FLOPs per byte<br>%{customdata[1]}", symbol, 12, 1,
                     customdata=[[o.name, _bound(o)] for o in group],
                 )
-                for (name, colour, symbol, _), group in zip(_KINDS, _grouped(operations))
+                # The core last, on top of the others.
+                for (name, colour, symbol, _), group in [*zip(_KINDS, _grouped(operations))][::-1]
             ),
+            _names(operations),
         ],
         f"Roofline at {_sizes(shape, parallel)}, FLOPs per byte: "
         + ", ".join(f"{o.name} {three_digits(float(o.intensity))}" for o in operations)
         + f"; the ridge is at {ridge:.0f}.",
         xaxis=scale("FLOPs for each byte moved", -0.7, 4.05, **log),
-        yaxis=scale("TFLOP/s at most", -0.5, 2.8, **log),
-        height=460,
+        yaxis=scale("TFLOP/s at most", -0.9, 3.3, separatethousands=True, **log),
+        height=520,
     )  # fmt: skip
+
+
+def _names(operations: Sequence[Operation]) -> dict:
+    """The markers' names.  Linears, and others that lie together, share their words; neighbours have them on either
+    side of the line.
+    """
+    core, linears, rest = _grouped(sorted(operations, key=lambda o: o.intensity))
+    groups: list[list[Operation]] = []
+    for o in sorted(core + rest, key=lambda o: o.intensity):
+        if groups and o.intensity < _NEAR * groups[-1][0].intensity:
+            groups[-1].append(o)
+        else:
+            groups.append([o])
+    groups.append(linears)
+    last = [group[-1] for group in groups]
+    below = [place % 2 == 0 and o.bound_by_memory(*_A100) for place, o in enumerate(last)]
+    # Four lines above the roof would leave the frame.
+    places = ["bottom right" if is_below else "top left" for is_below in below[:-1]] + ["bottom left"]
+    return words(
+        [float(o.intensity) for o in last],
+        list(map(_reached, last)),
+        ["<br>".join(o.name for o in group) for group in groups],
+        12,
+        textposition=places,
+        mode="markers+text",
+        marker={"size": 14, "opacity": 0},  # keeps the words off the markers
+    )
 
 
 def _reached(o: Operation) -> float:
@@ -131,22 +131,46 @@ def _reached(o: Operation) -> float:
     return o.flops / float(o.least_seconds(*_A100)) / 1e12
 
 
-def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
-    """The same operations as bars of the least time on an A100, in order of the forward pass."""
+def forward_pass(shape: ModelShape, parallel: Parallel) -> Drawing:
+    """The same operations in the order of the forward pass: each one's share of the matmul FLOPs, and of the time.
+
+    The time is the least on an A100.
+    """
     operations = forward_operations(shape, parallel)
     core = [o for o in operations if o.core]
-    time_share = float(least_seconds(core, *_A100) / least_seconds(operations, *_A100))
-    flop_share = sum(o.flops for o in core if o.product) / sum(o.flops for o in operations if o.product)
-    groups = {name: group for (name, *_), group in zip(_KINDS, _grouped(operations))}
-    return bar_chart(
-        f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the "
-        "forward pass's least time",
-        {name: {o.name: 1e6 * float(o.least_seconds(*_A100)) for o in group} for name, group in groups.items()},
-        f"least time on one A100 at {_sizes(shape, parallel)}",
-        "µs",
-        fills=[fill for *_, fill in _KINDS],
-        order=[o.name for o in operations],
-        about={o.name: _bound(o) for o in operations},
+    time = least_seconds(operations, *_A100)
+    flops = sum(o.flops for o in operations if o.product)
+    shares = {
+        "FLOPs": [float(100 * o.flops / flops) if o.product else 0.0 for o in operations],
+        "time": [float(100 * o.least_seconds(*_A100) / time) for o in operations],
+    }
+    starts = {name: [0, *accumulate(values)][:-1] for name, values in shares.items()}
+    traces = []
+    for (kind, _, _, fill), group in zip(_KINDS, _grouped(operations)):
+        places = [(row, operations.index(o)) for row in shares for o in group]
+        traces.append(
+            bars(
+                kind, [row for row, _ in places], [shares[row][i] for row, i in places], fill,
+                "<b>%{customdata[0]}</b>: %{x:.1f}% of the %{y}<br>%{customdata[1]}",
+                [operations[i].name for _, i in places], base=[starts[row][i] for row, i in places],
+                customdata=[[operations[i].name, _bound(operations[i])] for _, i in places],
+            )
+        )  # fmt: skip
+    core_flops = sum(o.flops for o in core if o.product) / flops
+    core_time = float(least_seconds(core, *_A100) / time)
+    return chart(
+        f"The attention core has {core_flops:.0%} of the matmuls' FLOPs<br>and {core_time:.0%} of the forward pass's "
+        f"{1000 * float(time):.2f} ms at least",
+        traces,
+        f"Two strips at {_sizes(shape, parallel)}, in the order of the forward pass, shares of FLOPs and of time: "
+        + ", ".join(f"{o.name} {a:.0f}% and {b:.0f}%" for o, a, b in zip(operations, shares["FLOPs"], shares["time"]))
+        + ".",
+        barmode="overlay",
+        bargap=0.25,
+        height=300,
+        xaxis=scale("share of the layer's forward pass", 0, 100, ticksuffix="%"),
+        yaxis={"categoryorder": "array", "categoryarray": ["time", "FLOPs"]},
+        **FITTING,
     )
 
 
@@ -157,10 +181,44 @@ def _grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
 
 
 def _bound(o: Operation) -> str:
-    bound = "memory" if o.bound_by_memory(*_A100) else "the products' rate"
-    return f"{o.flops / 1e9:,.2f} GFLOP, {size_text(o.bytes)} moved; bound by {bound}"
+    bound = "memory" if o.bound_by_memory(*_A100) else "the matmuls' rate"
+    least = f"{1e6 * float(o.least_seconds(*_A100)):,.0f} µs"
+    return f"{o.flops / 1e9:,.2f} GFLOP, {size_text(o.bytes)} moved; at least {least}, bound by {bound}"
 
 
 def _sizes(shape: ModelShape, parallel: Parallel) -> str:
     a, b, h, s = shape.letters()
     return f"s={s}, b={b}, h={h}, a={a}, t={parallel.tensor_parallel_size}"
+
+
+def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
+    """When a larger microbatch pays for recomputation: throughput over φ, in the memory of one sequence that saves
+    everything.
+
+    Freed bytes become sequences, which share the fixed cost of a pass (kernel launches, matmuls too small to fill the
+    device); recomputation raises the cost of each.  Bytes are the peak of L layers on one device, reached when backward
+    has recomputed one layer's tensors.  Full recomputation runs to its end, as the paper's baseline does.
+    """
+    traces: list[dict] = []
+    reached = []
+    for mode, name, colour, dash, symbol in _LINES:
+        hover = f"<b>{name}</b>, φ = %{{x}}%: %{{y:.3f}} times"
+        rates = [float(throughput(shape, mode, Fraction(share, 100))) for share in SHARES]
+        reached.append(float(throughput(shape, mode, Fraction(fixed_percent, 100))))
+        long_name = f"{name}, {float(batch_factor(shape, mode)):.1f} times the microbatch"
+        traces += [
+            line(long_name, SHARES, rates, colour, hover, dash),
+            points(f"{name} at this φ", [fixed_percent], reached[-1:], colour, hover, symbol, showlegend=False),
+        ]
+    even = {mode: float(100 * break_even(shape, mode)) for mode, *_ in _LINES}
+    return chart(
+        f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.2f}%,<br>"
+        f"for full recomputation above φ = {even['paper-full']:.0f}%",
+        [*traces, line("no recomputation", [SHARES[0], SHARES[-1]], [1, 1], INK, None, "dot", 1.5)],
+        "Lines of throughput over the fixed share φ: selective recomputation passes 1 at "
+        f"{even['selective']:.2f}%, full, to its end, at "
+        f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
+        xaxis=scale("φ: fixed part, of the sequences' work", -1, 101, ticksuffix="%"),
+        yaxis=scale("sequences a second, relative", 0.7, 1.9),
+        height=430,
+    )

@@ -1,4 +1,4 @@
-"""Chapter 8: what today's layers keep, and every choice of what to recompute, offload or compress."""
+"""Chapter 8: what today's layers save, and every choice of what to recompute, offload or compress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from actmem.rows import total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, chart, points, scale
 from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE
+from actmem_course.figures.terms import term_of
 from actmem_course.figures.units import size_text
-from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 from actmem_more.per_tensor_choices import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
@@ -23,110 +23,49 @@ from actmem_tools.plan.step_time import DEVICES, PRODUCT_SHARE
 
 #: Mode → its words.
 _BARS = {
-    "none": "keep everything",
-    "selective": "selective: core again",
-    "elementwise": "elementwise: no product again",
-    "full": "full: all again",
+    "none": "save everything",
+    "selective": "selective: core recomputed",
+    "elementwise": "elementwise: no matmul recomputed",
+    "full": "full: all recomputed",
 }
-_NORMED_HEADS = ("Q", "K", "Q latent", "KV latent")
+#: Kind of tensor → its words; other kinds are too small to tell apart.
 _KINDS = {
-    "norm inputs": ("layer-norm input", ("norm 1 input", "norm 2 input")),
-    "inputs of linears": (
-        "input of a linear",
-        (
-            *("QKV projection input", "Q up-projection input", "KV up-projection input", "attention projection input"),
-            *("gate and up input", "router input", "down input", "shared down input"),
-        ),
-    ),
-    "Q, K, V": ("Q, K, V", ("Q", "K", "V")),
-    "gate and up": ("GeLU input", ("gate", "up", "shared gate", "shared up")),
-    "log-sum-exp": ("softmax", ("log-sum-exp",)),
-    "Q, K before their norms": ("layer-norm input", ("Q before its norm", "K before its norm")),
-    "latents": ("layer-norm input", ("Q latent", "KV latent")),
-    "who goes to which expert": (
-        "dropout mask",
-        ("chosen experts", "routing weights", "dispatch order", "dispatched weights"),
-    ),
-    "statistics": (
-        "extra",
-        tuple(f"{name} statistics" for name in ("norm 1", "norm 2", *(f"{x} norm" for x in _NORMED_HEADS))),
-    ),
+    "layer-norm input": "norm inputs",
+    "input of a linear": "inputs of linears",
+    "Q, K, V": "Q, K, V",
+    "GeLU input": "gate and up",
+    "extra": "statistics",
 }
 _NAMED = ("none", "selective", "elementwise", "full")
 
 
-def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
-    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16
+def saved_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
+    """What a layer of a Llama saves: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16
     bits.
 
     modes: those that are drawn; the others' places stay empty.
     """
-    rows = {mode: {row.term: row.bytes for row in llama_rows(shape, parallel, mode)} for mode in _BARS}
-    totals = {mode: sum(each.values()) for mode, each in rows.items()}
-    saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
-    finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>"
-    finding += f"and what needs no product {saved['elementwise']:.0%}"
+    saved: dict[str, dict[str, int]] = {mode: dict.fromkeys(_KINDS, 0) for mode in _BARS}
+    for mode, by_kind in saved.items():
+        for row in llama_rows(shape, parallel, mode):
+            kind = term_of(row).kind
+            by_kind[kind if kind in _KINDS else "extra"] += row.bytes
+    totals = {mode: sum(by_kind.values()) for mode, by_kind in saved.items()}
+    freed = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
+    finding = f"Selective recomputation frees {freed['selective']:.1%} of a Llama layer,<br>"
+    finding += f"and what needs no matmul {freed['elementwise']:.0%}"
     if "selective" not in modes:
-        finding = f"A Llama layer keeps {size_text(totals['none'])}"
-    kinds = {kind: of for kind, of in _KINDS.items() if rows["none"].keys() & set(of[1])}
-    parts = {
-        kind: {
-            bar: sum(rows[mode].get(term, 0) for term in terms) if mode in modes else None
-            for mode, bar in _BARS.items()
-        }
-        for kind, (_, terms) in kinds.items()
-    }
+        finding = f"A Llama layer saves {size_text(totals['none'])}"
     return bar_chart(
         finding,
-        parts,
-        "kept by one layer on one rank",
-        fills=[FILLS[fill] for fill, _ in kinds.values()],
+        {
+            words: {bar: saved[mode][kind] if mode in modes else None for mode, bar in _BARS.items()}
+            for kind, words in _KINDS.items()
+        },
+        "saved by one layer on one rank",
+        fills=[FILLS[kind] for kind in _KINDS],
         notes={bar: "?" for mode, bar in _BARS.items() if mode not in modes},
     )
-
-
-def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
-    """A bar for each term of ``llama_rows`` in forward order, and one for all, in inputs of the layer, 2sbh bytes
-    each.
-    """
-    rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
-    once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    kept = total(rows)
-    sizes = {row.term: row.bytes / once for row in rows}
-    kinds = {kind: of for kind, of in _KINDS.items() if sizes.keys() & set(of[1])}
-    parts = {kind: {term: sizes[term] for term in terms if term in sizes} for kind, (_, terms) in kinds.items()}
-    what = "With nothing recomputed the layer" if recompute == "none" else f"With {recompute} recomputation it"
-    return bar_chart(
-        f"{what} keeps {size_text(kept)}: {kept / once:.1f} times its input",
-        {"together": {"together": kept / once}, **parts},
-        "kept by one layer",
-        "times its input",
-        fills=[FILLS["activations"], *(FILLS[fill] for fill, _ in kinds.values())],
-        order=["together", *(row.term for row in rows)],
-        notes={"together": size_text(kept), **{row.term: size_text(row.bytes) for row in rows}},
-        about={row.term: f"{row.bytes:,} B<br>{row.source}" for row in rows},
-    )
-
-
-def others_bars(shape: LlamaShape) -> Drawing:
-    """What a Llama layer of each implementation without stored scores keeps in 16 bits, in sbh, ours last."""
-    compiled = [layer for layer in FRAMEWORKS if layer.name == "torchtitan's style, torch.compile"]
-    llamas = [layer for layer in OTHERS if "experts" not in layer.name and "GPT-2" not in layer.name]
-    layers = [layer for layer in compiled + llamas if layer.dtype == "bfloat16" and "as²b" not in layer.formula]
-    layers.sort(key=lambda layer: -bytes_of_other(layer, shape))
-    sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers}
-    return bar_chart(
-        f"A Llama layer keeps {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
-        {
-            "others": {name: size for name, size in kept.items() if not name.startswith("ours")},
-            "ours": {name: size for name, size in kept.items() if name.startswith("ours")},
-        },
-        "kept by one layer",
-        "sbh",
-        fills=[FILLS["others"], FILLS["ours"]],
-        about={layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers},
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=32)
@@ -136,10 +75,10 @@ def _choices_of(shape: ModelShape, *allowed: str) -> tuple[LayerChoice, ...]:
 
 
 def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
-    """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
+    """What a layer saves for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
     x: time added to the layer's forward and backward, in percent, by recomputed matmuls and by copies that
-    computing can't hide; what needs no matmul counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that
+    computing can't hide; what needs no matmul counts as free.  y: bytes saved on the device, in sbh.  gigabytes: that
     the link to the host takes a second, each way.
     """
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
@@ -155,7 +94,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         return 100 * choice.seconds(rates) / (3 * rates.forward)
 
     def said(choice: LayerChoice) -> str:
-        parts = [f"{', '.join(choice.products) or 'no product'} again"]
+        parts = [f"recompute: {', '.join(choice.products) or 'no matmul'}"]
         for action in ("offload", "compress"):
             terms = ", ".join(term for term, chosen in choice.actions.items() if chosen == action)
             parts += [f"{action}: {terms}"] if terms else []
@@ -180,10 +119,10 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
-        f"At no cost in products or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
+        f"At no cost in matmuls or waiting: {free['recompute']:.0f} sbh by recomputing,<br>"
         f"{free['or offload']:.0f} with offload at {gigabytes} GB/s, {free['or 8 bits']:.0f} with 8 bits too",
         [
-            of("one set of products", recompute, COMPARED, symbol="circle-open", size=6),
+            of("one set of matmuls", recompute, COMPARED, symbol="circle-open", size=6),
             *lines.values(),
             points(
                 "the named modes", added.values(), kept.values(), HELD, f"%{{text}}: {hover}", mode="markers+text",
@@ -191,10 +130,10 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
                 textposition="top right", marker={"color": HELD, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],
-        "Points, percent of time added and sbh kept: "
+        "Points, percent of time added and sbh saved: "
         + ", ".join(f"{mode} {added[mode]:.2f} and {kept[mode]:.1f}" for mode in _NAMED)
-        + "; kept for no product and no wait: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
-        xaxis=scale("time added by products and copies (%)", -1, 34),
-        yaxis=scale("kept on the device (sbh)", 0, 1.15 * kept["none"]),
+        + "; saved for no matmul and no wait: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
+        xaxis=scale("time added by matmuls and copies (%)", -1, 34),
+        yaxis=scale("saved on the device (sbh)", 0, 1.15 * kept["none"]),
         height=480,
     )  # fmt: skip

@@ -1,18 +1,16 @@
-"""Chapter 10: the peak of the loss beside what the layers keep, and what the last pipeline stage does more than
-others.
-"""
+"""Chapter 10: the peak of the loss beside what the layers save."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from actmem.config import Parallel, check_divides
+from actmem.config import Parallel
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_more.llama_shape import LlamaShape
-from actmem_more.llama_terms import llama_products, llama_rows
+from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
 
 _NAMES = {
@@ -40,7 +38,7 @@ def _kind(row: Row) -> str:
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
-    """What all layers keep of one sequence, and the peak of the loss computed in four ways; one of t ranks, 16 bits."""
+    """What all layers save of one sequence, and the peak of the loss computed in four ways; one of t ranks, 16 bits."""
     layers = shape.num_layers * total(llama_rows(shape, Parallel(t, t > 1), recompute))
     tokens = shape.seq_length * shape.micro_batch_size
     peaks = {
@@ -55,34 +53,11 @@ def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing
     whole, chunked = (Fraction(total(peaks[loss]), layers) for loss in ("16 bits", "in chunks"))
     terms = {_NAMES[loss]: "<br>".join(f"{row.term}: {row.bytes:,} B" for row in rows) for loss, rows in peaks.items()}
     return bar_chart(
-        f"16-bit logits take {float(whole):.2f} times what {shape.num_layers} layers keep,<br>"
+        f"16-bit logits take {float(whole):.2f} times what {shape.num_layers} layers save,<br>"
         f"the loss a chunk at a time {float(chunked):.2f} times",
         parts,
         f"on one rank, s = {shape.seq_length:,}, v = {shape.vocab_size:,}, t = {t}",
         fills=list(_FILLS.values()),
         order=[_LAYERS, *_NAMES.values()],
         about=terms,
-    )
-
-
-def stage_work(shape: LlamaShape, p: int, shared: bool = False) -> Drawing:
-    """Forward FLOPs of each of p pipeline stages, in layers; shared: each stage has 1/p of the vocabulary's output
-    layer.
-    """
-    layers = check_divides("num_layers", shape.num_layers, "pipeline_parallel_size", p)
-    tokens = shape.seq_length * shape.micro_batch_size
-    output = Fraction(2 * tokens * shape.hidden_size * shape.vocab_size, sum(llama_products(shape).values()))
-    ends = [float(output / p if shared else output * (stage == p - 1)) for stage in range(p)]
-    longest = (layers + max(ends)) / layers
-    finding = f"Every stage works {longest:.2f} times as long as its layers do" if shared else (
-        f"The last stage works {longest:.2f} times as long as the others,<br>and they wait for it"
-    )  # fmt: skip
-    parts: dict[str, list[float]] = {"layers": [layers] * p, "output layer": ends}
-    return bar_chart(
-        finding,
-        {part: {f"stage {stage}": size for stage, size in enumerate(sizes)} for part, sizes in parts.items()},
-        "FLOPs of forward",
-        "layers",
-        room_for=layers + float(output),
-        fills=[FILLS["number"], FILLS["second number"]],
     )

@@ -6,7 +6,7 @@ from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import FILLS, SKY, Fill
+from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import three_digits
 from actmem_course.predicted.adapters import (
     COPIES,
@@ -22,11 +22,11 @@ from actmem_course.predicted.adapters import (
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 
-_FILLS = {
-    REST: FILLS["activations"],
-    INPUTS: FILLS["input of a linear"],
-    LOW: Fill(SKY, ""),
-    COPIES: FILLS["dropout mask"],
+#: Parts of a bar: the terms in each, and its fill.  XA alone is too narrow to be seen.
+_PARTS = {
+    REST: ((REST,), FILLS["activations"]),
+    INPUTS: ((INPUTS,), FILLS["input of a linear"]),
+    "adapters' copies, masks and XA": ((LOW, COPIES), FILLS["dropout mask"]),
 }
 
 
@@ -58,8 +58,8 @@ def adapter_bars(
         "all weights frozen": lora_rows(shape, ()),
     }
     parts = {
-        part: {name: shape.num_layers * total(row for row in rows if row.term == part) for name, rows in each.items()}
-        for part in _FILLS
+        part: {name: shape.num_layers * total(row for row in rows if row.term in terms) for name, rows in each.items()}
+        for part, (terms, _) in _PARTS.items()
     }
     trained = adapter_parameters(shape, PLACES[where], rank) / (shape.attention_weights + shape.mlp_weights)
     return bar_chart(
@@ -67,5 +67,5 @@ def adapter_bars(
         f"but the layers save {three_digits(100 * total(each['LoRA']) / total(whole))}% of full training's bytes",
         parts,
         f"saved for backward by {shape.num_layers} layers",
-        fills=tuple(_FILLS.values()),
+        fills=[fill for _, fill in _PARTS.values()],
     )

@@ -29,7 +29,7 @@ _FILLS = {
 }
 
 
-def price(step: LongStep) -> str:
+def cost(step: LongStep) -> str:
     """What a step adds, in a few words."""
     if step.copied_bytes:
         return f"{size_text(step.copied_bytes)} out, and back"
@@ -46,7 +46,7 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
         {part: {name: step.parts.get(part, 0) for name, step in steps.items()} for part in _FILLS},
         "at the peak, besides weights",
         fills=tuple(_FILLS.values()),
-        notes={name: f"{size_text(step.bytes)}, {price(step)}" for name, step in steps.items()},
+        notes={name: f"{size_text(step.bytes)}, {cost(step)}" for name, step in steps.items()},
         about={name: step.asked for name, step in steps.items()},
     )
 
@@ -71,7 +71,7 @@ def layer_at_work(shape: LlamaShape, tile: int = 0) -> Drawing:
             for block in blocks
         ]
     held = size_text(sum(block.held for block in blocks))
-    return block_picture(blocks, f"A recomputed layer holds {held} while it runs backward,<br>before its gradients")
+    return block_picture(blocks, f"A recomputed layer holds {held} while it runs backward,<br>without its gradients")
 
 
 def shared_sequence(shape: LlamaShape, way: str, c: int = 4) -> Drawing:

@@ -14,40 +14,42 @@ from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
-ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each pair
+ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each assignment
+#: How the router spreads the tokens, in words, and as the option ``routing``.
+ROUTINGS = {"balanced": "even", "imbalanced": "one-sided"}
 
 
-def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "one-sided")) -> Drawing:
-    """Bytes that a layer with experts saves on the fullest of t ranks.
+def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = tuple(ROUTINGS)) -> Drawing:
+    """Bytes that a layer with experts saves on the most loaded of t ranks.
 
     Args:
-        routings: how the router spreads the tokens; the places of those that are left out stay empty.
+        routings: keys of ROUTINGS; the places of those that are left out stay empty.
     """
     parallel = Parallel(t, t > 1)
     parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
-    for routing in ("even", "one-sided"):
-        tokens = forced_routed_tokens(shape, parallel, routing, 0)
+    for routing, option in ROUTINGS.items():
+        tokens = forced_routed_tokens(shape, parallel, option, 0)
         rows, shown = llama_rows(shape, parallel, routed_tokens=tokens), routing in routings
-        name = f"{routing} router: {tokens:,} pairs" if shown else f"{routing} router"
+        name = f"{routing} routing: {tokens:,} assignments" if shown else f"{routing} routing"
         experts = total(row for row in rows if row.term in ROUTED)
         parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
-    each = f"Even routing: each of {t} ranks saves" if t > 1 else "One rank saves"
+    each = f"Balanced routing: each of {t} ranks saves" if t > 1 else "One rank saves"
     title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"
-    if "one-sided" in routings:
+    if "imbalanced" in routings:
         title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
             "One rank takes all tokens, whatever the router does"
         )  # fmt: skip
     fills = [FILLS["GeLU input"], FILLS["activations"]]
-    return bar_chart(title, parts, f"saved by one layer on the fullest of {t} ranks", fills=fills)
+    return bar_chart(title, parts, f"saved by one layer on the most loaded of {t} ranks", fills=fills)
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
-    """The layer on t ranks.  With an even router, each rank sends as much; those collectives are drawn."""
+    """The layer on t ranks.  If routing is balanced, each rank sends as much; those collectives are drawn."""
     parallel = Parallel(t, True)
-    if routing == "even":
+    if routing == "balanced":
         return layer_picture(shape, parallel, collectives="forward")
-    pairs = [forced_routed_tokens(shape, parallel, routing, rank) for rank in range(t)]
-    return layer_picture(shape, parallel, routed_tokens=pairs)
+    assigned = [forced_routed_tokens(shape, parallel, ROUTINGS[routing], rank) for rank in range(t)]
+    return layer_picture(shape, parallel, routed_tokens=assigned)
 
 
 #: What a layer with latent attention recomputes, in the words of a control.
@@ -56,4 +58,8 @@ RECOMPUTED = {"nothing": frozenset(), "K and V": frozenset("KV"), "Q, K and V": 
 
 def latent_layer(recomputed: str) -> Drawing:
     """A layer of DeepSeek-V3; recomputed: a key of RECOMPUTED."""
-    return layer_picture(llama_shape("deepseek-v3"), recompute=RECOMPUTED[recomputed] or "none")
+    shape, again = llama_shape("deepseek-v3"), RECOMPUTED[recomputed] or "none"
+    sizes = {row.term: row.bytes for row in llama_rows(shape, recompute=again)}
+    heads = sum(sizes.get(term, 0) for term in "QKV")
+    title = f"DeepSeek-V3, {recomputed} recomputed: a layer saves {size_text(sum(sizes.values()))},"
+    return layer_picture(shape, recompute=again, title=f"{title}<br>{size_text(heads)} of it Q, K and V")

@@ -52,17 +52,23 @@ _Value = Any
 _NOT_COUNTED = "not counted here"
 
 
+#: Of so many pairs each is shown, of more how many are equal.
+_LISTED = 4
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Pairs of a prediction and a count, of one kind.
 
     Whole numbers, fractions and lists agree if they are equal: there is no tolerance.  Booleans are statements.
+    are_parts: the pairs are parts of one thing, so their sum means something.
     """
 
     what: str
     pairs: Sequence[tuple[_Value, _Value]]
     unit: str
     sides: tuple[str, str]
+    are_parts: bool = False
 
     @property
     def unequal(self) -> list[tuple[_Value, _Value]]:
@@ -84,16 +90,18 @@ class Comparison:
         return f"{_number(sum(abs(one - other) for one, other in numbers))} apart"
 
     def sentence(self) -> str:
-        """What was predicted and what was counted; of several pairs their sums."""
+        """What was predicted and what was counted: of parts the sum, of up to four other pairs each."""
         if not self.pairs or self.is_statement:
             return self.what
         if isinstance(self.pairs[0][0], list):
             return f"{self.what}: {len(self.pairs) - len(self.unequal)} of {len(self.pairs)} equal"
-        sums = [f"{side} {_number(sum(values))}" for side, values in zip(self.sides, zip(*self.pairs))]
-        text = f"{self.what}: {' · '.join(sums)} {self.unit}".rstrip()
-        if len(self.pairs) == 1:
-            return text
-        return f"{text} ({len(self.pairs) - len(self.unequal)} of {len(self.pairs)})"
+        count = f"{len(self.pairs) - len(self.unequal)} of {len(self.pairs)}"
+        if len(self.pairs) > _LISTED and not self.are_parts:
+            return f"{self.what}: {count} equal"
+        values = [[sum(own)] if self.are_parts else own for own in zip(*self.pairs)]
+        shown = [f"{side} {' | '.join(map(_number, own))}" for side, own in zip(self.sides, values)]
+        text = f"{self.what}: {' · '.join(shown)} {self.unit}".rstrip()
+        return f"{text} ({count})" if self.are_parts and len(self.pairs) > 1 else text
 
     def details(self) -> str:
         """The sentence, and the pairs that differ."""
@@ -129,15 +137,16 @@ class Checks:
         pairs: Iterable[tuple],
         unit: str = "bytes",
         sides: tuple[str, str] = ("predicted", "counted"),
+        are_parts: bool = False,
     ) -> None:
-        """Compare pairs of a prediction and a count, or of what ``sides`` says."""
-        self._comparisons.append(Comparison(what, list(pairs), unit, sides))
+        """Compare pairs of a prediction and a count, or of what ``sides`` says.  are_parts: of one sum."""
+        self._comparisons.append(Comparison(what, list(pairs), unit, sides, are_parts))
 
     def add_rows(self, what: str, predicted: Iterable[Row], counted: Iterable[Row]) -> None:
         """Compare rows term by term.  A term that only one side has is 0 on the other."""
         left, right = by_term(predicted), by_term(counted)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
-        self.add(what, [pair for pair in pairs if any(pair)])
+        self.add(what, [pair for pair in pairs if any(pair)], are_parts=True)
 
     def show(self) -> CheckLines | Fold:
         """What was compared since the last call, in at most three lines; of more, one line with the rest in a fold."""

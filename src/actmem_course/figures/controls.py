@@ -153,7 +153,7 @@ def after(previous: Drawing, drawing: Drawing) -> Drawing:
     stays = _SHORTEST * kept <= need <= kept
     # Its words may name sizes, which are the new ones.
     axis = replace(previous.axis, words=drawing.axis.words) if stays else drawing.axis
-    return _on_axis(drawing, axis)
+    return drawing if axis == drawing.axis else _on_axis(drawing, axis)
 
 
 def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from actmem_course.figures.marks import Drawing, chart, line, words
-from actmem_course.figures.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Fill
+from actmem_course.figures.style import Fill
 
-#: One fill for each rank, in diagrams that colour by rank; the box has the rank's number as well.
-RANK_FILLS = (
-    Fill(BLUE, "", "#FFFFFF"), Fill(ORANGE, ""), Fill(GREEN, "", "#FFFFFF"), Fill(PURPLE, ""),
-    Fill(SKY, ""), Fill(VERMILION, "", "#FFFFFF"), Fill(YELLOW, ""), Fill("#555555", "", "#FFFFFF"),
-)  # fmt: skip
-
-
-#: What every rank holds a copy of, what is missing, and a frame around boxes.
-WHOLE, EMPTY = Fill("#BBBBBB", "/"), Fill("#FFFFFF", "")
+#: A frame around boxes, and what is missing.
+EMPTY = Fill("#FFFFFF", "")
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,8 @@ export const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
   const at = (start + per * guess) / unit;
   const [low, high] = range?.map((end) => type === "log" ? 10 ** end : end) ?? [at, at];
   const inside = Math.min(Math.max(at, low), high);
-  return { ...shape, [`${along}0`]: inside, [`${along}1`]: inside };
+  const label = along === "x" && at > high ? { ...shape.label, xanchor: "right" } : shape.label;  // or it would leave the card
+  return { ...shape, label, [`${along}0`]: inside, [`${along}1`]: inside };
 };
 
 // ask: sends Python a message, and promises the next state.  plotly: a promise of Plotly.js.

@@ -14,7 +14,7 @@ from typing import Any
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.checks import Fold
-from actmem_course.figures.marks import Drawing, chart, line, scale
+from actmem_course.figures.marks import Drawing, chart, line, scale, words
 from actmem_course.figures.style import COMPARED, FILLS, HELD
 from actmem_course.figures.units import GIB, exact_text, size_text
 from actmem_course.others import paper
@@ -138,18 +138,19 @@ def step_curve(result: Result) -> Drawing:
         return _nothing()
     times, sizes = zip(*row["curve"])
     static, peak, end = row["static_bytes"], row["peak_bytes"], times[-1]
-    at = max(row["curve"], key=lambda moment: moment[1])[0]
+    at, top = max(row["curve"], key=lambda moment: moment[1])[0], peak // GIB + 2
     return chart(
-        f"{size_text(static)} are there before the step; forward and backward<br>"
-        f"add at most {size_text(peak - static)}, {at:.0f} ms after it began",
+        f"{size_text(static)} are there before the step;<br>the two passes add at most {size_text(peak - static)}",
         [
             line("allocated", times, [size / GIB for size in sizes], HELD, "%{x:.0f} ms: %{y:.2f} GiB"),
             line("before the step", [0, end], [static / GIB] * 2, COMPARED, exact_text(static), "dash", 2),
+            words([0], [top], ["forward pass:<br>each layer saves its tensors"], 13, "bottom right"),
+            words([end], [top], ["backward pass:<br>each tooth is a layer"], 13, "bottom left"),
         ],
-        f"A line over {end:.0f} ms: from {size_text(static)} allocated memory rises through forward to "
-        f"{size_text(peak)} at {at:.0f} ms, and falls back to {size_text(sizes[-1])} in backward.",
+        f"A line over {end:.0f} ms: from {size_text(static)} allocated memory rises in the forward pass to "
+        f"{size_text(peak)} at {at:.0f} ms, and falls back to {size_text(sizes[-1])} in the backward pass.",
         xaxis=scale("milliseconds since the step began", 0, end),
-        yaxis=scale("allocated, GiB", static // GIB - 1, peak // GIB + 2),
+        yaxis=scale("allocated, GiB", static // GIB - 1, top),
     )  # fmt: skip
 
 
@@ -163,8 +164,8 @@ def table4_bars(result: Result) -> Drawing:
     percent = {row: round(100 * found["over"]["value"]) for row, found in rows.items() if found["over"]}
     here = {row: percent[row] for row in _TO_ITS_END}
     drawing = bar_chart(
-        f"Selective recomputation alone costs {here['selective']}% on the {name},<br>"
-        f"{paper.TABLE4['selective'].overhead_percent}% on the paper's A100s",
+        f"Selective recomputation alone costs {here['selective']}% on one {name}, as a rank whose<br>"
+        f"collectives send nothing, {paper.TABLE4['selective'].overhead_percent}% on the paper's 8 A100s",
         {
             name: here,
             f"{name}, second run to its end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},

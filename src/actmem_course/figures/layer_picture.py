@@ -18,10 +18,10 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_choice
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange
 from actmem.recipes import PAPER_LAYER, LayerTerms, Mode
-from actmem.rows import Row
+from actmem.rows import LAYER_TERMS, Row
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.sketch import Block, Sketch, Transfer
-from actmem_course.figures.terms import formula_of, llama_formula
+from actmem_course.figures.terms import TERMS, formula_of, llama_formula, term_of
 from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape, llama_layer_terms
 from actmem_more.llama_terms import FLOAT32, context_exchanges, llama_rows
@@ -31,27 +31,6 @@ Shape = ModelShape | LlamaShape
 PHASES = ("", "forward", "recompute", "backward")
 #: How c ranks share a sequence in the picture: as ``CONTEXT_KINDS`` says, or K and V from rank to rank around a ring.
 CONTEXT_KINDS = ("gather", "ring", "ulysses")
-#: What computes from each tensor, above its row.
-OPERATIONS = {
-    "layer-norm 1 input": "layer norm",
-    "QKV projection input": "matmuls to Q, K, V",
-    "Q": "QKᵀ",
-    "softmax output": "softmax",
-    "softmax dropout mask": "dropout",
-    "softmax dropout output": "attention over V",
-    "attention projection input": "matmul: projection",
-    "attention dropout mask": "dropout",
-    "layer-norm 2 input": "+ the layer's input (saves nothing), layer norm",
-    "h→4h input": "matmul: h→4h",
-    "GeLU input": "GeLU",
-    "4h→h input": "matmul: 4h→h",
-    "MLP dropout mask": "dropout, + the block's input (saves nothing)",
-}
-#: Sharded by whole heads, along the MLP's width, by whole experts.
-_BY_HEAD = ("Q", "K", "V", *PAPER_LAYER.core, "log-sum-exp", "Q before its norm", "K before its norm")
-_BY_HEAD += ("attention output before all-to-all", "attention projection input")
-_BY_WIDTH = ("GeLU input", "4h→h input", "gate", "up", "down input", "shared gate", "shared up", "shared down input")
-_OF_EXPERTS = ("gate", "up", "down input", "dispatched weights")
 COPIED, ALONG_S = "a copy on every rank", "sharded along s"
 
 
@@ -98,10 +77,12 @@ def layer_picture(
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
     blocks = layer_blocks(shape, parallel, recompute, keeps_gathered, context_kind, routed_tokens)
     moves = transfers(shape, parallel, collectives, recompute, context_kind) if collectives else []
-    blocks = [replace(block, action="not saved", is_present=False) if block.row.term in not_saved else block
-              for block in blocks]  # fmt: skip
-    if collectives == "backward" and not keeps_gathered:
-        blocks = _with_gathered_again(blocks, moves)
+    moves = [move for move in moves if not (move.gathers_again and keeps_gathered)]
+    blocks = [_with_gathered_again(block, moves) for block in blocks]
+    blocks = [
+        replace(block, action="not saved", is_present=False) if block.row.term in not_saved else block
+        for block in blocks
+    ]
     saved = blocks
     if stored is not None:
         if not 1 <= stored <= len(blocks):
@@ -110,7 +91,9 @@ def layer_picture(
     if in_memory is not None:
         blocks = [replace(block, is_present=block.row.term in in_memory) for block in blocks]
     ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
-    captions = OPERATIONS if operations else _regions(blocks) if ranks > 1 else {}
+    captions = _regions(blocks)
+    if operations:
+        captions = {term: TERMS[term].operation for term in LAYER_TERMS}
     now = None if stored is None else blocks[stored - 1]
     finding = title or (_finding(blocks, ranks) if in_memory is None else _now_finding(blocks, saved, now))
     letters = f"s={shape.seq_length}, b={shape.micro_batch_size}, h={shape.hidden_size}, a={shape.num_attention_heads}"
@@ -152,9 +135,12 @@ def layer_blocks(
 
     Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
     """
-    ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
-    if ranks < parallel.tensor_parallel_size * parallel.context_parallel_size:
-        raise ConfigError("context_parallel_size", "must be 1 in a picture of tensor-parallel ranks")
+    t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
+    ranks = max(t, c)
+    if c > 1 and (t > 1 or isinstance(shape, ModelShape)):
+        raise ConfigError(
+            "context_parallel_size", f"must be 1 beside tensor-parallel ranks and in the paper's layer, got {c}"
+        )
     if routed_tokens:
         check_choice("number of routed_tokens", len(routed_tokens), [ranks])
     terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
@@ -169,7 +155,7 @@ def layer_blocks(
             left[row.term] = row.bytes
         action = actions.get(row.term, "keep" if row.term in left else "recompute")
         block = Block(row, sizes[row.term], left.get(row.term, row.bytes), action, action in ("keep", "compress"))
-        of_rank = _by_rank(row.term, shape, parallel, routed_tokens)
+        of_rank = _by_rank(row, shape, parallel, routed_tokens)
         split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
         blocks.append(replace(block, by_rank=of_rank, split=split, formula=_formula(row, shape, parallel)))
     return blocks
@@ -206,36 +192,41 @@ def _formula(row: Row, shape: Shape, parallel: Parallel) -> str:
 
 def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) -> str:
     """How the ranks share a tensor."""
-    term, t = block.row.term, parallel.tensor_parallel_size
+    term, t, shared_by = block.row.term, parallel.tensor_parallel_size, term_of(block.row).shared_by
     if block.row.bytes == block.whole:
         return COPIED
-    if term == "statistics":
-        return ""
     if parallel.context_parallel_size > 1:
-        by_head = context_kind == "ulysses" and term in _BY_HEAD and term != "attention projection input"
+        by_head = context_kind == "ulysses" and shared_by == "heads" and term != "attention projection input"
         return "sharded by heads" if by_head else ALONG_S
-    if isinstance(shape, LlamaShape) and shape.num_experts and term in _OF_EXPERTS:
-        return "whole experts on each rank"
-    if term in _BY_HEAD:
+    if shared_by == "heads":
         return "sharded by heads" if block.row.split_by == t else f"each head on {t // block.row.split_by} ranks"
-    return "sharded along the MLP's width" if term in _BY_WIDTH else ALONG_S
+    if _is_of_experts(block.row, shape):
+        return "whole experts on each rank"
+    if shared_by == "width":
+        return "sharded along the MLP's width"
+    return "" if term == "statistics" else ALONG_S
 
 
-def _by_rank(term: str, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
+def _is_of_experts(row: Row, shape: Shape) -> bool:
+    """Whether the ranks share it by whole experts, and it grows with the tokens that come to them."""
+    by = term_of(row).shared_by
+    is_routed = by == "experts" or (by == "width" and not row.term.startswith("shared"))
+    return is_routed and isinstance(shape, LlamaShape) and bool(shape.num_experts)
+
+
+def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
     """Bytes of a tensor of experts on each rank, by the pairs that it takes."""
-    if isinstance(shape, ModelShape) or term not in _OF_EXPERTS:
+    if isinstance(shape, ModelShape) or not _is_of_experts(of, shape):
         return ()
     rows = [row for tokens in routed_tokens for row in llama_rows(shape, parallel, routed_tokens=tokens)]
-    return tuple(row.bytes for row in rows if row.term == term)
+    return tuple(row.bytes for row in rows if row.term == of.term)
 
 
-def _with_gathered_again(blocks: Sequence[Block], moves: Sequence[Transfer]) -> list[Block]:
-    """What backward gathers again for a moment: the rest of each tensor whose shard is saved."""
-    again = {move.after for move in moves if move.name.endswith("again") and move.kind in ("all-gather", "ring")}
-    terms = again | ({"K"} if "V" in again else set())
-    return [
-        replace(block, gathered=block.whole - block.row.bytes) if block.row.term in terms else block for block in blocks
-    ]
+def _with_gathered_again(block: Block, moves: Sequence[Transfer]) -> Block:
+    """With what backward gathers for a moment: the rest of a tensor whose shard is saved.  K and V come together."""
+    again = {move.after for move in moves if move.gathers_again}
+    is_gathered = block.row.term in again or (block.row.term == "K" and "V" in again)
+    return replace(block, gathered=block.whole - block.row.bytes) if is_gathered else block
 
 
 def _regions(blocks: Sequence[Block]) -> dict[str, str]:
@@ -256,8 +247,10 @@ def transfers(
     if isinstance(shape, LlamaShape):
         if shape.latent or shape.shared_ffn_size:
             raise ConfigError("collectives", "no formula counts those of latent attention and of shared experts")
+        if phase == "recompute":
+            raise ConfigError("collectives", "the picture repeats those of the paper's layer only")
         if parallel.context_parallel_size > 1:
-            return _among_context_ranks(shape, parallel, phase, recompute, context_kind)
+            return _among_context_ranks(shape, parallel, phase, context_kind)
     t = parallel.tensor_parallel_size
     if t == 1:
         return []
@@ -265,7 +258,10 @@ def transfers(
     payload = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
 
     def after(kind: str, terms: Collection[str], again: str = "") -> list[Transfer]:
-        return [Transfer([Exchange(kind, phase, "", t, payload)], term, kind + again, kind) for term in terms]
+        gathers_again = bool(again) and phase == "backward"
+        return [
+            Transfer([Exchange(kind, phase, "", t, payload)], term, kind + again, kind, gathers_again) for term in terms
+        ]
 
     if phase == "recompute":
         products = PAPER_LAYER.products_again(recompute)
@@ -279,7 +275,8 @@ def transfers(
         return after("all-reduce", ends if phase == "forward" else starts) + experts
     if phase == "forward":
         return after("all-gather", starts) + after("reduce-scatter", ends) + experts
-    return after("all-gather", starts, " again") + after("reduce-scatter", starts) + after("all-gather", ends) + experts
+    # Read from the bottom up: X is gathered again before its gradient is reduced.
+    return after("reduce-scatter", starts) + after("all-gather", starts, " again") + after("all-gather", ends) + experts
 
 
 def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
@@ -300,8 +297,6 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
     if not parallel.sequence_parallel:
         sums = [Exchange("all-reduce", phase, "", t, FLOAT32 * pairs)]
         return [Transfer(sums, "routing weights", "all-reduce of weights", "all-reduce")] if phase == "backward" else []
-    if phase not in ("forward", "backward"):
-        raise ConfigError("collectives", "of recomputed experts the picture draws none")
     rows, weights = (Exchange("all-to-all", phase, "", t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32))
     if phase == "forward":
         sent = [(weights, "dispatch order", "weights"), (rows, "dispatched weights", "dispatch")]
@@ -312,32 +307,27 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
     return [Transfer([each], term, f"{what}: all-to-all", "all-to-all") for each, term, what in sent]
 
 
-def _among_context_ranks(
-    shape: LlamaShape, parallel: Parallel, phase: str, recompute: Mode, context_kind: str
-) -> list[Transfer]:
+def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:
     """K and V to all ranks, at once or around a ring, or all-to-alls from tokens to heads and back."""
     kind = "gather" if context_kind == "ring" else context_kind
-    of_phase = [each for each in context_exchanges(shape, parallel, kind, recompute) if each.phase == phase]
+    exchanges = [each for each in context_exchanges(shape, parallel, kind) if each.phase == phase]
     if kind == "ulysses":
-        to_heads, back = (
-            [each for each in of_phase if ("result" in each.where) == is_back] for is_back in (False, True)
-        )
-        rows = [
-            (to_heads, "QKV projection input", "Q, K, V"),
-            (back, "attention output before all-to-all", "the result"),
+        *to_heads, back = exchanges
+        return [
+            Transfer(to_heads, "QKV projection input", "all-to-all: Q, K, V", "all-to-all"),
+            Transfer([back], "attention output before all-to-all", "all-to-all: the result", "all-to-all"),
         ]
-        return [Transfer(sent, term, f"all-to-all: {what}", "all-to-all") for sent, term, what in rows if sent]
-    again = "" if phase == "forward" else " again"
-    gathers = [each for each in of_phase if each.kind == "all-gather"]
-    sums = [each for each in of_phase if each.kind == "reduce-scatter"]
     name, look = ("ring of sends", "ring") if context_kind == "ring" else ("all-gather", "all-gather")
-    found = [Transfer(gathers, "V", f"{name}, K and V{again}", look)] if gathers else []
-    return found + ([Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter")] if sums else [])
+    gathers, *sums = exchanges
+    if phase == "forward":
+        return [Transfer([gathers], "V", f"{name}, K and V", look)]
+    gathered = Transfer([gathers], "V", f"{name}, K and V again", look, gathers_again=True)
+    return [Transfer(sums, "V", "reduce-scatter of gradients", "reduce-scatter"), gathered]
 
 
 def _finding(blocks: Sequence[Block], ranks: int) -> str:
     """What the picture shows, in two lines at most."""
-    held = sum(max(block.by_rank) if block.by_rank else block.on_device for block in blocks)
+    held = sum(block.on_device for block in blocks)
     who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
     actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
     gone = [

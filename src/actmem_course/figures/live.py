@@ -27,17 +27,10 @@ PICTURES = "ACTMEM_PICTURES"
 PICTURE_MIME = "application/vnd.actmem.drawing+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
-#: For a widget's script: ``const state = await carried(model)``, then as with a model of the carried values.
-CARRIED = """
-async function carried(model) {
-  const carrier = await model.widget_manager.get_model(model.get("carrier").slice("IPY_MODEL_".length));
-  return {
-    get: (name) => JSON.parse(carrier.get("value"))[name],
-    on: (change) => carrier.on("change:value", change),
-    off: (change) => carrier.off("change:value", change),
-  };
-}
-"""
+
+def script(*files: str) -> str:
+    """Files of this folder one after the other: the parts of a widget's module, or its style."""
+    return "\n".join(Path(__file__).with_name(file).read_text(encoding="utf-8") for file in files)
 
 
 class Carried(anywidget.AnyWidget):
@@ -55,72 +48,8 @@ class Carried(anywidget.AnyWidget):
         self.carrier.value = json.dumps(self.carried)
 
 
-# Both scripts meet at one promise on the page, whichever comes first.
-_MEET = """
-function meeting() {
-  const place = (globalThis.__actmemPlotly ??= { figures: 0 });
-  place.plotly ??= new Promise((arrived) => { place.arrived = arrived; });
-  return place;
-}
-"""
-
-# Loads plotly.js on its own time, and once: a page that has it from another kernel does not load it
-# again; a page that was reloaded asks for it.
-_SCRIPT = (
-    _MEET
-    + """
-function initialize({ model }) {
-  const place = meeting();
-  if (place.loading) return;
-  const load = () => {
-    if (place.loading || !model.get("source")) return;
-    place.loading = true;
-    const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
-    import(url)
-      .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
-      .finally(() => URL.revokeObjectURL(url));
-  };
-  model.on("change:source", load);
-  load();
-  if (!place.loading) model.send({});
-}
-export default { initialize };
-"""
-)
-
 # plotly.js is written for <script>, CommonJS and AMD; inside a module it takes CommonJS.
 _MODULE = "const module = {{ exports: {{}} }};\n{}\nexport default module.exports;\n"
-
-_HERE = Path(__file__).parent
-# Questions go to the kernel one at a time: a model sends only the last of several changes.
-_WIDGET = (
-    _MEET
-    + CARRIED
-    + (_HERE / "figures.js").read_text(encoding="utf-8")
-    + """
-async function render({ model, el }) {
-  const place = document.createElement("div");
-  place.className = "actmem-shown";
-  // Keys belong to the figure: JupyterLab looks at them before it (shortcuts) and after it (Enter).
-  place.dataset.lmSuppressShortcuts = "true";
-  place.onkeydown = (event) => event.stopPropagation();
-  el.append(place);
-  const carrier = await carried(model);
-  let number = carrier.get("number"), answered = () => {}, before = Promise.resolve();
-  const listen = () => { if (carrier.get("number") === number) answered(carrier.get("state")); };
-  carrier.on(listen);
-  const ask = (message) => before = before.then(() => new Promise((done) => {
-    answered = done;
-    number += 1;
-    model.set("asked", { ...message, number });
-    model.save_changes();
-  }));
-  const meet = meeting();
-  const figure = new Figure(place, `figure${meet.figures += 1}`, { state: carrier.get("state"), answer:
-  carrier.get("answer") }, ask, meet.plotly); return () => { carrier.off(listen); figure.close(); }; } export default
-  { render };
-"""
-)
 
 
 class PlotlyScript(anywidget.AnyWidget):
@@ -141,7 +70,7 @@ class PlotlyScript(anywidget.AnyWidget):
         return cls._sent
 
     _sent: PlotlyScript | None = None
-    _esm = _SCRIPT
+    _esm = script("meeting.js", "plotly_script.js")
     source = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, source: str):
@@ -158,8 +87,8 @@ class PlotlyScript(anywidget.AnyWidget):
 class Widget(Carried):
     """What a cell shows, on screen."""
 
-    _esm = _WIDGET
-    _css = (_HERE / "figures.css").read_text(encoding="utf-8")
+    _esm = script("meeting.js", "carried.js", "figures.js", "widget.js")
+    _css = script("figures.css")
     asked = traitlets.Dict().tag(sync=True)
 
     def __init__(self, shown: LiveCell):

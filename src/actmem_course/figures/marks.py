@@ -18,8 +18,6 @@ from typing import Any
 
 from actmem_course.figures.style import CONFIG, INK, PURPLE, TEMPLATE, Fill
 
-#: Layout of a chart whose bars lie on top of each other.
-STACKED: dict[str, Any] = {"barmode": "stack", "legend": {"traceorder": "normal"}}
 #: Text in bars is shown where it fits at this size or a larger one.
 FITTING: dict[str, Any] = {"uniformtext": {"mode": "hide", "minsize": 11}}
 

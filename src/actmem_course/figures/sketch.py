@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,12 @@ _THIN, _THICK = 1.5, 4.0
 #: Places along x and y of a line.
 Stroke = tuple[Sequence[float], Sequence[float]]
 #: What goes into a collective and what comes out of it on each rank: a shard, or the whole tensor.
-_ENDS = {"all-reduce": (_THICK, _THICK), "all-gather": (_THIN, _THICK), "reduce-scatter": (_THICK, _THIN)}
+_ENDS = {
+    "all-reduce": (_THICK, _THICK),
+    "all-gather": (_THIN, _THICK),
+    "reduce-scatter": (_THICK, _THIN),
+    "all-to-all": (_THIN, _THIN),
+}
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,19 @@ class Block:
     split: str = ""
 
     @property
+    def absence(self) -> str:
+        """Why it isn't in the device's memory, in words; "" if it is."""
+        words = {"recompute": "recomputed", "not saved": "not saved", "offload": "on the host"}
+        return "" if self.is_present else words.get(self.action, "not in memory")
+
+    @property
     def on_device(self) -> int:
         """Bytes in the device's memory at this moment; of ranks that differ, on the fullest."""
-        return self.held if self.is_present else 0
+        return max(self.by_rank, default=self.held) if self.is_present else 0
+
+    def held_on(self, rank: int) -> int:
+        """Bytes in the memory of one rank at this moment."""
+        return self.by_rank[rank] if self.by_rank and self.is_present else self.on_device
 
     def size_on(self, rank: int) -> int:
         """Bytes that one rank would save of it."""
@@ -80,12 +95,14 @@ class Transfer:
         after: The term below whose row it is drawn.
         name: What stands beside it.
         kind: How it is drawn: as the exchanges' kind, or "ring" or "next stage", from rank to rank or from each on.
+        gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
     """
 
     exchanges: Sequence[Exchange]
     after: str
     name: str
     kind: str
+    gathers_again: bool = False
 
     @property
     def sent_bytes(self) -> int:
@@ -192,14 +209,12 @@ class Sketch:
     def _boxes(self, block: Block, rank: int) -> None:
         """A tensor's box on one rank: what is held in its colour, what has gone as a frame."""
         x, size, about = self.left_of(rank), block.size_on(rank), term_of(block.row)
-        held = size if block.by_rank and block.is_present else block.on_device
+        held = block.held_on(rank)
         where = "" if self.ranks == 1 else f", rank {rank}, {block.split}"
         hover = f"<b>{block.row.term}</b>{where}<br>{held:,} B<br>{about.why}"
         if held < size:
-            look, word = EMPTY, "not in memory"
-            if block.action == "recompute":
-                look, word = FILLS["recomputed"], "recomputed in backward"
-            said = hover if held else f"<b>{block.row.term}</b>{where}<br>{word}, {size:,} B"
+            look = FILLS["recomputed"] if block.action == "recompute" else EMPTY
+            said = hover if held else f"<b>{block.row.term}</b>{where}<br>{block.absence}: {size:,} B"
             self.drawn.append(Box(x, self.y, size, _BOX, look, "", said))
         if held:
             self.drawn.append(Box(x, self.y, held, _BOX, FILLS[about.kind], "", hover))
@@ -209,14 +224,14 @@ class Sketch:
 
     def _said(self, block: Block) -> str:
         """What stands after the last box of a row."""
-        if block.action == "offload" and not block.is_present:
-            return f"<b>{block.formula}</b> {self._in_unit(block.row.bytes)}"
-        if block.on_device == 0:
-            return {"recompute": "<i>recomputed</i>", "not saved": "<i>not saved</i>"}.get(block.action, "")
+        if block.absence in ("recomputed", "not saved"):
+            return f"<i>{block.absence}</i>"
+        if block.absence == "not in memory":
+            return ""
         if block.by_rank:
             return f"<b>{block.formula}</b> {self._in_unit(min(block.by_rank))} to {self._in_unit(max(block.by_rank))}"
         formula = "8 bits" if block.action == "compress" else block.formula
-        return f"<b>{formula}</b> {self._in_unit(block.on_device)}"
+        return f"<b>{formula}</b> {self._in_unit(block.on_device or block.row.bytes)}"
 
     def _in_unit(self, size: float) -> str:
         return f"{three_digits(size / self.unit)} {self.unit_name}"
@@ -226,12 +241,13 @@ class Sketch:
         top, bottom = self.y - 1, self.y + _TRANSFER - 6
         middle, ends = (top + bottom) / 2, (bottom, top) if self.is_backward else (top, bottom)
         middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]
-        arrows: dict[str, Callable[[list[float], float, tuple[float, float]], None]] = {
-            "all-to-all": self._everyone_to_everyone, "ring": self._around_a_ring, "next stage": self._straight_on,
-        }  # fmt: skip
-        if move.kind in arrows:
-            arrows[move.kind](middles, middle, ends)
-        else:
+        pairs = {
+            "ring": zip(middles, middles[1:] + middles[:1]),
+            "next stage": zip(middles, middles),
+        }
+        for pair in pairs.get(move.kind, ()):
+            self._stroke(_THIN, pair, ends, has_head=True)
+        if move.kind in _ENDS:
             width_in, width_out = _ENDS[move.kind]
             self._stroke(_THIN, [middles[0], middles[-1]], [middle] * 2)
             for x in middles:
@@ -242,21 +258,6 @@ class Sketch:
             (middles[-1] + 0.3 * self.gap, middle, f"{_SPACE}<i>{self._in_unit(move.sent_bytes)} sent</i>")
         )
         self.y += _TRANSFER
-
-    def _everyone_to_everyone(self, middles: list[float], middle: float, ends: tuple[float, float]) -> None:
-        for sender in middles:
-            for receiver in middles:
-                self._stroke(_THIN, [sender, receiver], ends, has_head=True)
-
-    def _around_a_ring(self, middles: list[float], middle: float, ends: tuple[float, float]) -> None:
-        for sender, receiver in zip(middles, middles[1:]):
-            room = 0.1 * (receiver - sender)
-            self._stroke(_THIN, [sender + room, receiver - room], [middle - 4] * 2, has_head=True)
-        self._stroke(_THIN, [middles[-1], middles[0]], [middle + 7] * 2, has_head=True)
-
-    def _straight_on(self, middles: list[float], middle: float, ends: tuple[float, float]) -> None:
-        for x in middles:
-            self._stroke(_THIN, [x, x], ends, has_head=True)
 
     def _stroke(self, width: float, x: Sequence[float], y: Sequence[float], has_head: bool = False) -> None:
         self.strokes.setdefault((width, has_head), []).append((x, y))
@@ -280,23 +281,14 @@ class Sketch:
         """The picture in words."""
         said = []
         for block in self.blocks:
-            what = f"{block.on_device:,} bytes{f', {block.split}' if block.split else ''}"
-            if block.by_rank:
-                what = f"{', '.join(f'{size:,}' for size in block.by_rank)} bytes by rank"
-            if block.action == "offload" and not block.is_present:
-                what = f"{block.row.bytes:,} bytes on the host"
-            elif not block.on_device:
-                what = {"recompute": "recomputed", "not saved": "not saved"}.get(block.action, "not in memory")
-            said.append(f"{block.row.term} {what}")
+            size = f"{'at most ' if block.by_rank else ''}{block.on_device or block.row.bytes:,} bytes"
+            said.append(", ".join(filter(None, (f"{block.row.term} {size}", block.absence, block.split))))
         sent = [f"{move.name} after {move.after}, {move.sent_bytes:,} bytes sent by each" for move in moves]
         return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
 
     def total(self) -> int:
         """Bytes in the memory of a rank; the fullest if they differ."""
-        return max(
-            sum(block.size_on(rank) if block.by_rank and block.is_present else block.on_device for block in self.blocks)
-            for rank in range(self.ranks)
-        )
+        return max(sum(block.held_on(rank) for block in self.blocks) for rank in range(self.ranks))
 
 
 def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
-from actmem.rows import Row
+from actmem.rows import LAYER_TERMS, Row
+from actmem_course.others import table_rows
 from actmem_more.llama_shape import LlamaShape
 
 #: The kinds of tensor, in the order of legends.
@@ -18,73 +19,30 @@ KINDS = (
     *("routing", "GeLU input", "extra"),
 )
 
-#: The blocks of the layer, in the order of the forward pass, and rows that the paper leaves out.
-BLOCKS = ("layer norms", "attention", "MLP", "extra")
-
 
 @dataclass(frozen=True)
 class Term:
-    """One of the 15 tensors.  why: what backward computes from it, in one line."""
+    """A saved tensor, of the paper's layer or of today's: a line of terms.tsv.
+
+    Attributes:
+        kind: One of KINDS.
+        shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if nothing of it.
+        operation: What computes from it first, where a picture names operations.
+        why: What backward computes from it, in one line.
+    """
 
     kind: str
-    block: str
-    why: str
+    shared_by: str = ""
+    operation: str = ""
+    why: str = ""
 
 
-TERMS = {
-    "layer-norm 1 input": Term("layer-norm input", "layer norms", "the gradient needs x̂ = (x − mean)/deviation again"),
-    "QKV projection input": Term(
-        "input of a linear", "attention", "dW = Xᵀ dY for the three projections; they share X"
-    ),
-    "Q": Term("Q, K, V", "attention", "S = QKᵀ, so dK = dSᵀ Q"),
-    "K": Term("Q, K, V", "attention", "S = QKᵀ, so dQ = dS K"),
-    "softmax output": Term("softmax", "attention", "dS = P ∘ (dP − sum(dP ∘ P)): P alone, not the scores"),
-    "softmax dropout mask": Term("dropout mask", "attention", "dP = mask ∘ dD / (1 − rate)"),
-    "softmax dropout output": Term("softmax", "attention", "C = DV, so dV = Dᵀ dC"),
-    "V": Term("Q, K, V", "attention", "C = DV, so dD = dC Vᵀ"),
-    "attention projection input": Term("input of a linear", "attention", "dW = Cᵀ dY"),
-    "attention dropout mask": Term("dropout mask", "attention", "dX = mask ∘ dY / (1 − rate)"),
-    "layer-norm 2 input": Term("layer-norm input", "layer norms", "the gradient needs x̂ = (x − mean)/deviation again"),
-    "h→4h input": Term("input of a linear", "MLP", "dW = Xᵀ dY"),
-    "GeLU input": Term("GeLU input", "MLP", "dZ = gelu′(Z) ∘ dG: the slope is a function of Z"),
-    "4h→h input": Term("input of a linear", "MLP", "dW = Gᵀ dY, and G is four times as wide"),
-    "MLP dropout mask": Term("dropout mask", "MLP", "dX = mask ∘ dY / (1 − rate)"),
-}
-
-
-_NORM_WHY, _LINEAR_WHY = "the gradient needs x/rms again", "dW = Xᵀ dY"
-_NORM, _LINEAR, _ROUTE = "layer-norm input", "input of a linear", "routing"
-#: Those of the layers since: a dropped softmax, gates, experts, latents.
-TERMS_TODAY = {
-    "norm 1 input": Term(_NORM, "layer norms", _NORM_WHY),
-    "Q latent": Term("latents", "attention", _NORM_WHY),
-    "Q up-projection input": Term(_LINEAR, "attention", _LINEAR_WHY),
-    "Q before its norm": Term(_NORM, "attention", _NORM_WHY),
-    "KV latent": Term("latents", "attention", _NORM_WHY),
-    "KV up-projection input": Term(_LINEAR, "attention", _LINEAR_WHY),
-    "K before its norm": Term(_NORM, "attention", _NORM_WHY),
-    "attention output before all-to-all": Term(_LINEAR, "attention", "the kernel's gradient reads its own result"),
-    "log-sum-exp": Term("softmax", "attention", "the kernel makes the scores' softmax again from it, tile by tile"),
-    "norm 2 input": Term(_NORM, "layer norms", _NORM_WHY),
-    "gate and up input": Term(_LINEAR, "MLP", "dW = Xᵀ dY for both; they share X"),
-    "gate": Term("GeLU input", "MLP", "d up = silu(gate) ∘ dY, and silu′ is a function of gate"),
-    "up": Term("GeLU input", "MLP", "d gate = silu′(gate) ∘ up ∘ dY"),
-    "down input": Term(_LINEAR, "MLP", _LINEAR_WHY),
-    "router input": Term(_LINEAR, "MLP", "dW = Xᵀ dY of the router; the experts' rows are sent again from it"),
-    "chosen experts": Term(_ROUTE, "MLP", "which scores a gradient goes to"),
-    "routing weights": Term(_ROUTE, "MLP", "the softmax's gradient reads its result"),
-    "dispatch order": Term(_ROUTE, "MLP", "where each row goes, and where its gradient comes from"),
-    "dispatched weights": Term(_ROUTE, "MLP", "each row was multiplied by its weight"),
-    "shared gate": Term("GeLU input", "MLP", "as gate, of the experts that every token takes"),
-    "shared up": Term("GeLU input", "MLP", "as up, of the experts that every token takes"),
-    "shared down input": Term(_LINEAR, "MLP", _LINEAR_WHY),
-    "statistics": Term("extra", "extra", "a number or two for each token, head or query"),
-}
+TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __package__)}
 
 
 def term_of(row: Row) -> Term:
     """What a row's tensor is; a row that the paper leaves out gives its own reason."""
-    return TERMS.get(row.term) or TERMS_TODAY.get(row.term) or Term("extra", "extra", row.extra)
+    return TERMS.get(row.term) or Term("extra", why=row.extra)
 
 
 def _widths(shape: LlamaShape) -> dict[str, tuple[str, int]]:
@@ -130,7 +88,7 @@ def formula_of(row: Row, shape: ModelShape) -> str:
 
     Empty for rows that the paper leaves out: they have other letters.
     """
-    if row.term not in TERMS:
+    if row.term not in LAYER_TERMS:
         return ""
     a, b, h, s = shape.letters()
     letters, unit = ("as²b", a * s * s * b) if row.term in CORE_ATTENTION_TERMS else ("sbh", s * b * h)

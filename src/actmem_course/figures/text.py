@@ -47,16 +47,6 @@ def extras_text(rows: Iterable[Row]) -> str:
     )
 
 
-def kept_text(saved: Iterable) -> str:
-    """The few tensors that one operation keeps, a line for each."""
-    lines = [
-        f"{t.op} keeps {f'argument {t.argument}' if t.argument else 'what it made'}, {_sizes(t.shape)} "
-        f"{_dtype(t.dtype)}: {t.bytes:,} bytes"
-        for t in saved
-    ]
-    return "\n".join(lines) or "nothing is kept"
-
-
 def saved_text(saved: Iterable) -> str:
     """What a ledger holds: its ``saved``, a line for each tensor, and the sum."""
     saved = list(saved)

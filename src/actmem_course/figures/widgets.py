@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from html import escape
-from textwrap import fill
 
-from actmem_course.figures.live import CARRIED, Carried, mime_bundle
+from actmem_course.figures.live import Carried, mime_bundle, script
 
 
 class Progress(Carried):
@@ -16,23 +15,7 @@ class Progress(Carried):
     what: is stored with the notebook; the seconds are not, since they differ.  Screen readers read the line out.
     """
 
-    _esm = (
-        CARRIED
-        + """
-async function render({ model, el }) {
-  const state = await carried(model);
-  const node = document.createElement("div");
-  node.setAttribute("role", "status");
-  Object.assign(node.style, { minHeight: "1.4em", padding: "2px 4px", fontWeight: "600" });
-  const write = () => { node.textContent = state.get("text"); };
-  el.append(node);
-  write();
-  state.on(write);
-  return () => state.off(write);
-}
-export default { render };
-"""
-    )
+    _esm = script("carried.js", "progress.js")
 
     def __init__(self, what: str):
         super().__init__({"text": ""})
@@ -69,13 +52,13 @@ export default { render };
 
 
 class Varies:
-    """Names and values, as a small table.  The text form names the facts only, so that it is the same everywhere."""
+    """Names and values, as a small table.  The text form has none of them, so that it is the same everywhere."""
 
     def __init__(self, facts: dict[str, object]):
         self.facts = facts
 
     def __repr__(self) -> str:
-        return fill(f"(of your machine, if you run this cell in a notebook: {', '.join(self.facts)})", 96)
+        return "(Your machine's numbers appear here when you run this cell in a notebook.)"
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
         lines = "".join(

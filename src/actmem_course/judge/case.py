@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from actmem.ledger.comms import Collective
 from actmem.torch_private import no_dispatch_modes
-from actmem_course.judge.collective_outcomes import Operator, assigned, result_of
+from actmem_course.judge.collective_outcomes import assigned, result_of
 from actmem_course.judge.compare import check_plain_tensor, check_whole_number
 from actmem_course.judge.observations import (
     RESULT,
@@ -156,7 +156,8 @@ class CaseRun:
         with self.unwritten(**inputs), self.b.watching() as forward:
             result = function(*inputs.values(), *rest)
         _check_returned(result, forward)
-        self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, parts=first if operator else None)
+        sure, parts = self.t == 1, first if operator else None
+        self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, parts=parts, sure=sure)
         if collectives and self.t > 1:
             self.see(CollectivesRun(f"{prefix}forward", list(forward.collectives)))
         check_graph(result, forward, prefix)
@@ -179,6 +180,7 @@ class CaseRun:
                     None if gradient is None else gradient.clone(),
                     _advised(advice.get(name, "")).repair,
                     _advised(advice.get(name, "")).cause,
+                    sure=sure,
                     gradient_of=name,
                     parts=upstream if operator else None,
                     missing="" if gradient is not None else gives_no_gradient(ran),
@@ -191,9 +193,9 @@ class CaseRun:
             self.see(seen)
         return forward, backward
 
-    def operator(self, right: Operator, x: Tensor, upstream: Tensor | None = None) -> None:
-        """Both passes of one of the four operators, and that it saves nothing."""
-        own, advice = self[right.name], {"": right.in_forward, "x": right.in_backward}
+    def operator(self, name: str, x: Tensor, advice: Advice, upstream: Tensor | None = None) -> None:
+        """Both passes of an operator that is one collective, and that it saves nothing."""
+        own = self[name]
         self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
         self.saves(lambda y: own(y, self.group), x, repair="save nothing: its backward needs no tensor of forward's")
 

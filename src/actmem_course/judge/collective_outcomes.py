@@ -1,5 +1,4 @@
-"""What collectives give: everything that a rank may make of the ranks' parts, in words; the four operators; what a
-pass may run."""
+"""What collectives give: everything that a rank may make of the ranks' parts, in words; what a pass may run."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actmem.ledger.comms import Collective
-from actmem_course.judge.compare import close, dtype_name, factor, summed, times
+from actmem_course.judge.compare import factor, summed, times
 from actmem_course.judge.verdict import Fault
 from actmem_course.judge.virtual import Watch
 
@@ -35,75 +34,55 @@ OWN_PART = Made("this rank's own part", lambda parts, rank: parts[rank])
 SUM = Made("the sum over the ranks", lambda parts, rank: summed(parts))
 
 
-def _share_of(whole: Made, dim: int = 0, of: int | None = None) -> Made:
-    """One rank's contiguous share.  of: whose; None: this rank's."""
-    owner = "this rank" if of is None else f"rank {of}"
-    words = f"{owner}'s share of {'its own part' if whole is OWN_PART else whole.words}"
+def _share_of(whole: Made, dim: int = 0) -> Made:
+    words = f"this rank's share of {'its own part' if whole is OWN_PART else whole.words}"
     words += f", along dimension {dim}" if dim else ""
-
-    def make(parts: Parts, rank: int) -> Tensor:
-        return whole.make(parts, rank).tensor_split(len(parts), dim)[rank if of is None else of]
-
-    return Made(words, make, whole.names_ranks or of is not None)
+    return Made(
+        words, lambda parts, rank: whole.make(parts, rank).tensor_split(len(parts), dim)[rank], whole.names_ranks
+    )
 
 
 def _joined(dim: int = 0) -> Made:
     return Made(f"the ranks' parts joined along dimension {dim}", lambda p, rank: torch.cat(list(p), dim))
 
 
-JOINED, SHARE = _joined(), _share_of(SUM)
-
-
 def _alone(parts: Parts, rank: int) -> Tensor:
     return torch.cat([part if number == rank else torch.zeros_like(part) for number, part in enumerate(parts)])
 
 
-#: What stands for a pass of an operator by mistake, the likelier first.
-USUAL = (
+_REDUCED = (
     OWN_PART,
     SUM,
-    Made("the largest of the ranks' parts (MAX)", lambda p, rank: torch.stack(list(p)).amax(0)),
-    Made("the smallest of the ranks' parts (MIN)", lambda p, rank: torch.stack(list(p)).amin(0)),
-    Made("rank 0's part", lambda p, rank: p[0], names_ranks=True),
-    JOINED,
-    SHARE,
-    _share_of(OWN_PART),
-    Made("this rank's own part in its place, and zero in the others'", _alone),
-    Made("this rank's own part t times, joined along dimension 0", lambda p, rank: torch.cat([p[rank]] * len(p))),
+    Made("the largest of the ranks' parts (MAX)", lambda parts, rank: torch.stack(list(parts)).amax(0)),
+    Made("the smallest of the ranks' parts (MIN)", lambda parts, rank: torch.stack(list(parts)).amin(0)),
+    Made("rank 0's part", lambda parts, rank: parts[0], names_ranks=True),
 )
 
 
 def everything_made(parts: Parts) -> Iterator[Made]:
     """All that a rank may make of the ranks' parts: reduced, joined, sharded, and all of these in turn."""
-    yield from USUAL
-    t, dims, alike = len(parts), parts[0].dim(), all(part.equal(parts[0]) for part in parts)
-    wholes = [
-        *USUAL[1:4],
-        OWN_PART,
-        Made("the product of the ranks' parts (PRODUCT)", lambda p, rank: torch.stack(list(p)).prod(0)),
-    ]
-    others = [Made(f"rank {k}'s part", lambda p, rank, k=k: p[k], True) for k in range(t)]  # type: ignore[misc]
-    yield from (*wholes, *others)
+    yield from _REDUCED
+    yield from (_joined(), _share_of(SUM), _share_of(OWN_PART))
+    yield Made("this rank's own part in its place, and zero in the others'", _alone)
+    yield Made("this rank's own part t times, joined along dimension 0", lambda p, rank: torch.cat([p[rank]] * len(p)))
+    t, alike = len(parts), all(part.equal(parts[0]) for part in parts)
+    yield from (Made(f"rank {k}'s part", lambda p, rank, k=k: p[k], True) for k in range(t))  # type: ignore[misc]
     for k, end in combinations(range(t + 1), 2):
         if 1 < end - k < t and not alike:  # where all have the same, it is a multiple of this rank's own part
             words = f"the sum of the parts of ranks {k} to {end - 1}"
             yield Made(words, lambda p, rank, k=k, end=end: summed(p[k:end]), True, True)  # type: ignore[misc]
-    yield Made("the ranks' parts stacked in a new dimension", lambda p, rank: torch.stack(list(p)))
     yield Made(
         "the ranks' parts joined along dimension 0, this rank's first",
         lambda p, rank: torch.cat([p[rank], *p[:rank], *p[rank + 1 :]]),
     )
-    for dim in range(dims):
-        yield _joined(dim)
+    for dim in range(parts[0].dim()):
+        joined = _joined(dim)
+        yield joined
+        yield Made(f"{joined.words}, the last rank first", lambda p, rank, of=joined: of.make(p[::-1], rank))  # type: ignore[misc]
         in_turn = f"the ranks' parts interleaved along dimension {dim}, one of each rank in turn"
-        yield Made(
-            f"{_joined(dim).words}, the last rank first",
-            lambda p, rank, d=dim: torch.cat(list(p[::-1]), d),  # type: ignore[misc]
-        )
         yield Made(in_turn, lambda p, rank, d=dim: torch.stack(list(p), d + 1).flatten(d, d + 1))  # type: ignore[misc]
-        for whole in (*wholes, *others, _joined(dim)):
+        for whole in (*_REDUCED, joined):
             yield _share_of(whole, dim)
-            yield from (_share_of(whole, dim, of) for of in range(t))
             yield _every_t_th(whole, dim)
 
 
@@ -142,77 +121,7 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
     for words, made in made_of(found, parts, rank):
         why = lost if ran and made is OWN_PART else Fault("", advice.repair, cause)
         fits.append(Fault(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
-    expected = right.make(parts, rank)
-    if fits or found.shape != expected.shape:
-        return fits
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):  # each holds less than the next
-        rounded = found.equal(found.to(dtype).to(found.dtype))
-        if rounded and close(found, expected, 8 * len(parts) * torch.finfo(dtype).eps):
-            symptom = f"is right but for its digits, which are those of {dtype_name(dtype)}"
-            return [Fault(symptom, "hand the collective what it has, in its own dtype", explains=True)]
-    return []
-
-
-@dataclass(frozen=True)
-class Operator:
-    """forward, backward: what each makes of the ranks' parts.  in_forward, in_backward: what to do there, and why."""
-
-    name: str
-    forward: Made
-    backward: Made
-    in_forward: Fault
-    in_backward: Fault
-
-
-F_OPERATOR = Operator(
-    "f",
-    OWN_PART,
-    SUM,
-    Fault("", "f's forward must return x as it is", "every rank has the same x already"),
-    Fault(
-        "",
-        "f's backward must all-reduce once, with SUM",
-        "Each rank's gradient comes from its own slice of the weight, and these add up",
-    ),
-)
-F_BAR_OPERATOR = Operator(
-    "f_bar",
-    SUM,
-    OWN_PART,
-    Fault("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
-    Fault(
-        "",
-        "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
-        "After the sum every rank runs the same code, so each has the whole gradient already",
-    ),
-)
-G_OPERATOR = Operator(
-    "g",
-    JOINED,
-    SHARE,
-    Fault("", "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first"),
-    Fault(
-        "",
-        "g's backward must reduce-scatter once, with SUM",
-        "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens",
-    ),
-)
-G_BAR_OPERATOR = Operator(
-    "g_bar",
-    SHARE,
-    JOINED,
-    Fault(
-        "",
-        "g_bar's forward must reduce-scatter once, with SUM",
-        "Each rank gets its own tokens, s/t of them, from r·s/t on",
-    ),
-    Fault(
-        "",
-        "g_bar's backward must all-gather",
-        "This rank's x went into all tokens, so it needs the gradients of all ranks",
-    ),
-)
-OPERATORS = (F_OPERATOR, F_BAR_OPERATOR, G_OPERATOR, G_BAR_OPERATOR)
+    return fits
 
 
 def size_of(x: Tensor) -> int:

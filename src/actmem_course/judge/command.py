@@ -1,11 +1,11 @@
-"""A lab's command line: judge, hint, solution, reward, watch.  Loads no torch: the ranks do."""
+"""A lab's command line: judge, hint, solution, watch.  Loads no torch: the ranks do."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
 from actmem_course.copies import file_to_judge, typed
-from actmem_course.files import check_files
+from actmem_course.files import check_files, write_text
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
 from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
@@ -45,7 +45,6 @@ def main(functions: dict) -> int:
     with parser.refusing():
         exercises = lab.choose([number for text in args.only or () for number in text.split(",")], "only")
         if args.hint is not None:
-            _check_alone(args, parser)
             return _hint(lab.choose([args.hint], "hint")[0], script)
         check_files(args, "json")
         if args.watch and (args.json or args.solution):
@@ -71,25 +70,16 @@ def main(functions: dict) -> int:
     return code
 
 
-class _Ended(Exception):
-    """The process that judged has ended, or was too slow, at an exercise; None: before the first."""
-
-    def __init__(self, exercise: Exercise | None, why: str):
-        super().__init__(why)
-        self.exercise, self.why = exercise, why
-
-
 class _Judging:
     """One file, what judges it, and what is said of it.
 
     Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real
-    processes,
-    which want a GPU each, and then measure.
+    processes, which want a GPU each, and then measure.
     """
 
     def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, gpus: int):
-        self.lab, self.exercises, self.args, self.script = lab, exercises, args, script
-        self.size, self.device = size, "cuda" if gpus else "cpu"
+        self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
+        self.device = "cuda" if gpus else "cpu"
         self.virtual = RankParent(size, self.device, virtual=True)
         self.real = RankParent(size, "cuda" if gpus >= size else "cpu", alone=lab.one_process)
         #: Ready to take over, while somebody watches, from a process that ends over an answer.
@@ -102,16 +92,15 @@ class _Judging:
         self._verdicts(report, source, changed_only=False)
         self.virtual.end()
         passed = report.all_passed and self._confirmed(report, source)
-        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        report.end(f"(torchrun reports exit code 1 below; python {typed(self.script)} ends without it)" * torchrun)
-        if passed and self.exercises == self.lab.exercises and not self.args.verdicts_only:
-            self._measure(report, source)
+        report.end()
+        for line in report.reward:
+            report.line(line)
         self._remember(report)
-        report.write()
-        if passed:
-            return 0
-        tell_torchrun("nothing failed but the lab: its verdicts are above")
-        return 1
+        if self.args.json:
+            write_text(self.args.json, report.json())
+        if not passed:
+            tell_torchrun("nothing failed but the lab: its verdicts are above")
+        return 0 if passed else 1
 
     def watch(self) -> int:
         """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
@@ -128,42 +117,35 @@ class _Judging:
                 console.print(Text("the file is empty: nothing is judged", style="dim"))
                 before = now
                 continue
-            before, began = now, time.monotonic()
-
-            def outdated(judged: tuple[int, int] = now) -> bool:
-                return _stamp(self.script) not in (None, judged)
-
             try:
                 source = self.script.read_bytes()
             except FileNotFoundError:  # an editor is about to put the new one in its place
                 continue
-            report = self._report()
+            before, began, report = now, time.monotonic(), self._report()
             try:
-                self._verdicts(report, source, changed_only=True, outdated=outdated)
+                self._verdicts(
+                    report, source, changed_only=True, outdated=lambda: _stamp(self.script) not in (None, before)
+                )
                 report.end()
-                console.print(Text(f"judged in {time.monotonic() - began:.1f} s", style="dim"))
-                sys.stdout.flush()
-                if report.all_passed:
-                    self._confirmed(report, source, outdated)
+                report.line(f"judged in {time.monotonic() - began:.1f} s", "dim")
+                if report.all_passed and not self.lab.one_process:
+                    report.line(f"without --watch it also runs on {self.size} processes, and measures")
                 self._remember(report)
             except Outdated:
-                report.pause()
+                report.line("saved again: judging the new one", "dim")
                 LearnerProgress(self.script).note(report.verdicts)
-                console.print(Text("saved again: judging the new one", style="dim"))
-            finally:
-                self.real.end()
             sys.stdout.flush()
             self.spare.start()
 
     def _report(self) -> Report:
-        how = f"on {self.device}" if self.lab.one_process else f"{self.size} ranks on {self.device}"
-        how = how.replace("1 ranks", "1 rank")
-        report = Report(self.lab, typed(self.script), len(self.exercises), self.size, self.args.json)
-        report.head(f"our solution, {how}" if self.args.solution else how)
+        ranks = f"{self.size} rank{'s' if self.size > 1 else ''} on "
+        report = Report(self.lab, typed(self.script), len(self.exercises), self.size)
+        how = f"{'our solution, ' if self.args.solution else ''}{'on ' if self.lab.one_process else ranks}{self.device}"
+        report.line(f"{self.lab.title} ({how})", "bold")
         return report
 
     def _ask(
-        self, parent: RankParent, do: str, source: bytes, exercises: Sequence[Exercise] = (), **more: Any
+        self, parent: RankParent, do: str, source: bytes, exercises: Sequence[Exercise], **more: Any
     ) -> Iterator[dict[str, Any]]:
         # The source is not for the processes to read: while an editor writes the file, they would read different ones.
         return parent.ask(
@@ -172,7 +154,7 @@ class _Judging:
             lab=self.lab.name,
             source=source.decode("latin-1"),
             size=self.size,
-            only=[exercise.number for exercise in exercises or self.exercises],
+            only=[exercise.number for exercise in exercises],
             solution=self.args.solution,
             **more,
         )
@@ -182,46 +164,40 @@ class _Judging:
         process."""
         left, endless = list(self.exercises), list[str]()
         while left:
+            report.begin("judging")
+            running = ""
+            passed = [verdict.function for verdict in report.verdicts if verdict.status == PASSED]
             try:
-                self._judge(report, source, left, endless, **more)
+                for message in self._ask(self.virtual, "judge", source, left, passed=passed, endless=endless, **more):
+                    running = message.get("begin", running)
+                    self._hear(report, message)
                 return
-            except _Ended as ended:
+            except Stuck as stuck:
                 self.virtual.end()
-                if ended.exercise is None:  # it ended before any of them began: the file's own statements do that
-                    for exercise in left:
-                        report.show(Verdict(exercise.number, exercise.function, SKIPPED, ended.why))
-                        ended.why = ""
-                    return
-                exercise = ended.exercise
-                report.show(Verdict(exercise.number, exercise.function, WRONG, ended.why))
-                endless.append(exercise.function)
+                self.virtual.members, self.spare.members = self.spare.members, []
                 shown = {verdict.exercise for verdict in report.verdicts}
                 left = [one for one in self.exercises if one.number not in shown]
-                self.virtual.members, self.spare.members = self.spare.members, []
+                ended = next((one for one in left if one.number == running), left[0])
+                if running or shown:
+                    report.show(Verdict(ended.number, ended.function, WRONG, str(stuck)))
+                    endless.append(ended.function)
+                    left.remove(ended)
+                    continue
+                for exercise in left:  # it ended before any of them began: the file's own statements do that
+                    why = "" if report.verdicts else str(stuck)
+                    report.show(Verdict(exercise.number, exercise.function, SKIPPED, why))
+                return
 
-    def _judge(self, report: Report, source: bytes, left: list[Exercise], endless: list[str], **more: Any) -> None:
-        ready = self.virtual.members and all(member.ready for member in self.virtual.members)
-        report.begin("judging" if ready else "starting")
-        running: str | None = None
-        passed = [verdict.function for verdict in report.verdicts if verdict.status == PASSED]
-        try:
-            for message in self._ask(self.virtual, "judge", source, left, passed=passed, endless=endless, **more):
-                if "begin" in message:
-                    running = message["begin"]
-                    report.begin(f"judging {running}")
-                elif "note" in message:
-                    report.note(message["note"])
-                elif "printed" in message:
-                    report.printed(message["printed"])
-                elif "verdict" in message:
-                    verdict = Verdict(**message["verdict"])
-                    report.show(verdict, self._told(verdict, message.get("unchanged", False)))
-                    running = None
-        except Stuck as stuck:
-            shown = {verdict.exercise for verdict in report.verdicts}
-            began = [exercise for exercise in left if exercise.number == running]
-            after_another = [exercise for exercise in left if exercise.number not in shown] if shown else []
-            raise _Ended(next(iter(began or after_another), None), str(stuck)) from None
+    def _hear(self, report: Report, message: dict[str, Any]) -> None:
+        if "begin" in message:
+            report.begin(f"judging {message['begin']}")
+        elif "note" in message:
+            report.note(message["note"])
+        elif "printed" in message:
+            report.line(f"    {message['printed']}", "dim")
+        elif "verdict" in message:
+            verdict = Verdict(**message["verdict"])
+            report.show(verdict, self._told(verdict, message.get("unchanged", False)))
 
     def _told(self, verdict: Verdict, unchanged: bool = False) -> list[str]:
         """What a learner hears of a verdict beside its symptom."""
@@ -229,54 +205,37 @@ class _Judging:
             return verdict.why
         return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
 
-    def _confirmed(self, report: Report, source: bytes, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether what has passed passes on real processes too; a verdict more if it does not."""
-        if self.lab.one_process:
-            return True
+    def _confirmed(self, report: Report, source: bytes) -> bool:
+        """Whether what has passed passes on real processes too, which measure then; a verdict more if it does not."""
         report.begin(f"once more, on {self.size} processes")
-        wrong, running = None, self.exercises[0].number
+        running, whole = self.exercises[0].number, self.exercises == self.lab.exercises
         try:
-            for message in self._ask(self.real, "confirm", source, outdated=outdated):
+            for message in self._ask(self.real, "confirm", source, self.exercises, measure=whole):
                 running = message.get("begin", running)
+                report.note(message.get("note", ""))
+                report.reward = message.get("reward", report.reward)
                 if "verdict" in message:
-                    wrong = Verdict(**message["verdict"])
-                    break
+                    self._hear(report, message)
+                    return False
         except Stuck as stuck:
             (exercise,) = self.lab.choose([running], "only")
             why = f"right on virtual ranks, but on real processes: {stuck}"
-            wrong = Verdict(exercise.number, exercise.function, WRONG, why)
-        report.pause()
-        if wrong:
+            report.show(Verdict(exercise.number, exercise.function, WRONG, why))
+            return False
+        finally:
             self.real.end()
-            report.correct(wrong, self._told(wrong))
-        return not wrong
-
-    def _measure(self, report: Report, source: bytes) -> None:
-        report.begin("measuring")
-        try:
-            for message in self._ask(self.real, "measure", source):
-                report.note(message.get("note", ""))
-                if "reward" in message:
-                    report.reward = message["reward"]
-                    report.pause()
-                    if message["why"]:
-                        report.console.print(Text(message["why"]))
-        except Stuck as stuck:
-            report.pause()
-            report.console.print(Text(f"no measurement: {stuck}"))
+        return True
 
     def _remember(self, report: Report) -> None:
         if self.args.solution:
             return
         progress = LearnerProgress(self.script)
         progress.note(report.verdicts)
-        report.console.print(Text(progress.summary(), style="dim"), soft_wrap=True)
-        found = progress.next()
-        if found and found[0] is not self.lab and report.all_passed:
-            lab, exercise = found
-            report.console.print(
-                Text(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}"), soft_wrap=True
-            )
+        report.line(progress.summary(), "dim")
+        upcoming = progress.next()
+        if upcoming and upcoming[0] is not self.lab and report.all_passed:
+            lab, exercise = upcoming
+            report.line(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}")
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -316,9 +275,8 @@ def _gpus(args) -> int:
 
 def _file(script: Path) -> Path:
     """The learner's copy, if that is what should be judged instead of ``script``."""
-    alone = "RANK" not in os.environ
     try:
-        judged, remark = file_to_judge(script, may_write=alone)
+        judged, remark = file_to_judge(script, may_write="RANK" not in os.environ)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
     if remark:
@@ -328,32 +286,18 @@ def _file(script: Path) -> Path:
 
 def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser = LabParser(prog=script, description=doc.partition("\n\n")[2] or lab.title)
-    parser.add_argument("--hint", metavar="N", help="one more hint for exercise N, such as 2.1")
-    parser.add_argument(
-        "--explain",
-        action="store_true",
-        help="say at once what is wrong, its cause, and what to do (one a run otherwise)",
-    )
+    parser.add_argument("--hint", metavar="N", help="one more hint for exercise N, such as 2.1, and nothing else")
+    parser.add_argument("--explain", action="store_true", help="say symptom, cause and repair at once, not one a run")
     parser.add_argument("--watch", action="store_true", help="judge again at each save of the file, within a second")
-    parser.add_argument(
-        "--only", metavar="N", action="append", help="judge exercise N only (again, or N,M, for several)"
-    )
+    several = "judge exercise N only (again, or N,M, for several)"
+    parser.add_argument("--only", metavar="N", action="append", help=several)
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
-    parser.add_argument("--verdicts-only", action="store_true", help="leave out the measurement that follows")
     add_json_argument(parser)
     if not lab.one_process:
         parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
+    where = "default: a GPU if there is one"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     return parser
-
-
-def _check_alone(args, parser: LabParser) -> None:
-    """Raise ConfigError on options that a hint has no use for."""
-    for name, value in vars(args).items():
-        if name != "hint" and value != parser.get_default(name):
-            raise ConfigError(name, "has no effect beside --hint: leave one of them out")
 
 
 def _hint(exercise: Exercise, script: Path) -> int:

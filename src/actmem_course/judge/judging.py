@@ -33,9 +33,8 @@ class Judge:
     """Judges a learner's file on virtual ranks.
 
     spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
-    is in it.  passed: functions known to be right.  restore: undoes what a learner's code did to torch, before ours
-    runs.  unwanted: whether nobody waits for verdicts any more; then ``judge`` raises Unwanted.  waiting: what passes
-    with functions of ours in place of the learner's, for the judges of later saves.
+    is in it.  passed: functions known to be right.  unwanted: whether nobody waits for verdicts any more; then
+    ``judge`` raises Unwanted.
     """
 
     def __init__(
@@ -44,9 +43,7 @@ class Judge:
         spaces: list[dict],
         device: str = "cpu",
         progress: Callable[..., None] = lambda text="": None,
-        restore: Callable[[], None] = lambda: None,
         unwanted: Callable[[], bool] = lambda: False,
-        waiting: set[tuple] | None = None,
     ):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
@@ -57,8 +54,7 @@ class Judge:
         #: Functions that don't come to an end.
         self.endless: set[str] = set()
         self._judged: set[str] = set()
-        self._progress, self._restore = progress, restore
-        self._waiting = set() if waiting is None else waiting
+        self._progress = progress
 
     @property
     def running(self) -> VirtualRank | None:
@@ -68,41 +64,25 @@ class Judge:
     def judge(self, exercise: Exercise) -> Verdict:
         """The verdict of all ranks.
 
-        An exercise that fails is tried again with our own functions in place of the others that have
-        not passed: what then passes only waits for them, and what fails is to blame itself.
+        It is judged with our own functions in place of those others that it uses and that have not passed, so that
+        what fails is to blame itself; what passes so waits for them.
         """
         self._judged.add(exercise.number)
-        others, used = self._uses(exercise)
-        if used & self.endless:
-            verdict = Verdict(exercise.number, exercise.function, WRONG)
-        else:
-            verdict = self._once(exercise, named=not used)
-        if verdict.status == PASSED:
-            self.passed.add(exercise.function)
-            return verdict
-        self.passed.discard(exercise.function)  # several exercises may ask for one function
-        if not used:
-            return verdict
-        # One that nobody asked for isn't to blame if it is right.
-        self._judged |= {e.number for e in self.lab.exercises if e.function in self.endless}
-        while unasked := [e for e in self.lab.exercises if e.function in used and e.number not in self._judged]:
-            for other in unasked:
+        for other in self._unproven(exercise):  # one that nobody asked for isn't to blame if it is right
+            if other.number not in self._judged and other.function not in self.endless:
                 self.judge(other)
-            others, used = self._uses(exercise)
-        if not used:
-            return self._once(exercise)
-        key = exercise.number, len(self.spaces), *sorted(used), *self.reads(exercise, used)
-        if not self.texts or key not in self._waiting:
-            with self._ours(used):
-                second = self._once(exercise)
-            if second.status != PASSED:
-                return second
-            if self.texts:
-                self._waiting.add(key)
-        names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
-        are = "it is" if len(used) == 1 else "they are"
-        blocked = f"by {names}; passes once {are} right"
-        return Verdict(exercise.number, exercise.function, BLOCKED, blocked)
+        unproven = self._unproven(exercise)
+        with self._ours({other.function for other in unproven}):
+            verdict = self._once(exercise)
+        if verdict.status != PASSED:
+            self.passed.discard(exercise.function)  # several exercises may ask for one function
+        elif not unproven:
+            self.passed.add(exercise.function)
+        else:
+            names = " and ".join(f"{other.number} ({other.function})" for other in unproven)
+            blocked = f"by {names}; passes once {'it is' if len(unproven) == 1 else 'they are'} right"
+            return Verdict(exercise.number, exercise.function, BLOCKED, blocked)
+        return verdict
 
     def know(self, exercise: Exercise, verdict: Verdict) -> None:
         """Take over an earlier verdict, of a text that has not changed."""
@@ -110,38 +90,31 @@ class Judge:
         if verdict.status == PASSED:
             self.passed.add(exercise.function)
 
-    def _uses(self, exercise: Exercise) -> tuple[dict[str, str], set[str]]:
-        """The numbers of all other functions that aren't known to be right, and which of these an exercise's uses."""
-        others = {
-            e.function: e.number for e in self.lab.exercises if e.function not in {*self.passed, exercise.function}
-        }
+    def _unproven(self, exercise: Exercise) -> list[Exercise]:
+        """The other exercises whose functions this one's uses, and that have not passed."""
+        right = {*self.passed, exercise.function}
+        others = {e.function: e for e in self.lab.exercises if e.function not in right}
         space = self.spaces[0]
-        return others, names_used_by(space.get(exercise.function), space, others) & set(others)
+        return [others[name] for name in others if name in names_used_by(space.get(exercise.function), space, others)]
 
-    def reads(self, exercise: Exercise, but_not: Container[str] = ()) -> list[str]:
-        """The text of an exercise's function, and of everything of the file that it uses.  but_not: names that
-        aren't looked into."""
+    def reads(self, exercise: Exercise) -> list[str]:
+        """The text of an exercise's function, and of everything of the file that it uses."""
         names = self.spaces[0]
-        used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names, but_not)})
-        return [self.texts.get(name, "") for name in used if name not in but_not]
+        used = {exercise.function, *names_used_by(names.get(exercise.function), names)}
+        return [self.texts.get(name, "") for name in sorted(used)]
 
-    def _once(self, exercise: Exercise, named: bool = True) -> Verdict:
-        """The case with the learner's functions, beside the case with ours.  named: look for what is wrong, if
-        something is."""
+    def _once(self, exercise: Exercise) -> Verdict:
+        """The case with the learner's functions, beside the case with ours."""
         naming = Naming(
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
         remark = ""
         for group, name in naming.groups().items():
             found = naming.run(self.spaces, group)
-            self._restore()
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             mistake = None
-            if not named:
-                if not faults and naming.differs(found, group):
-                    faults = [Outcome(0, WRONG, everywhere=True)]
-            elif not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
+            if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
                 finding, mistake = naming.diagnosis(found, group)
                 if finding:
                     faults = [Outcome(0, WRONG, finding, everywhere=True)]
@@ -151,8 +124,7 @@ class Judge:
                     verdict = replace(verdict, status=WRONG, cause=mistake.cause, repair=mistake.repair)
                 outside = any(isinstance(error, OtherGroup) for error in found.errors)
                 if name and verdict.status != OPEN and not outside:
-                    finding = on_another_group(name, verdict)
-                    return _with(replace(verdict, status=WRONG), finding)
+                    return verdict_with(exercise, WRONG, on_another_group(name, verdict), verdict.where)
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
@@ -189,11 +161,13 @@ def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
     finding = worst.finding
     if worst.status in (WRONG, ERROR) and 0 < len(blamed) < len(found) and not worst.everywhere:
         finding = finding.after(f"on rank {worst.rank}: ")
-    return _with(Verdict(exercise.number, exercise.function, worst.status, where=worst.where), finding)
+    return verdict_with(exercise, worst.status, finding, worst.where)
 
 
-def _with(verdict: Verdict, finding: Fault) -> Verdict:
-    return replace(verdict, diagnosis=finding.symptom, cause=finding.cause, repair=finding.repair)
+def verdict_with(exercise: Exercise, status: str, finding: Fault, where: str = "") -> Verdict:
+    """The verdict that says a finding."""
+    said = finding.symptom, where, finding.cause, finding.repair
+    return Verdict(exercise.number, exercise.function, status, *said)
 
 
 _RANKING = (PASSED, WRONG, ERROR, OPEN)
@@ -213,18 +187,7 @@ class Outcome:
 def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
     """This rank's finding, where ranks are processes; None if it stopped because another rank did."""
     try:
-        remark = check_case(exercise, b)
-        for other in b.subgroups() if exercise.takes_group else ():
-            try:
-                check_case(exercise, other)
-            except (OutOfStep, OtherGroup):
-                raise
-            except Exception as error:
-                found = outcome_of_error(exercise, b.functions, b.rank, error)
-                assert found is not None
-                told = on_another_group(other.group_name, _with(Verdict("", "", WRONG), found.finding))
-                raise Wrong(told.symptom, told.repair, told.cause) from None
-        return Outcome(b.rank, PASSED, Fault(remark or ""))
+        return Outcome(b.rank, PASSED, Fault(check_case(exercise, b) or ""))
     except (Exception, SystemExit, PeerStopped) as error:
         return outcome_of_error(exercise, b.functions, b.rank, error)
 

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -32,12 +31,10 @@ class LearnerProgress:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "actmem"
         self.path = MINE / ".progress.json" if mine else cache / "progress.json"
         found = read_object(self.path)
-        passed = found.get("passed", [])
-        self.passed = {number for number in passed if isinstance(number, str)} if isinstance(passed, list) else set()
-        self.hints: dict[str, int] = _of_kind(found.get("hints"), int)
+        self.passed = set(found.get("passed", ()))
+        self.hints: dict[str, int] = found.get("hints", {})
         #: Of the latest verdict of an exercise that is wrong: cause and repair, and how many of its parts were told.
-        wrong = _of_kind(found.get("wrong"), list)
-        self.wrong = {number: told for number, told in wrong.items() if list(map(type, told)) == [str, str, int]}
+        self.wrong: dict[str, list] = found.get("wrong", {})
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
         """Remember what has passed, and what no longer does.  What is not judged keeps its mark."""
@@ -117,13 +114,6 @@ class LearnerProgress:
             write_text(self.path, json.dumps(kept, indent=1) + "\n")
         except OSError:
             pass  # where nothing can be written, nothing is remembered
-
-
-def _of_kind(found: Any, kind: type) -> dict:
-    """The entries of a file's object whose values are of that kind; nothing if it is no object."""
-    if not isinstance(found, dict):
-        return {}
-    return {number: value for number, value in found.items() if isinstance(value, kind)}
 
 
 def reading(lab: Lab, exercise: Exercise) -> str:

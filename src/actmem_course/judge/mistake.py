@@ -29,6 +29,14 @@ class Mistake:
             yield edited
 
 
+def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
+    """Mistakes that put something else in place of one piece of our solution.
+
+    mistakes: cause, repair and the new piece of each.
+    """
+    return [Mistake(cause, repair, {old: new}) for cause, repair, new in mistakes]
+
+
 def names_of(source: str, file: str) -> dict | None:
     """What an edited solution defines; None if it can't be run."""
     names = {"__name__": "edited", "__file__": file}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from os.path import commonprefix
 from typing import Any, ClassVar
 
@@ -86,8 +85,6 @@ class Observation:
     tells_apart: ClassVar[bool] = True
     #: Whether one rank alone can't judge it.
     of_all_ranks: ClassVar[bool] = False
-    #: What explains the others is looked at before them.
-    order: ClassVar[float] = 0.0
 
     def same(self, other: Observation | None) -> bool:
         """Whether two runs saw the same, whatever is right."""
@@ -126,39 +123,10 @@ class Clue(Observation):
 
 
 @dataclass
-class Pattern(Observation):
-    """Which of all ranks' values are the same.  value: by name.
-
-    fault: of two values' names and ranks, and whether they are the same: how late the finding comes, and the finding.
-    """
-
-    of_all_ranks, tells_apart = True, False
-    fault: Callable[..., tuple[float, Fault]] | None = None
-
-    def agrees(self, both: BesideOurs) -> bool:
-        everyone = both.everyone()
-        return None in everyone or equal_pairs(everyone) == equal_pairs(both.rights())
-
-    def describe(self, both: BesideOurs) -> list[Fault]:
-        assert self.fault is not None
-        wanted = equal_pairs(both.rights())
-        faults = [
-            self.fault(*pair, same) for pair, same in equal_pairs(both.everyone()).items() if same != wanted[pair]
-        ]
-        return [min(faults, key=lambda fault: fault[0])[1]]
-
-
-def equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
-    """Which of all ranks' values are the same.  everyone: by rank, what was drawn, by its name."""
-    drawn = {(name, rank): value for rank, own in enumerate(everyone) for name, value in own.items()}
-    return {(a, b): drawn[a] == drawn[b] for a, b in combinations(sorted(drawn), 2)}
-
-
-@dataclass
 class Cost(Observation):
     """A number that may be smaller than ours.  words: the symptom; in it and in the repair, {found} and {enough}."""
 
-    is_cost, tells_apart, order = True, False, 0.5
+    is_cost, tells_apart = True, False
     words: str = ""
 
     def agrees(self, both: BesideOurs) -> bool:
@@ -173,18 +141,12 @@ class Cost(Observation):
         return [Fault(right + words, own.repair.format(**numbers), own.cause.format(**numbers))]
 
 
-class BytesSent(Cost):
-    """What is sent explains what is saved for backward."""
-
-    order = 0.1
-
-
 @dataclass
 class SavedForBackward(Observation):
     """A ``SavedBytes``.  what: our bytes, in words.  element_size: of the input.  spare: so many bytes more are
     right, too."""
 
-    is_cost, tells_apart, order = True, False, 0.2
+    is_cost, tells_apart = True, False
     what: str = ""
     element_size: int = 0
     spare: int = 0
@@ -231,11 +193,11 @@ class CollectivesRun(Observation):
 class TensorSeen(Observation):
     """A tensor, right up to rounding.
 
-    gradient_of: whose gradient it is.  parts: what this rank had before an operator.  missing: why a gradient isn't
-    there.
-    backward: the name of what backward ran.
+    sure: cause and repair hold however it is wrong.  gradient_of: whose gradient it is.  parts: what this rank had
+    before an operator.  missing: why a gradient isn't there.  backward: the name of what backward ran.
     """
 
+    sure: bool = True
     gradient_of: str = ""
     parts: Tensor | None = None
     missing: str = ""
@@ -250,14 +212,8 @@ class TensorSeen(Observation):
             return False
         if not (x.isfinite().all() and y.isfinite().all()):
             return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
-        return self.as_another_mistake(x, y)
-
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        """Whether two wrong tensors are the same."""
-        if x.dtype != torch.float64:
-            return close(x, y, 4 * torch.finfo(x.dtype).eps)
-        if close(x, y):
-            return True
+        if x.dtype != torch.float64 or self.equal(x, y):
+            return self.equal(x, y) or close(x, y, 4 * torch.finfo(x.dtype).eps)
         # Whoever computes in float32 makes the same mistakes, up to its digits.
         in_single = [z.equal(z.float().double()) for z in (x, y)]
         return in_single[0] != in_single[1] and bool(x.any() and y.any()) and close(x, y, SINGLE_PRECISION)
@@ -275,8 +231,6 @@ class TensorSeen(Observation):
     def describe(self, both: BesideOurs) -> list[Fault]:
         own, found, right = both.own, both.own.value, self.value
         assert isinstance(own, TensorSeen)
-        if copies := copies_apart(both):
-            return [copies]
         if found is None:
             return [Fault(self._no_gradient, cause=own.missing, explains=True)]
         if found.shape == right.shape and found.dtype != right.dtype:
@@ -307,7 +261,7 @@ class TensorSeen(Observation):
             return [Fault("has the digits of float32", "compute in the dtype of the input")]
         finding = difference(found, right, both.t, both_sizes(both))
         cause = self._other_collectives(both) or finding.cause
-        if both.t > 1:
+        if not self.sure and found.isfinite().all():
             return [Fault(finding.symptom, cause=cause)]
         return [Fault(finding.symptom, self.repair, cause or self.cause)]
 
@@ -383,15 +337,9 @@ class SingleTensor(TensorSeen):
 
     tolerance = SINGLE_PRECISION
 
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        return close(x, y, self.tolerance)
-
 
 class HalfTensor(TensorSeen):
     """A tensor of 16 bits, after two roundings, beside the largest value."""
-
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        return self.equal(x, y)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         scale = right.double().abs().max().clamp_min(1e-300)
@@ -404,9 +352,6 @@ class HalfTensor(TensorSeen):
 
 class ExactTensor(TensorSeen):
     """A tensor that must be right to the bit."""
-
-    def as_another_mistake(self, x: Tensor, y: Tensor) -> bool:
-        return torch.equal(x, y)
 
     def equal(self, found: Tensor, right: Tensor) -> bool:
         return torch.equal(found, right)
@@ -431,8 +376,6 @@ class SummedTensor(TensorSeen):
     def describe(self, both: BesideOurs) -> list[Fault]:
         everyone, own = both.everyone(), both.own
         assert isinstance(own, TensorSeen)
-        if copies := copies_apart(both):
-            return [copies]
         if any(value is None for value in everyone):
             return [Fault(self._no_gradient, cause=own.missing, explains=own.value is None)]
         finding = difference(summed(everyone), summed(both.rights()), both.t)
@@ -445,25 +388,6 @@ def both_sizes(both: BesideOurs) -> set[int]:
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
 
 
-def copies_apart(both: BesideOurs) -> Fault | None:
-    """What to say of a bias that every rank has, and only some ranks use; None if it is none."""
-    ours, rights = both.right.seen[0][both.name], both.rights()
-    assert isinstance(ours, TensorSeen)
-    copies = ours.of_all_ranks or all(close(value, rights[0]) for value in rights)
-    if not ours.gradient_of or not copies or ours.parts is not None:
-        return None
-    users = [rank for rank, value in enumerate(both.everyone()) if value is not None and value.any()]
-    if not 0 < len(users) < len(rights):
-        return None
-    what, ranks = ours.gradient_of, list_of_ranks(users)
-    return Fault(
-        f"the forward is right, but {what} gets a gradient on {ranks} only",
-        "add it on every rank, after the sum over the ranks",
-        f"{what} is used on {ranks} only, so the copies on the other ranks drift apart",
-        names_ranks=True,
-    )
-
-
 def list_of_ranks(ranks: Sequence[int]) -> str:
     """``rank 1``, ``ranks 0, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
@@ -474,9 +398,11 @@ def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:
     wrong: dict[str, list[int]] = {}
     ours = {name: seen for own in right.seen for name, seen in own.items()}
 
-    def late(name: str) -> float:
+    def late(name: str) -> int:
         seen = ours[name]
-        return seen.order + (isinstance(seen, CollectivesRun) and seen.in_backward)
+        if isinstance(seen, CollectivesRun):
+            return 2 * seen.in_backward
+        return int(seen.is_cost)
 
     for name in sorted(ours, key=late):
         pairs = [(k, BesideOurs(found, right, name, k)) for k, own in enumerate(found.seen) if name in own]

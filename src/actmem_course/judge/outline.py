@@ -112,9 +112,9 @@ ALL_LABS = (
     Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
         Exercise("3.1", "g", "The ranks, before and after", takes_group=True),
         Exercise("3.2", "g_bar", "The ranks, before and after", takes_group=True),
-        Exercise("3.3", "gathering_linear", "What plain autograd keeps", takes_group=True),
+        Exercise("3.3", "gathering_linear", "What plain autograd saves", takes_group=True),
         Exercise("3.4", "layer", "The ranks, before and after", takes_group=True),
-        Exercise("3.5", "shard_keeping_linear", "What plain autograd keeps", takes_group=True),
+        Exercise("3.5", "shard_keeping_linear", "Gather again in the backward pass", takes_group=True),
         Exercise("3.6", "sum_partial_gradients", "Partial gradients", takes_group=True),
         Exercise("3.7", "dropout_generators", "The ranks, before and after", takes_group=True),
     )),
@@ -143,26 +143,26 @@ ALL_LABS = (
     )),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_todays_layer", (
         Exercise("7.1", "llama_layer_bytes", "The layer changed"),
-        Exercise("7.2", "rms_norm", "What plain operators keep instead"),
-        Exercise("7.3", "swiglu", "What plain operators keep instead"),
-        Exercise("7.4", "recipe_linear", "What needs no product"),
+        Exercise("7.2", "rms_norm", "What plain operators save instead"),
+        Exercise("7.3", "swiglu", "What plain operators save instead"),
+        Exercise("7.4", "recipe_linear", "What needs no matmul"),
         Exercise("7.5", "split_grouped_heads", "More ranks than key heads", takes_group=True),
         Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
         # On two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t.
     ), fewest_virtual=8),
     Lab("lab8_plan", "Lab 8: plan a model", "09_your_model", (
-        Exercise("8.1", "rank_state_bytes", "What fits, and which is fastest"),
+        Exercise("8.1", "rank_state_bytes", "What fits"),
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
-        Exercise("8.3", "plan_of", "What if", seconds=45),
+        Exercise("8.3", "plan_of", "It doesn't fit: what do you change first?", seconds=45),
     ), one_process=True),
-    Lab("lab9_the_ends", "Lab 9: the ends of the model", "10_the_loss", (
-        Exercise("9.1", "cross_entropy", "What the loss keeps"),
+    Lab("lab9_the_ends", "Lab 9: loss and embedding", "10_the_loss", (
+        Exercise("9.1", "cross_entropy", "What the loss saves"),
         Exercise("9.2", "linear_cross_entropy", "A chunk at a time"),
         Exercise("9.3", "parallel_linear_cross_entropy", "The last stage", takes_group=True),
         Exercise("9.4", "log_probs_and_entropy", "Reinforcement learning"),
-        Exercise("9.5", "embedding", "The other end"),
+        Exercise("9.5", "embedding", "The embedding"),
     )),
-    Lab("lab10_keep_less", "Lab 10: keep less", "11_adapters", (
+    Lab("lab10_keep_less", "Lab 10: save less", "11_adapters", (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
         Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="12_long_sequences"),

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from socket import socket
 from types import FrameType
 from typing import IO, Any
 
@@ -99,29 +100,29 @@ class RankParent:
         """Start what isn't there; ``ask`` waits until it is ready."""
         if self.members:
             return
-        processes = 1 if self.virtual else self.size
         # Rank 0 serves the store already when torch's own start looks for one.
         listener = None if self.virtual or self.alone else loopback_listener()
-        address = listener.getsockname() if listener else None
-        for number in range(processes):
-            ours, theirs = Pipe()
-            own = rank_environment(number, processes, address)
-            own |= {"ACTMEM_DEVICE": self.device, RANKS_LINE: str(theirs.fileno())}
-            if self.virtual:
-                own[VIRTUAL] = "1"
-            handed = [theirs.fileno()]
-            if listener and number == 0:
-                own[RANKS_STORE] = str(listener.fileno())
-                handed.append(listener.fileno())
-            crashes = tempfile.TemporaryFile()
-            own[CRASHES] = str(crashes.fileno())
-            handed.append(crashes.fileno())
-            with theirs:
-                command = [sys.executable, "-c", _RUN]
-                process = subprocess.Popen(command, env=own, pass_fds=handed, stdin=subprocess.DEVNULL)
-            self.members.append(Member(number, process, ours, crashes))
+        count = 1 if self.virtual else self.size
+        for number in range(count):
+            self.members.append(self._start(number, count, listener))
         if listener:
             listener.close()
+
+    def _start(self, number: int, count: int, listener: socket | None) -> Member:
+        ours, theirs = Pipe()
+        crashes = tempfile.TemporaryFile()
+        own = rank_environment(number, count, listener.getsockname() if listener else None)
+        own |= {"ACTMEM_DEVICE": self.device, RANKS_LINE: str(theirs.fileno()), CRASHES: str(crashes.fileno())}
+        handed = [theirs.fileno(), crashes.fileno()]
+        if self.virtual:
+            own[VIRTUAL] = "1"
+        if listener and number == 0:
+            own[RANKS_STORE] = str(listener.fileno())
+            handed.append(listener.fileno())
+        with theirs:
+            command = [sys.executable, "-c", _RUN]
+            process = subprocess.Popen(command, env=own, pass_fds=handed, stdin=subprocess.DEVNULL)
+        return Member(number, process, ours, crashes)
 
     def end(self) -> None:
         """End all of them at once."""
@@ -182,9 +183,7 @@ class RankParent:
 
     def _stop(self, asked: bool) -> float:
         """Have what goes on end, because nobody waits for it; when that was.  Raises Outdated if nothing goes on."""
-        if not self.virtual:
-            self.end()
-        if not self.virtual or not asked:
+        if not asked:
             raise Outdated
         for member in self.members:
             member.tell(do="stop")
@@ -197,18 +196,17 @@ class RankParent:
         # Who began another call a moment ago comes to an end, if one waits.
         slow = all(seconds < limit / 2 for *_, seconds in places)
         late = f"too slow, not done after {limit:g} s" if slow else f"no end after {limit:g} s"
-        return f"{late}: {said}{_busy()}"
+        return f"{late}: {said}"
 
     def _ended(self, member: Member, file: str) -> str:
         try:
             code = member.process.wait(5)
         except subprocess.TimeoutExpired:
             return f"rank {member.number} has closed its line"
-        who = "it" if len(self.members) == 1 else f"rank {member.number}"
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if code == 0:
-            return f"{who} died: it ended the process by itself, with exit code 0 and without a verdict"
-        return f"{who} died: {how}{member.crashed_at(file)}"
+            how = "it ended the process by itself, with exit code 0 and without a verdict"
+        return f"{'it' if len(self.members) == 1 else f'rank {member.number}'} died: {how}{member.crashed_at(file)}"
 
 
 @contextmanager
@@ -228,9 +226,3 @@ def signals_end(*parents: RankParent) -> Iterator[None]:
             signal.signal(number, handler)
         for parent in parents:
             parent.end()
-
-
-def _busy() -> str:
-    """What a learner should know where a right answer can take too long."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return f" (this machine is busy, {load:.0f} tasks on {cores} cores: judge again later)" if load > 2 * cores else ""

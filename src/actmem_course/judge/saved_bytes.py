@@ -6,8 +6,6 @@ the same time, so everything here belongs to one thread.
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 import weakref
 from collections import Counter
@@ -19,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.ledger.storages import plain_tensors, shape_of, storage_of, storages_of
+from actmem.ledger.storages import StorageLifetimes, plain_tensors, shape_of, storage_of, storages_of
 from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leaves
 from actmem_course.judge.compare import dtype_name
 from actmem_course.judge.verdict import Fault, Wrong
-from actmem_course.judge.virtual import file_and_line
+from actmem_course.judge.virtual import line_in
 from actmem_course.judge.workbench import Bench
 
 #: So many tensors that ours does without, a sentence names.
@@ -32,17 +30,16 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class SavedStorage:
-    """One storage that autograd keeps.
+    """One storage that autograd saves.
 
-    line: where the learner's file saved it.  views: what was saved of it, each once.  given: it is the input.  copied:
-    it has the input's values, and is another.
+    line: where the learner's file saved it.  given: it is the input.  copied: it has the input's values, and is
+    another.
     """
 
     bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     line: str
-    views: list[tuple[torch.dtype, tuple[int, ...]]]
     given: bool = False
     copied: bool = False
 
@@ -65,19 +62,19 @@ class SavedBytes:
         return sum(tensor.bytes for tensor in self.saved)
 
     def without_copies(self) -> SavedBytes:
-        """This.  Raises Wrong if a copy of the input is kept, because whoever made the input may keep it."""
+        """This.  Raises Wrong if a copy of the input is saved, because whoever made the input may hold it."""
         for saved in self.saved:
             if saved.copied:
-                others = "others may keep x, so with the copy it is there twice"
+                others = "others may hold x, so with the copy it is there twice"
                 raise Wrong(f"it saves a copy of x at {saved.line}", "save x itself", others)
         return self
 
     def as_much(self) -> tuple:
-        """What two runs have in common that keep the same tensors, wherever their files save them."""
+        """What two runs have in common that save the same tensors, wherever their files save them."""
         return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
     def largest(self) -> str:
-        """The largest tensors kept, with the line that saved them."""
+        """The largest tensors saved, with the line that saved them."""
         return ", ".join(counted(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes))[:2])
 
 
@@ -91,16 +88,6 @@ def counted(texts: Iterable[str]) -> list[str]:
     return [text if number == 1 else f"{number} × {text}" for text, number in Counter(texts).items()]
 
 
-def _line_in(file: str) -> str:
-    """The line of ``file`` that runs now; "" if none does, as in backward of torch's own operators."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return file_and_line(frame)
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
-
-
 class SavingRecorder:
     """Notes what autograd saves, and every storage that an operation makes, while a block runs in this thread.
 
@@ -111,9 +98,9 @@ class SavingRecorder:
         self._own, self._file = storages_of(*weights), file
         #: The values of an input, and its storage, which a copy is not.
         self.input: tuple[Tensor, weakref.ref] | None = None
-        self._saved: dict[int, tuple[weakref.ref, SavedStorage]] = {}
-        self._places: dict[int, set[tuple]] = {}
-        self._made: dict[int, weakref.ref] = {}
+        # Both forget a storage when it ends.
+        self._saved: weakref.WeakKeyDictionary[torch.UntypedStorage, SavedStorage] = weakref.WeakKeyDictionary()
+        self._made = storages_of()
         self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._results = _Results(self._note)
 
@@ -128,26 +115,17 @@ class SavingRecorder:
 
     def alive(self) -> SavedBytes:
         """What is alive now.  Hold the graph, and nothing else."""
-        saved = {key: tensor for key, (storage, tensor) in self._saved.items() if storage() is not None}
-        made = [storage() for key, storage in self._made.items() if key not in saved]
-        return SavedBytes(list(saved.values()), sum(storage.nbytes() for storage in made if storage is not None))
+        hidden = sum(storage.nbytes() for storage in self._made if storage not in self._saved)
+        return SavedBytes(list(self._saved.values()), hidden)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
-            if storage is None or storage in self._own:
-                continue
-            before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
-            if before is None or before[0]() is None:
-                line, of_input = _line_in(self._file), self._of_input(part, storage)
-                saved = SavedStorage(storage.nbytes(), part.dtype, shape, line, [], *of_input)
-                before = weakref.ref(storage), saved
-                self._saved[id(storage)] = before
-                self._places[id(storage)] = set()
-            place = part.storage_offset(), part.dtype, shape
-            if place not in self._places[id(storage)]:
-                self._places[id(storage)].add(place)
-                before[1].views.append((part.dtype, shape))
+            if storage is not None and storage not in self._own and storage not in self._saved:
+                line, of_input = line_in(self._file), self._of_input(part, storage)
+                self._saved[storage] = SavedStorage(
+                    storage.nbytes(), part.dtype, tuple(shape_of(part)), line, *of_input
+                )
         # An output that is saved itself would hold the graph that holds it: a leak.
         return tensor.detach() if tensor.requires_grad else tensor
 
@@ -162,7 +140,7 @@ class SavingRecorder:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
             if storage is not None and storage not in self._own:
-                self._made[id(storage)] = weakref.ref(storage)
+                self._made.add(storage)
 
 
 class _Results(TorchDispatchMode):
@@ -184,18 +162,15 @@ class Largest(_Results):
     """What operations make while a block runs in this thread, by storages.
 
     given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.
-    elements,
-    what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that live at
-    once,
-    after an operation.
+    elements, what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that
+    live at once, after an operation.
     """
 
     def __init__(self, *given: Tensor, file: str = "", above: int = 0) -> None:
         super().__init__(self._see)
         self._given, self._file, self._above = storages_of(*given), file, above
-        self._made: dict[weakref.ref, tuple[int, str]] = {}
-        #: Bytes: no fewer than live now.
-        self._at_most = 0
+        self._alive = StorageLifetimes()
+        self._texts: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKeyDictionary()
         self._at_peak: list[tuple[int, str]] = []
         self.elements, self.what, self.peak = 0, "", 0
 
@@ -203,24 +178,18 @@ class Largest(_Results):
         storage = storage_of(tensor)
         if storage is None or storage in self._given:
             return
-        size, (before, text) = storage.nbytes(), self._made.get(weakref.ref(storage), (0, ""))
-        if not text:
-            line = _line_in(self._file)
+        if storage not in self._texts:
+            size, line, element_size = storage.nbytes(), line_in(self._file), tensor.dtype.itemsize
             text = tensor_text(tensor.dtype, tensor.shape, size) + (f" made at {line}" if line else "")
-            self._made[weakref.ref(storage, self._gone)] = before, text
-            if tensor.dtype.itemsize > self._above and size // tensor.dtype.itemsize > self.elements:
-                self.elements, self.what = size // tensor.dtype.itemsize, text
-        if size > before:
-            self._made[weakref.ref(storage)] = size, text
-            self._at_most += size - before
-        if self._at_most > self.peak:  # to count what lives, after each operation, takes longer than most of these
-            living = [(storage(), text) for storage, (_, text) in list(self._made.items())]
-            alive = [(storage.nbytes(), text) for storage, text in living if storage is not None]
-            if (peak := sum(size for size, _ in alive)) > self.peak:
-                self.peak, self._at_peak = peak, alive
-
-    def _gone(self, storage: weakref.ref) -> None:
-        self._at_most -= self._made.pop(storage)[0]
+            self._texts[storage] = text
+            self._alive.begin(storage)
+            if element_size > self._above and size // element_size > self.elements:
+                self.elements, self.what = size // element_size, text
+        self._alive.resized(storage)
+        if self._alive.bytes > self.peak:  # or no operation has told of a storage that is smaller by now
+            living = [(storage.nbytes(), text) for storage, text in self._texts.items()]
+            if (peak := sum(size for size, _ in living)) > self.peak:
+                self.peak, self._at_peak = peak, living
 
     def most(self) -> str:
         """The largest tensors that live at the peak."""
@@ -265,7 +234,7 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | N
         fits = found.bytes + found.hidden_bytes <= at_most
         enough = f"{at_most:,} B{f' of {what}' if what else ''} are enough" if at_most else "backward needs none of it"
         return Fault(
-            f"it keeps {found.hidden_bytes:,} B where no hook can see them",
+            f"it holds {found.hidden_bytes:,} B where no hook can see them",
             "what backward reads goes to ctx.save_for_backward, the rest can go" if fits else f"drop it, {enough}",
             "a tensor is an attribute of ctx, or in a closure",
         )
@@ -279,20 +248,14 @@ def too_much(found: SavedBytes, at_most: int, what: str, size: int) -> Fault | N
 def needless(found: SavedBytes, right: SavedBytes, element_size: int, spare: int) -> Fault | None:
     """Which tensors are saved that ours does without, and that are larger than what is allowed besides; None if
     nobody knows."""
-    left, words = [(dtype, math.prod(shape)) for saved in right.saved for dtype, shape in saved.views], []
-    widened = False
+    left, words, widened = Counter((saved.dtype, saved.bytes) for saved in right.saved), [], False
     for saved in sorted(found.saved, key=lambda saved: (-saved.given, -saved.bytes)):
-        for dtype, shape in saved.views:
-            if (view := (dtype, math.prod(shape))) in left:  # one keeps it flat, another in its shape
-                left.remove(view)
-                continue
-            size = math.prod(shape) * dtype.itemsize
-            if size <= spare:
-                continue
-            wider = dtype.itemsize > element_size
+        if left[saved.dtype, saved.bytes]:
+            left[saved.dtype, saved.bytes] -= 1
+        elif saved.bytes > spare:
+            wider = saved.dtype.itemsize > element_size
             widened |= wider
-            place = f" at {saved.line}" if saved.line else ""
-            words.append(f"{'a wider copy, ' if wider else ''}{tensor_text(dtype, shape, size)}{place}")
+            words.append(f"{'a wider copy, ' if wider else ''}{saved.text}")
     words = counted(words)
     if not words or not right.saved:
         return None

@@ -51,12 +51,6 @@ class Verdict:
         labelled = (("why", self.cause), ("do", self.repair))
         return [f"{label}: {text}" for label, text in labelled if text]
 
-    @property
-    def explained(self) -> str:
-        """All that is known, in one line."""
-        why = ": ".join(filter(None, (self.cause, self.repair)))
-        return "; ".join(filter(None, (self.diagnosis, why)))
-
 
 class Wrong(Exception):
     """Raised by a check: the learner's code does something else than asked."""

@@ -47,6 +47,17 @@ def file_and_line(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
+def line_in(file: str) -> str:
+    """File and line of the innermost frame of ``file`` that runs in this thread; "" if none does, as in backward of
+    torch's own operators."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return file_and_line(frame)
+        frame = frame.f_back
+    return ""
+
+
 class Unwanted(Exception):
     """Nobody waits for this run any more."""
 
@@ -89,6 +100,11 @@ class VirtualWork(dist.Work):
         return future
 
 
+def _alike(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[list], list]:
+    """What every rank takes away from a collective that combines what the ranks brought."""
+    return lambda everyone: [[combine(list(of_ranks)) for of_ranks in zip(*everyone)]] * len(everyone)
+
+
 class Group(dist.ProcessGroup):
     """A process group of virtual ranks."""
 
@@ -119,7 +135,7 @@ class Group(dist.ProcessGroup):
     ) -> VirtualWork:
         """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
         me = VirtualRank.current()
-        line = me.line()
+        line = line_in(me.file)
         if self._known is None:  # torch knows it when the group is made
             self._known = self.group_name, [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
         name, members = self._known
@@ -139,11 +155,7 @@ class Group(dist.ProcessGroup):
 
     def allreduce(self, tensors, opts=None):  # type: ignore[override]
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-        def make(everyone):
-            return [[reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]] * len(everyone)
-
-        return self._meet("all_reduce", tensors, tensors, make, (name_of(op),))
+        return self._meet("all_reduce", tensors, tensors, _alike(lambda of: reduced(of, op)), (name_of(op),))
 
     def allgather(self, outputs, tensors, opts=None):
         return self._meet("all_gather", tensors, outputs[0], lambda all_: [[own[0] for own in all_]] * len(all_))
@@ -152,19 +164,11 @@ class Group(dist.ProcessGroup):
         return self.all_gather_single_coalesced([output], [tensor])
 
     def all_gather_single_coalesced(self, outputs, tensors, opts=None):
-        def make(everyone):
-            joined = [torch.cat([own[i].flatten() for own in everyone]) for i in range(len(everyone[0]))]
-            return [joined] * len(everyone)
-
-        return self._meet("all_gather", tensors, outputs, make)
+        joined = _alike(lambda of: torch.cat([x.flatten() for x in of]))
+        return self._meet("all_gather", tensors, outputs, joined)
 
     def reduce_scatter(self, outputs, lists, opts=None):  # type: ignore[override]
-        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-        def make(everyone):
-            return [[reduced([own[k] for own in everyone], op)] for k in range(len(everyone))]
-
-        return self._meet("reduce_scatter", lists[0], outputs, make, (name_of(op),))
+        return self.reduce_scatter_single(outputs[0], torch.cat([part.flatten() for part in lists[0]]), opts)
 
     def reduce_scatter_single(self, output, tensor, opts=None):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -173,8 +177,7 @@ class Group(dist.ProcessGroup):
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
 
         def make(everyone):
-            parts = [[own[i].flatten() for own in everyone] for i in range(len(everyone[0]))]
-            sums = [reduced(part, op).chunk(len(everyone)) for part in parts]
+            sums = [reduced([x.flatten() for x in of], op).chunk(len(everyone)) for of in zip(*everyone)]
             return [[of_ranks[k] for of_ranks in sums] for k in range(len(everyone))]
 
         return self._meet("reduce_scatter", tensors, outputs, make, (name_of(op),))
@@ -187,7 +190,7 @@ class Group(dist.ProcessGroup):
         root, op = opts.rootRank, opts.reduceOp
 
         def make(everyone):
-            sums = [reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]
+            sums = _alike(lambda of: reduced(of, op))(everyone)[root]
             return [sums if k == root else [None] * len(sums) for k in range(len(everyone))]
 
         return self._meet("reduce", tensors, tensors, make, (root, name_of(op)))
@@ -225,7 +228,8 @@ class Group(dist.ProcessGroup):
 
     def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> VirtualWork:
         """A message is a meeting of the rank that sends, which waits for nobody, and the one that receives."""
-        me, line = VirtualRank.current(), VirtualRank.current().line()
+        me = VirtualRank.current()
+        line = line_in(me.file)
         members = dist.get_process_group_ranks(self)
         me.note(kind, line, tensors, outputs, members)
         key = (self.group_name, kind, source, to, tag)
@@ -285,15 +289,6 @@ class VirtualRank:
     def current() -> VirtualRank:
         """The rank whose thread this is."""
         return _local.rank
-
-    def line(self) -> str:
-        """File and line of the learner's innermost frame; "" outside the learner's file."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename == self.file:
-                return file_and_line(frame)
-            frame = frame.f_back  # type: ignore[assignment]
-        return ""
 
     def note(self, kind: str, line: str, tensors: list[Tensor], outputs: list[Tensor], members: list[int]) -> None:
         """A collective of this rank is about to run among ``members``."""

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,28 +18,18 @@ from actmem_course.judge.verdict import Wrong
 from actmem_course.rank_store import RankStore
 
 
-class Side(Protocol):
-    """One rank as a check meets it: virtual (``virtual.VirtualRank``) or a process (``RealRank``)."""
-
-    number: int
-    size: int
-
-    def gather(self, value: object) -> list: ...
-    def calling(self) -> None: ...
-    def watching(self, expected: list[int] | None = None) -> AbstractContextManager[Any]: ...
-
-
 class Bench:
     """One rank's side of the judging.
 
-    rank, size, group, device: as the learner's functions see them.  functions: the names of the
+    side: the rank, a ``virtual.VirtualRank`` or a ``RealRank``.  rank, size, group, device: as the learner's functions
+    see them.  functions: the names of the
     learner's file.  Random tensors depend only on the seed and the group, so each rank knows what
     the others of its group hold and expected values need no collective.  progress: called by long
     checks to say that they move on, and what they do.
     """
 
     def __init__(
-        self, functions: dict, side: Side, device: str = "cpu", progress: Callable[..., None] = lambda text="": None
+        self, functions: dict, side: Any, device: str = "cpu", progress: Callable[..., None] = lambda text="": None
     ):
         self.functions, self.side, self.device, self.progress = functions, side, device, progress
         self.rank, self.size = side.number, side.size
@@ -78,7 +68,7 @@ class Bench:
             yield other
 
     def watching(self) -> AbstractContextManager[Any]:
-        """Run the learner's code in this: what it exchanges is noted, and all ranks wait for each other at its end."""
+        """Run the learner's code in this: its collectives are noted, and all ranks wait for each other at its end."""
         return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
@@ -123,7 +113,7 @@ def check_unwritten(given: Iterable[tuple[str, Tensor, Tensor]]) -> None:
 
 
 class RealRank:
-    """This process among those of its group (gloo or NCCL); see ``workbench.Side``."""
+    """This process among those of its group (gloo or NCCL)."""
 
     def __init__(self, store: RankStore):
         self.store, self.number, self.size = store, store.rank, store.size

@@ -34,19 +34,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional
 
 from actmem.ledger.comms import count_collectives
-from actmem_course.judge.judging import Judge, outcome_of
+from actmem_course.judge.judging import Judge, outcome_of, verdict_with
 from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
-from actmem_course.judge.parent import CRASHES, RANKS_LINE, RANKS_STORE, VIRTUAL
+from actmem_course.judge.parent import CRASHES, RANKS_LINE, RANKS_STORE, START_SECONDS, VIRTUAL
 from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
 from actmem_course.judge.virtual import Unwanted, VirtualRanks, file_and_line
 from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.ranks import join_group
-from actmem_tools.command_line import screen
 
 _leave = os._exit  # a learner's code meets another one
 
@@ -64,6 +62,10 @@ class Worker:
     def tell(self, **message: Any) -> None:
         """Say something to the parent."""
         self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
+
+    def progress(self, text: str = "") -> None:
+        """Say how far it is; the parent waits anew."""
+        self.tell(note=text)
 
     def listen(self) -> None:
         """Take the parent's commands; end with it.  Runs in a thread of its own."""
@@ -101,9 +103,6 @@ class VirtualWorker(Worker):
         self.judging: Judge | None = None
         #: What each exercise's function and all it uses read when it was judged, and the verdict.
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
-        #: What passes with functions of ours in place of others of the file's: see ``Judge``.
-        self.waiting: set[tuple] = set()
-        self.before: dict[Any, dict[str, Any]] = {}
 
     def where(self, file: str) -> tuple[str, float]:
         rank = self.judging and self.judging.running
@@ -114,6 +113,7 @@ class VirtualWorker(Worker):
 
     def warm_up(self) -> None:
         """Load what torch loads when it first sees an operation: seconds that are no learner's."""
+        torch.set_num_threads(1)
         with count_collectives():
             x = torch.ones(2, device=self.device, requires_grad=True)
             (x * 1).sum().backward()
@@ -123,13 +123,8 @@ class VirtualWorker(Worker):
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
         _freeze(lab)
-        self.before = self.before or _state_of_modules()
-        _restore(self.before)
-        beside = _forget_modules_beside(path)
         spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
-        judge = Judge(
-            lab, spaces, self.device, self._progress, lambda: _restore(self.before), self.outdated.is_set, self.waiting
-        )
+        judge = Judge(lab, spaces, self.device, self.progress, self.outdated.is_set)
         self.judging = judge
         judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
         self.printed.size = judge.ranks.size
@@ -142,32 +137,27 @@ class VirtualWorker(Worker):
             return
         finally:
             self.printed.end()
-        if not (command["solution"] or beside or _modules_beside(path)):
+        if not command["solution"]:
             judge.texts = _texts(source)
         for exercise in exercises:
-            if self.outdated.is_set():
-                return
             reads = judge.reads(exercise)
             known = self.judged.get(exercise.number)
             unchanged = bool(command["changed_only"] and known and known[0] == reads and judge.texts)
-            if unchanged:
-                assert known is not None
-                verdict = known[1]
-                judge.know(exercise, verdict)
-            else:
-                self.tell(begin=exercise.number, seconds=exercise.seconds)
-                try:
-                    verdict = judge.judge(exercise)
-                except Unwanted:
-                    return
-                finally:  # what one exercise's code did to torch, or to the judge, is no other's
-                    _restore(self.before)
+            try:
+                verdict = known[1] if known and unchanged else self._verdict(judge, exercise)
+            except Unwanted:
+                return
+            judge.know(exercise, verdict)
             self.judged[exercise.number] = reads, verdict
             self.printed.end()
             self.tell(verdict=dataclasses.asdict(verdict), unchanged=unchanged)
 
-    def _progress(self, text: str = "") -> None:
-        self.tell(note=text)
+    def _verdict(self, judge: Judge, exercise: Exercise) -> Verdict:
+        self.tell(begin=exercise.number, seconds=exercise.seconds)
+        try:
+            return judge.judge(exercise)
+        finally:
+            torch.set_default_dtype(torch.float32)  # the rest of what a learner sets ends with the ranks' threads
 
     def _load(self, ranks: VirtualRanks, path: Path, source: bytes, ours: Lab | None) -> list[dict]:
         """The names of the file, for each rank from a run of its own."""
@@ -180,11 +170,9 @@ class VirtualWorker(Worker):
         return found
 
     def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: BaseException) -> None:
-        line = error.lineno if isinstance(error, SyntaxError) else None
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = line or (own[-1].lineno if own else None)
-        said = str(error).splitlines()[0] if str(error) else ""
-        what = f"the file can't be loaded: {type(error).__name__}: {said}"
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else next(reversed(own), None)
+        what = f"the file can't be loaded: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if isinstance(error, SystemExit):
             what = "the file can't be loaded: it leaves before its end (sys.exit)"
         where = f"{path.name}:{line}" if line else ""
@@ -202,7 +190,7 @@ class RealWorker(Worker):
         super().__init__(line, device)
         self.printed = Printed(lambda text: None)
 
-    def join(self) -> None:
+    def warm_up(self) -> None:
         """Join the other ranks, where there are some."""
         self.store = RankStore()
         if "MASTER_PORT" not in os.environ:
@@ -215,48 +203,32 @@ class RealWorker(Worker):
         join_group(self.device)
         self.store = connect("judge")
 
-    def load(self, command: dict[str, Any]) -> None:
-        """Run the file."""
-        self.lab, path = load_lab(command["lab"]), Path(command["file"])
-        for exercise in self.lab.exercises:
-            _ = exercise.check
-        sys.path.append(str(path.parent))
-        ours = command["solution"]
-        names = dict(solutions_of(self.lab.name)) if ours else _names_in(path, command["source"].encode("latin-1"))
-        self.bench = Bench(names, RealRank(self.store), self.device, lambda text="": self.tell(note=text))
-
     def confirm(self, command: dict[str, Any]) -> None:
-        """Run the checks of what has passed once more, on real ranks; say what fails."""
-        self.load(command)
-        for exercise in self.lab.choose(command["only"], "only"):
+        """Run the checks of what has passed once more, and say the first that fails; if none does, measure."""
+        lab, path = load_lab(command["lab"]), Path(command["file"])
+        source = command["source"].encode("latin-1")
+        names = dict(solutions_of(lab.name)) if command["solution"] else _names_in(path, source)
+        bench = Bench(names, RealRank(self.store), self.device, self.progress)
+        for exercise in () if lab.one_process else lab.choose(command["only"], "only"):
             # Processes share the cores, and wait for the slowest at each collective.
             self.tell(begin=exercise.number, seconds=exercise.seconds * (1 + self.store.size))
-            found = outcome_of(exercise, self.bench)
+            found = outcome_of(exercise, bench)
             if found and found.status != PASSED:
-                how = f"right on virtual ranks, but on real processes: {found.finding.symptom}"
-                why = found.finding
-                verdict = Verdict(
-                    exercise.number, exercise.function, found.status, how, found.where, why.cause, why.repair
-                )
-                self.tell(verdict=dataclasses.asdict(verdict))
+                finding = found.finding.after("right on virtual ranks, but on real processes: ")
+                self.tell(verdict=dataclasses.asdict(verdict_with(exercise, found.status, finding, found.where)))
                 return
+        if command["measure"]:
+            self.tell(note="measuring", seconds=START_SECONDS)
+            self.tell(reward=_reward(lab, bench))
 
-    def measure(self, command: dict[str, Any]) -> None:
-        """The lab's reward.  A lab of one process has not been there to confirm."""
-        if not hasattr(self, "bench"):
-            self.load(command)
-        b = self.bench
-        try:
-            from actmem_course.judge.rewards import reward_of  # a second that only this needs
 
-            reward = reward_of(self.lab, b)
-        except Exception as error:  # all has passed; a failing measurement must not hide that
-            self.tell(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
-            return
-        if b.rank == 0:
-            reward.show(screen(file=sys.__stdout__, highlight=False, emoji=False))
-            print(end="", file=sys.__stdout__, flush=True)
-        self.tell(reward=dataclasses.asdict(reward), why="")
+def _reward(lab: Lab, b: Bench) -> list[str]:
+    from actmem_course.judge.rewards import reward_lines  # a second that only this needs
+
+    try:
+        return reward_lines(lab, b)
+    except Exception as error:  # all has passed; a failing measurement must not hide that
+        return [f"no measurement: {type(error).__name__}: {error}"]
 
 
 def _standing(thread: int | None, file: str) -> str:
@@ -269,51 +241,11 @@ def _standing(thread: int | None, file: str) -> str:
     return "is in none of your functions"
 
 
-def _state_of_modules() -> dict[Any, dict[str, Any]]:
-    """What torch's and the judge's own modules, and the classes that a learner may patch, hold now."""
-    modules = [
-        m
-        for name, m in list(sys.modules.items())
-        if name.split(".")[0] in ("actmem", "actmem_more", "actmem_tools", "actmem_course") and m
-    ]
-    torchs = [torch, torch.nn.functional, torch.nn, torch.distributed, torch.autograd, torch.random]
-    owners: list[Any] = [*torchs, *modules]
-    owners += [c for m in modules for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
-    return {owner: dict(vars(owner)) for owner in [*owners, torch.Tensor, torch.autograd.Function]}
-
-
-def _restore(before: dict[Any, dict[str, Any]]) -> None:
-    """Undo what a learner's code did to modules and to settings of the whole process."""
-    for owner, names in before.items():
-        now = vars(owner)
-        for name, value in names.items():
-            if now.get(name) is not value and not name.startswith("__"):
-                setattr(owner, name, value)
-    torch.set_default_dtype(torch.float32)
-
-
-def _forget_modules_beside(path: Path) -> bool:
-    """Let the file import what lies beside it, after everything else; whether it has, in which case it is read anew."""
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    beside = _modules_beside(path)
-    for name in beside:
-        del sys.modules[name]
-    return bool(beside)
-
-
-def _modules_beside(path: Path) -> list[str]:
-    """What is loaded from the folder of a file."""
-    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
-    return [name for name, file in files.items() if file.startswith(str(path.parent) + os.sep)]
-
-
 def _freeze(lab: Lab) -> None:
-    """Load the lab's checks, and take what is loaded out of the garbage collector's sight.
+    """Load the lab's cases, and take what is loaded out of the garbage collector's sight.
 
-    To count bytes, a check looks for tensors among all objects that the collector knows: 300,000 of
-    them are torch's own, a second at each save.  What a learner's file makes comes after this.
+    ``actmem.record`` looks through all objects that the collector knows: 300,000 of them are torch's own, a second at
+    each save.
     """
     if gc.get_freeze_count() == 0:
         for exercise in lab.exercises:
@@ -325,22 +257,12 @@ def _freeze(lab: Lab) -> None:
 def _names_in(path: Path, source: bytes) -> dict:
     """The names of a learner's file, run afresh.  It may read otherwise by now: tracebacks show ``source``."""
     code = compile(source, str(path), "exec")
-    if any(name.startswith("actmem_course.judge.solutions") for name in _imports(source)):
-        raise ValueError("it imports our own solutions: write the functions yourself")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # it may import what lies beside it, after everything else
     linecache.cache[str(path)] = len(source), None, decode_source(source).splitlines(keepends=True), str(path)
     names = {"__name__": "learner", "__file__": str(path)}
     exec(code, names)
     return names
-
-
-def _imports(source: bytes) -> set[str]:
-    """All that a file imports, by its full name."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            package = f"{getattr(node, 'module', None) or ''}."
-            found |= {f"{package}{alias.name}".lstrip(".") for alias in node.names}
-    return found
 
 
 def _texts(source: bytes) -> dict[str, str]:
@@ -358,20 +280,14 @@ def main() -> None:
     faulthandler.enable(int(os.environ[CRASHES]))
     os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
     sys.breakpointhook = pdb.set_trace = _no_debugger
-    warnings.showwarning = _warn
-    # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
+    warnings.simplefilter("ignore")  # torch's, of the judge's own tensors as well
     for stream in (sys.stdout, sys.stderr):
         # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
         stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
     line, device = Connection(int(os.environ[RANKS_LINE])), os.environ["ACTMEM_DEVICE"]
     worker = VirtualWorker(line, device) if VIRTUAL in os.environ else RealWorker(line, device)
     threading.Thread(target=worker.listen, name="line", daemon=True).start()
-    if isinstance(worker, RealWorker):
-        worker.join()
-    else:
-        torch.set_num_threads(1)
-        worker.warm_up()
+    worker.warm_up()
     worker.tell(ready=True)
     try:
         worker.run()
@@ -384,11 +300,6 @@ def _no_debugger(*args, **kwargs):
     raise RuntimeError(
         "no debugger can be used here, where nobody types: print, or call the function in a Python of your own"
     )
-
-
-def _warn(message, category, filename, lineno, file=None, line=None):
-    """A warning of torch's is nothing that a learner prints."""
-    print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=sys.__stderr__)
 
 
 if __name__ == "__main__":

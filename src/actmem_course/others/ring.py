@@ -1,4 +1,4 @@
-"""A ring collective step by step, and the messages that gloo, torch's CPU backend, sends for it.
+"""A ring collective step by step.
 
 A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.
 The first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.
@@ -9,11 +9,9 @@ counted here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actmem.config import check_choice, check_size
-from actmem.formulas.communication import Exchange
 
 #: The halves of each collective, in order.
 PHASES = {
@@ -77,34 +75,5 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     return states
 
 
-def ring_steps(exchanges: Iterable[Exchange]) -> int:
-    """Messages in sequence if every collective runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
-    return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
-
-
 def _frozen(held: list[list[frozenset[int]]]) -> tuple[tuple[frozenset[int], ...], ...]:
     return tuple(map(tuple, held))
-
-
-# gloo, torch's CPU backend, splits a tensor into pieces and sends them as messages, each with a header of six 8-byte
-# numbers.  So the bytes that a rank's sockets send can be predicted exactly.
-#: Before each message: length, kind, slot, and where in which buffer.
-HEADER_BYTES = 6 * 8
-#: For each piece that goes to another rank: "I have it", "I am ready for it", and the piece itself.
-MESSAGES = 3
-#: An all-reduce splits its tensor into pieces of at most this size, at least two for each rank.
-PIECE_BYTES = 1 << 20
-
-
-def gloo_header_bytes(exchange: Exchange) -> int:
-    """Bytes that one rank sends besides the data of ``exchange``.
-
-    all-reduce: a ring's 2(t - 1) turns, with 1/t of the pieces each.  all-gather: t - 1 turns with two
-    pieces each.  reduce-scatter: a piece to each other rank, as ``parallel.collectives`` makes it; gloo has none.
-    """
-    t = exchange.ranks
-    pieces_of_each = max(2, -(-exchange.payload_bytes // (t * PIECE_BYTES)))
-    sent = {"all-reduce": 2 * (t - 1) * pieces_of_each, "all-gather": 2 * (t - 1), "reduce-scatter": t - 1}[
-        exchange.kind
-    ]
-    return exchange.count * sent * MESSAGES * HEADER_BYTES

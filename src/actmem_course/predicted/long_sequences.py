@@ -93,7 +93,7 @@ def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
     shared = shape.with_sizes(seq_length=shape.seq_length // c)
     return [
         LongStep("layers recomputed", "Chen et al., 2016", _peak(shape, "16 bits"), again / step),
-        LongStep("loss in chunks", "Liger Kernel, 2024", _peak(shape, "in chunks"), output / step),
+        LongStep("loss in chunks", "Cut Your Losses, 2411.09009", _peak(shape, "in chunks"), output / step),
         LongStep(
             "the layers' inputs on the host",
             "pytorch#158657",

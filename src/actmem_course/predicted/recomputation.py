@@ -16,11 +16,17 @@ from actmem.rows import Row, total
 
 @dataclass(frozen=True)
 class Moment:
-    """What is held after one change.  held: for each layer the rows that are there; again: they were just
-    recomputed.
+    """What is held after one change.
+
+    Attributes:
+        says: The change, in words.
+        layer: The layer that changed.
+        held: For each layer the rows that are there.
+        again: They were just recomputed.
     """
 
     says: str
+    layer: int
     held: tuple[tuple[Row, ...], ...]
     again: bool = False
 
@@ -39,23 +45,22 @@ def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment
     """
     whole, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
     held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
-    found = [Moment("before forward", _frozen(held))]
+    found = [Moment("before the forward pass", 0, _frozen(held))]
     for layer, rows in enumerate(held):
         for row in whole:
             if row.term in kept:
                 rows.append(row)
-                found.append(Moment(f"forward, layer {layer}: {row.term} is kept", _frozen(held)))
+                found.append(Moment(f"forward, layer {layer}: {row.term} is saved", layer, _frozen(held)))
     for layer in reversed(range(shape.num_layers)):
         there = {row.term for row in held[layer]}
         for row in reversed(whole):
             if row.term not in there:
                 held[layer] = list(whole[: whole.index(row) + 1])
                 there = {one.term for one in held[layer]}
-                found.append(
-                    Moment(f"backward, layer {layer}: what was dropped is recomputed", _frozen(held), again=True)
-                )
+                says = f"backward, layer {layer}: what wasn't saved is recomputed"
+                found.append(Moment(says, layer, _frozen(held), again=True))
             held[layer].pop()
-            found.append(Moment(f"backward, layer {layer}: {row.term} is freed", _frozen(held)))
+            found.append(Moment(f"backward, layer {layer}: {row.term} is freed", layer, _frozen(held)))
     return tuple(found)
 
 
@@ -79,8 +84,8 @@ _GROUPS = (
     ("layer-norm outputs", ("QKV projection input", "h→4h input"), "layer norm of its input", ""),
     ("Q, K, V", ("Q", "K", "V"), "QKV projection", "QKV projection"),
     ("attention core", CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
-    ("attention output", ("attention projection input",), "attention over V", "attention over V"),
-    ("middle of the layer", ("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
+    ("attention projection input", ("attention projection input",), "attention over V", "attention over V"),
+    ("layer-norm 2 input", ("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
     ("GeLU input", ("GeLU input",), "h→4h", "h→4h"),
     ("GeLU output", ("4h→h input",), "GeLU of its input", ""),
     ("block dropout masks", ("attention dropout mask", "MLP dropout mask"), "draw again", ""),

@@ -26,6 +26,8 @@ _IN_16_BITS: Mapping[str, str | Fault] = {
     name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")
 } | {"": "the matmuls are those of tensors of 16 bits"}
 _ONCE = Fault("backward goes twice through what function made", "once is enough, torch.autograd.backward(y, grad)")
+_NOTHING = "nothing as large as weight is needed: no alpha/r · b @ a, no wide copy, and no gradient of weight"
+_AS_IT_IS = "multiply by weight as it is, and by a and b one after the other"
 _FROZEN = "where x needs no gradient, "
 _OF_ITS_OWN = Fault("", "hold what put returned in its own ctx", "each region reads the x of its own")
 
@@ -68,8 +70,7 @@ def lora_linear(r: CaseRun) -> None:
         made = r.makes(of_half, given, kind=HalfTensor, others=[half_weight])
     for when, one in made.items():
         words = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}"
-        needed = "nothing as large as weight is needed"
-        r.see(Cost(f"the largest tensor of {when}", max(x.numel(), one.elements), cause=needed, words=words))
+        r.see(Cost(f"the largest tensor of {when}", max(x.numel(), one.elements), _AS_IT_IS, _NOTHING, words=words))
     # The adapter's matmuls are less than half a matmul with the weight in all.
     matmuls = flops.get_total_flops() // (2 * x.numel() * _O)
     enough = "one for the result, one for x's gradient; weight itself gets none"
@@ -94,6 +95,7 @@ def tiled_mlp(r: CaseRun) -> None:
     r.passes(
         lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
     )
+    r.saves(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x", itself=True)
     with FlopCounterMode(display=False) as flops:
         made = r.makes(own, {"x": x, "up": up, "down": down})
     enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
@@ -114,7 +116,6 @@ def tiled_mlp(r: CaseRun) -> None:
     words = "forward and backward run {found} matmuls of s·b·h·f where {enough} are enough"
     eight = "two in forward, two again and four gradients in backward"
     r.see(Cost("matmuls", max(8, matmuls), eight, words=words))
-    r.saves(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x", itself=True)
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
     given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
     half = [tensor.bfloat16().requires_grad_() for tensor in given]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 
 from actmem.config import ModelShape
@@ -35,10 +36,11 @@ CROSSOVERS = ((12288, 96), (20, 4), (1600, 25), (1536, 16), (4, 2))  # a rest of
 _SHAPES = (ModelShape(11, 3, 35, 5), ModelShape(7, 2, 39, 13), ModelShape(17, 5, 22, 2))
 
 
+@cache
 def measured(
     shape: ModelShape, tensor_parallel_size: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> dict[str, int]:
-    """Bytes of the paper's terms that our layer keeps on one rank, counted in an emulated run."""
+    """Bytes of the paper's terms that our layer saves on one rank, counted in an emulated run."""
     with emulated_rank(tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         rows = by_term(measure_layer(shape, tp, recompute))
@@ -60,7 +62,7 @@ def layer_bytes(r: CaseRun) -> None:
 _REASONS = {
     ("mask", 2): "a mask takes 1 byte an element, not 2", ("mask", 1 / 8): "a mask takes 1 byte an element, not 1 bit",
     ("MLP dropout mask", 4): "this dropout acts on the MLP's result, h wide",
-    ("QKV projection input", 3): "Q, K and V read one tensor, which is kept once",
+    ("QKV projection input", 3): "Q, K and V read one tensor, which is saved once",
     ("h→4h input", 4): "its input is h wide, its result 4h",
     ("GeLU input", 1 / 4): "it is 4h wide", ("4h→h input", 1 / 4): "it is 4h wide",
     ("mask", 1 / 2): "a mask takes 1 byte an element", ("", 1 / 2): "2 bytes an element", ("", 2): "2 bytes an element",

@@ -7,16 +7,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.collective_outcomes import F_BAR_OPERATOR, F_OPERATOR, size_of
+from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.compare import close
 from actmem_course.judge.observations import Cost, SummedTensor, ValueSeen
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
+_F_BACKWARD = Fault(
+    "",
+    "f's backward must all-reduce once, with SUM",
+    "Each rank's gradient comes from its own slice of the weight, and these add up",
+)
+_F = {"": Fault("", "f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}
+_F_BAR = {
+    "": Fault("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
+    "x": Fault(
+        "",
+        "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
+        "After the sum every rank runs the same code, so each has the whole gradient already",
+    ),
+}
+
 
 def f(r: CaseRun) -> None:
     x = r.same(4, 3, 5)
-    r.operator(F_OPERATOR, x)
+    r.operator("f", x, _F)
     leaf, through, beside = x.clone().requires_grad_(), r.same(4, 3, 5), r.same(4, 3, 5)
     (r["f"](leaf, r.group) * through + leaf * beside).sum().backward()
     if leaf.grad is None or not close(leaf.grad, r.t * through + beside):
@@ -28,7 +43,7 @@ def f(r: CaseRun) -> None:
 
 
 def f_bar(r: CaseRun) -> None:
-    r.operator(F_BAR_OPERATOR, r.each(4, 3, 5), r.same(4, 3, 5))
+    r.operator("f_bar", r.each(4, 3, 5), _F_BAR, r.same(4, 3, 5))
 
 
 def column_parallel_linear(r: CaseRun) -> None:
@@ -38,7 +53,7 @@ def column_parallel_linear(r: CaseRun) -> None:
         "Every rank has other features, so there is nothing to add up",
     )
     given = {"x": r.same(4, 3, 6), "weight": r.each(8, 6), "bias": r.each(8)}
-    r.passes(r["column_parallel_linear"], given, r.group, advice={"": own, "x": F_OPERATOR.in_backward})
+    r.passes(r["column_parallel_linear"], given, r.group, advice={"": own, "x": _F_BACKWARD})
     r.saves(lambda x, w, c: r["column_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
 
@@ -102,6 +117,9 @@ def attention(r: CaseRun) -> None:
         r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
 
 
+_OVERFLOWS = Fault("", "subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
+
+
 def vocab_parallel_cross_entropy(r: CaseRun) -> None:
     s, rows = max(4, r.t), 5
     logits, targets = 3 * r.shard(s, 3, rows * r.t, dim=2), (r.same(s, 3) * 1e6).long().remainder(rows * r.t)
@@ -117,6 +135,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
             upstream=upstream,
             prefix=prefix,
             collectives=False,
+            advice={"": _OVERFLOWS} if scale > 1 else None,
         )
         # Largest, sum and target, even if every rank's are gathered; of the logits it would be five of each rank.
         enough = 3 * r.t * size_of(upstream)

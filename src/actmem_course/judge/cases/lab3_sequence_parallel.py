@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from actmem.ledger.comms import Collective
-from actmem_course.judge.case import CaseRun
-from actmem_course.judge.collective_outcomes import G_BAR_OPERATOR, G_OPERATOR, size_of
-from actmem_course.judge.observations import Cost, Pattern
+from actmem_course.judge.case import Advice, CaseRun
+from actmem_course.judge.collective_outcomes import size_of
+from actmem_course.judge.observations import Cost
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Fault, Wrong, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
+_G: Advice = {
+    "": "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first",
+    "x": Fault(
+        "",
+        "g's backward must reduce-scatter once, with SUM",
+        "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens",
+    ),
+}
+_G_BAR = {
+    "": Fault(
+        "",
+        "g_bar's forward must reduce-scatter once, with SUM",
+        "Each rank gets its own tokens, s/t of them, from r·s/t on",
+    ),
+    "x": Fault(
+        "",
+        "g_bar's backward must all-gather",
+        "This rank's x went into all tokens, so it needs the gradients of all ranks",
+    ),
+}
+
+
 def g(r: CaseRun) -> None:
-    r.operator(G_OPERATOR, r.each(r.t, r.t, 5))  # t divides both, so that whoever cuts by mistake can
+    r.operator("g", r.each(r.t, r.t, 5), _G)  # t divides both, so that whoever shards by mistake can
 
 
 def g_bar(r: CaseRun) -> None:
-    r.operator(G_BAR_OPERATOR, r.each(2 * r.t, r.t, 2 * r.t))  # t divides all, so that whoever cuts by mistake can
+    r.operator("g_bar", r.each(2 * r.t, r.t, 2 * r.t), _G_BAR)  # t divides all, so that whoever shards by mistake can
 
 
 def gathering_linear(r: CaseRun) -> None:
@@ -162,33 +185,36 @@ def dropout_generators(r: CaseRun) -> None:
                 )
             for name, generator in zip(("core", "block"), made):
                 draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
-        when = f"with{'' if parallel else 'out'} sequence_parallel"
-        r.see(Pattern(when, draws, fault=partial(_draws_fault, when)))
+        refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.b.gather(draws), parallel))
+        first: dict[int, dict] = {}  # by the number in the group
+        if any(first.setdefault(number, own) != own for number, own in r.b.side.gather((r.rank, draws))):
+            raise Wrong("ranks that have the same number in two groups draw different numbers")
 
 
-_DRAWN = {
-    2: ("ranks draw the same for core", "each holds different heads, so every rank must drop differently there"),
-    3: ("ranks draw the same for block", "each holds different tokens, and would repeat one pattern of drops"),
-    4: (
-        "ranks draw different numbers for block",
-        "each holds the whole [s, b, h], and the replicas would drift apart",
-    ),
-    5: ("core and block draw the same numbers on some ranks", "give the two generators seeds that are never equal"),
-}
+def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel: bool) -> Iterator[tuple]:
+    """What is wrong with the draws of all ranks, by name; the gravest first."""
+    of_seed = "make each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
+    for name in ("core", "block"):
+        again = any(own[name] != own[f"{name} the second time"] for own in everyone)
+        yield again, "the same seed gives other numbers the second time", "seed each with manual_seed, from seed alone"
+        same = any(own[name] == own[f"{name} with another seed"] for own in everyone)
+        yield same, "another seed gives the same numbers", of_seed
+    for seed in ("", " with seed 0"):
+        here = f"{when}{' and' if seed else ''}{seed}"
+        core, block = ([own[f"{name}{seed}"] for own in everyone] for name in ("core", "block"))
+        swapped = not parallel and len(core) > 1 and core.count(core[0]) == len(core) and not _repeats(block)
+        yield swapped, f"{here}, core draws as block should, and block as core", "return core first, then block"
+        heads = "each holds different heads, so every rank must drop differently there"
+        yield _repeats(core), f"{here}, ranks draw the same for core", "", heads
+        tokens = "each holds different tokens, and would repeat one pattern of drops"
+        yield parallel and _repeats(block), f"{here}, ranks draw the same for block", "", tokens
+        replicas = "each holds the whole [s, b, h], and the replicas would drift apart"
+        apart = not parallel and any(own != block[0] for own in block)
+        yield apart, f"{here}, ranks draw different numbers for block", "", replicas
+        both = f"{here}, core and block draw the same numbers on some ranks"
+        shared = any(own in block for own in core)
+        yield shared, both, "", "give the two generators seeds that are never equal"
 
 
-def _draws_fault(when: str, one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, Fault]:
-    """What it means that two draws are the same, or are not; the gravest first."""
-    kinds, seeds = zip(*(name.partition(" ")[::2] for name, _ in (one, other)))
-    if seeds[0] == seeds[1] == "with seed 0":
-        when += " and with seed 0"
-    late = 0.5 if one[1] != other[1] and seeds[0] else 0
-    if not same and one[1] == other[1]:
-        seed = "seed each with manual_seed, from seed alone"
-        return 0, Fault("the same seed gives other numbers the second time", seed)
-    if same and "with another seed" in seeds and seeds[0] != seeds[1] and one[1] == other[1]:
-        seed = "make each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
-        return 1, Fault("another seed gives the same numbers", seed)
-    grave = 4 if not same else 5 if kinds[0] != kinds[1] else 2 if kinds[0] == "core" else 3
-    symptom, cause = _DRAWN[grave]
-    return grave + late, Fault(f"{when}, {symptom}", cause=cause)
+def _repeats(draws: list) -> bool:
+    return any(own in draws[:k] for k, own in enumerate(draws))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -28,7 +26,7 @@ _ARGUMENTS = {
 }
 _OF_ITS_OWN = Fault(
     "",
-    "keep them with the region (ctx.save_for_backward), not in a variable that all regions share",
+    "save them with the region (ctx.save_for_backward), not in a variable that all regions share",
     "each region needs the inputs and the generator's state of its own first run",
 )
 
@@ -58,7 +56,7 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
     r.see(Cost("runs in forward", in_forward, "once is enough", words="forward runs function {found} times"))
     if runs == in_forward:
         again = "run function again in backward, from the inputs"
-        raise Wrong("function runs once only", again, "the first run's graph was kept")
+        raise Wrong("function runs once only", again, "the first run recorded a graph")
     once = "once in forward and once in backward is enough"
     r.see(Cost("runs", runs, once, words="function runs {found} times in all"))
     x, gate = given.values()
@@ -86,7 +84,11 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     seed_and_draw(r.device)
     advice = {
         "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
-        "x": Fault("", cause="the second run does not draw the random numbers of the first"),
+        "x": Fault(
+            "",
+            "restore the state that torch's generator had before the first run (torch.get_rng_state)",
+            "the second run does not draw the random numbers of the first",
+        ),
     }
     r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"
@@ -176,36 +178,18 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     outside = Fault(
         "backward comes more than once to what made the inputs",
         f"take every such tensor as an argument, {_ARGUMENTS[name]}",
-        "what checkpoint runs again takes a tensor from outside that still has its graph, so its backward continues "
+        "what checkpoint recomputes takes a tensor from outside that still has its graph, so its backward continues "
         "into what came before",
     )
 
     def function(*given: Tensor) -> Tensor:
-        with _tensors_only(name):
-            result = as_block(r[name])(*given)
+        result = as_block(r[name])(*given)
         torch.rand(3, device=r.device)
         return result
 
     seed_and_draw(r.device)
     r.passes(function, {"x": x, **dict(zip(random_weights(4, 2).named(), weights))}, twice=outside)
     return x, weights
-
-
-@contextmanager
-def _tensors_only(name: str) -> Iterator[None]:
-    """Raise Wrong where something else than a tensor is taken for one: it was handed to checkpoint as an input."""
-    closing = {
-        "selective_layer": ("dropout is not one", "close over it"),
-        "full_layer": ("w and dropouts are not", "close over them"),
-    }
-    try:
-        yield
-    except (TypeError, AttributeError) as error:
-        missing = re.search(r"'(?:method|function|LayerWeights|Dropouts)' object has no attribute '(\w+)'", str(error))
-        if "save_for_backward can only save variables" in str(error) or missing and hasattr(Tensor, missing[1]):
-            what, repair = closing[name]
-            raise Wrong(f"checkpoint takes tensors only, and {what}", f"{repair}, {_ARGUMENTS[name]}") from None
-        raise
 
 
 def layer_weights(shape: ModelShape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Tensor, ...]:

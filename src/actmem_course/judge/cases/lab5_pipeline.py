@@ -132,7 +132,7 @@ def microbatches_to_keep(r: CaseRun) -> None:
     for p, rank, n, places in WINDOWS:
         case = f"p={p} rank={rank} microbatches={n} places={places}"
         found = _microbatches(r["microbatches_to_keep"](p, rank, n, places), n, case)
-        r.see(Clue(f"{case}: kept", found))
+        r.see(Clue(f"{case}: those that save everything", found))
         held, most = 0, 0
         for action in schedule.one_forward_one_backward(p, n)[rank]:
             held += (action.microbatch in found) * (1 if action.kind == "F" else -1)

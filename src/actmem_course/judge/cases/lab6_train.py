@@ -18,21 +18,20 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.comms import Collective
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, grad_of
-from actmem_course.judge.observations import Pattern, SingleTensor, ValueSeen
+from actmem_course.judge.observations import SingleTensor, ValueSeen
 from actmem_course.judge.saved_bytes import SavingRecorder
 from actmem_course.judge.solutions import lab6_train as ours
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
-from actmem_course.judge.verdict import Fault, Wrong, clipped, refuse
+from actmem_course.judge.verdict import Wrong, clipped, refuse
 from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
 
 
-def batch(r: CaseRun) -> str | None:
+def batch(r: CaseRun) -> None:
     """Many batches are right, so what counts is how targets lie beside tokens, and which batches are the same."""
     s, size = 9, 8
     # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as
@@ -54,7 +53,7 @@ def batch(r: CaseRun) -> str | None:
         follows = "the target of a token is the one that follows it"
         r.see(ValueSeen("by how many tokens targets are ahead", sorted(ahead), follows))
         drawn[step, again] = starts
-    r.see(Pattern("batches", drawn, fault=_batches_fault))
+    refuse(_faults_of_batches(r.b.gather(drawn)))
     halves: dict[tuple[int, ...], int] = {}
     for (step, _), starts in drawn.items():
         if len(set(starts)) == 1:
@@ -70,11 +69,6 @@ def batch(r: CaseRun) -> str | None:
             tokens, targets = _windows(r, text, step, s, size, case)
             if not torch.equal(targets, tokens + 1):
                 raise Wrong(f"{case}{_OVER_ITS_END}", _LAST_START)
-    torch.manual_seed(r.rank)
-    with r.b.watching():
-        r["batch"](text, 0, s, size)
-    seeds = "right, but it seeds torch's default generator, from which dropout draws: give randint one of its own"
-    return seeds if torch.initial_seed() != r.rank else None
 
 
 #: Whoever repeats the batches of a few steps has one of these in common with the first.
@@ -83,18 +77,21 @@ _OVER_ITS_END = "a piece runs over the text's end"
 _LAST_START = "the last one starts at len(text) - seq_length - 1"
 
 
-def _batches_fault(
-    one: tuple[tuple[int, bool], int], other: tuple[tuple[int, bool], int], same: bool
-) -> tuple[float, Fault]:
-    """What it means that two batches, of a step and a rank, are the same, or are not; the gravest first."""
-    (drawn, rank), (other_drawn, other_rank) = one, other
-    if same:
-        both = f"step {drawn[0]} and step {other_drawn[0]}"
-        return 2, Fault(f"{both} have the same batch", "choose different pieces each step")
-    if drawn == other_drawn:
-        return 0, _OTHER_BATCHES
+def _faults_of_batches(everyone: list[dict[tuple[int, bool], list[int]]]) -> Iterator[tuple]:
+    """What is wrong with the batches of all ranks, by step and whether it is the second time; the gravest first."""
+    first = everyone[0]
+    of_rank = (
+        "a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
+        "parallelism"
+    )
+    by_step = "choose the pieces by step alone, with generator=torch.Generator().manual_seed(SEED + step)"
+    yield any(own != first for own in everyone), _OTHER_BATCHES, by_step, of_rank
     another = "the same step gives another batch the second time"
-    return 1 - (rank != other_rank) / 2, Fault(another, "choose the pieces by step alone", "runs could not be compared")
+    yield first[0, False] != first[0, True], another, "choose the pieces by step alone", "runs could not be compared"
+    for step in _STEPS[1:]:
+        for before in (one for one in _STEPS if one < step):
+            both = f"step {before} and step {step} have the same batch"
+            yield first[before, False] == first[step, False], both, "choose different pieces each step"
 
 
 def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str = "") -> tuple[Tensor, Tensor]:
@@ -175,12 +172,11 @@ _RATE = 0.5
 _NO_LIMIT, _LIMIT = 1e9, 1e-3
 
 
-def gradient_norm(r: CaseRun) -> str | None:
-    """Of models that are shared in one way or the other.  A remark for whoever gathers all gradients: no error."""
+def gradient_norm(r: CaseRun) -> None:
+    """Of models that are shared in one way or the other."""
     shape = small_shape(r.b)
     dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}
-    sent, often = 0, 0
     for tp in (tensor_parallel(r.group, sequence_parallel=True), tensor_parallel(r.group), TensorParallel()):
         model = GPT(shape, tp, p=0.0, dtype=torch.float64, device=r.device)
         load_dense(model, gradients, tp)
@@ -189,18 +185,12 @@ def gradient_norm(r: CaseRun) -> str | None:
             parameter.data.mul_(2).add_(1)  # so that the parameters' own norm is another
         parallel = ", with sequence parallelism" if tp.sequence_parallel else ""
         case = f"model.tp.size is {tp.size}{parallel}: " if r.t > 1 else ""
-        found, exchanges = _norm(r, model)
-        r.see_tensor(f"{case}the norm", torch.tensor(found, dtype=torch.float64))
-        sent, often = max(sent, sum(c.payload_bytes for c in exchanges)), max(often, len(exchanges))
-    if sent > 64:
-        return f"right, but it sends {sent:,} B; a single number would do"
-    return f"right, but it runs {often} collectives; one would do" if often > 1 else None
+        r.see_tensor(f"{case}the norm", torch.tensor(_norm(r, model), dtype=torch.float64))
 
 
-def _norm(r: CaseRun, model: GPT) -> tuple[float, list[Collective]]:
-    """What the function finds, and what it exchanges."""
+def _norm(r: CaseRun, model: GPT) -> float:
     before = [grad_of(parameter).clone() for parameter in model.parameters()]
-    with r.b.watching() as seen:
+    with r.b.watching():
         found = r["gradient_norm"](model)
     if any(p.grad is None or not torch.equal(p.grad, old) for p, old in zip(model.parameters(), before)):
         raise Wrong("a .grad is changed", "only compute the norm; scaling comes later")
@@ -212,7 +202,7 @@ def _norm(r: CaseRun, model: GPT) -> tuple[float, list[Collective]]:
         found = found.item()
     if not isinstance(found, float):
         raise another_kind("a float", found)
-    return found, seen.collectives
+    return found
 
 
 def training_step(r: CaseRun) -> None:
@@ -311,20 +301,16 @@ def _looking() -> Iterator[Seen]:
             hook.remove()
 
 
-def train(r: CaseRun) -> str:
-    """Many loops are right, so each is judged by itself, and the modes by each other; a remark has the losses."""
+def train(r: CaseRun) -> None:
+    """Many loops are right, so each is judged by itself, and the modes by each other."""
     shape, text, curves = small_shape(r.b), standard_library(20_000, r.device), dict[str, list[float]]()
     for mode in TABLE2:
         steps = _NUM_COMPARED if curves else _NUM_STEPS
         r.b.progress(f"mode {mode.name}")
         with r.b.watching(), _looking() as seen:
             losses = r["train"](shape, mode, text, steps, r.group, dtype=torch.float64, device=r.device)
-        if not isinstance(losses, list):
+        if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
             raise another_kind("a list of floats", losses)
-        refuse(
-            (not isinstance(loss, float), f"expected a list of floats, got one with {type(loss).__name__}")
-            for loss in losses
-        )
         if len(losses) != steps:
             raise Wrong(f"expected {steps} losses, one per step, got {len(losses)}")
         if any(other != losses for other in r.b.gather(losses)):
@@ -346,8 +332,6 @@ def train(r: CaseRun) -> str:
                 raise Wrong(differ, cause="the updates differ" if step else "the models or the batches differ")
     if not first[-1] < first[0]:
         raise Wrong(f"the loss does not fall: {first[0]:.4f} at first, {first[-1]:.4f} after {_NUM_STEPS} steps")
-    same = f"the first {_NUM_COMPARED} losses are the same in all {len(curves)} modes"
-    return f"loss {first[0]:.4f} → {first[-1]:.4f} in {_NUM_STEPS} steps; {same}"
 
 
 def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> Iterator[tuple]:
@@ -396,7 +380,7 @@ def _faults_of_steps(seen: Seen, size: int, steps: int) -> Iterator[tuple]:
     every = [microbatch for microbatches in tokens_of for microbatch in microbatches]
     yield _repeats(every), "a microbatch comes twice in the training", again
     shared = all(len(tokens.unique(dim=0)) < len(tokens) for tokens in batches)
-    split = "cut one batch of NUM_MICROBATCHES * micro_batch_size into them"
+    split = "split one batch of NUM_MICROBATCHES * micro_batch_size into them"
     yield shared, "the microbatches of a step share sequences", split
 
 
@@ -427,8 +411,4 @@ def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
     yield longest > MAX_NORM * (1 + 1e-5), f"gradients with a norm of {longest:.3g} reach the optimizer", give
 
 
-_OTHER_BATCHES = Fault(
-    "ranks have different batches",
-    cause="a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
-    "parallelism",
-)
+_OTHER_BATCHES = "ranks have different batches"

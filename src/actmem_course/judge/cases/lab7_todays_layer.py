@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
 from actmem.rows import by_term
-from actmem_course.judge.case import CaseRun
+from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.observations import Clue, Cost, ExactTensor, HalfTensor, TensorSeen
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 from actmem_course.judge.verdict import Fault, Wrong
@@ -115,7 +115,12 @@ def recipe_linear(r: CaseRun) -> None:
     for recipe, words, given, kind in (
         (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, TensorSeen),
         (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, TensorSeen),
-        (torch.mul, "a product", {name: torch.round(4 * factor) for name, factor in factors.items()}, ExactTensor),
+        (
+            torch.mul,
+            "a multiplication",
+            {name: torch.round(4 * factor) for name, factor in factors.items()},
+            ExactTensor,
+        ),
     ):
         runs = []
 
@@ -170,6 +175,15 @@ def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
         yield words, a, k, {name: r.same(*size) for name, size in zip(_NAMES, sizes)}
 
 
+_READ = "its query heads read the key and value heads from rank · k // t on, so neighbours share one if t > k"
+#: What a rank takes of each weight.
+_HEADS_OF: Advice = {
+    "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
+    **dict.fromkeys(("k_weight", "v_weight"), Fault("", "take those of the rank's query heads, each once", _READ)),
+    "projection_weight": "heads are its inputs, so take those of the rank's query heads along dimension 1",
+}
+
+
 def split_grouped_heads(r: CaseRun) -> None:
     for words, a, k, whole in _weights(r):
         with r.b.watching():
@@ -177,7 +191,7 @@ def split_grouped_heads(r: CaseRun) -> None:
         if not isinstance(answer, (tuple, list)) or len(answer) != 4:
             raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
         for name, part in zip(_NAMES, answer):
-            r.see_tensor(f"{words}this rank's {name}", part)
+            r.see_tensor(f"{words}this rank's {name}", part, _HEADS_OF[name])
 
 
 def sum_shared_gradients(r: CaseRun) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import Parallel
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes as rank_state_bytes_of
-from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, listed
+from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms
 from actmem_course.judge.verdict import Fault, Wrong, refuse
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
@@ -49,40 +48,14 @@ def rank_state_bytes(r: CaseRun) -> None:
 
 
 def _fault_of_states(part: str, pairs: Pairs) -> Fault:
-    """The bytes of a parameter, or the stages in which it is divided, or an example."""
+    """The bytes of a parameter, or the first case that is wrong."""
     (whole, _), (first, each, reason) = pairs[0], _STATES[part]
-    divided, another = _divided_in(pairs, first)
-    said, causes, stages = [], [], [stage for stage, is_divided in divided.items() if is_divided == {True}]
     if whole != each * STATES[0][0]:
-        said.append(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}")
-        causes.append(reason)
-    if another:
-        said.append(f"are divided by {another}")
-        causes.append("divide by data_parallel_size")
-    elif stages != list(range(first, 4)):
-        few = "only " if set(stages) < set(range(first, 4)) else ""
-        where = f"{few}in stage{'s' if len(stages) > 1 else ''} {listed(list(map(str, stages)))}"
-        said.append(f"are divided among the data-parallel ranks {where}" if stages else "are never divided")
-        causes.append(f"ZeRO divides them from stage {first} on")
+        return Fault(f"take {whole / STATES[0][0]:g} bytes a parameter; expected {each}", cause=reason)
     n, dp, stage, found, true = next((*sizes, *pair) for sizes, pair in zip(STATES, pairs) if pair[0] != pair[1])
-    example = (
-        f"are {found:,} B for {n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}; expected {true:,}"
-    )
-    return Fault("; and ".join(said) or example, cause="; ".join(causes))
-
-
-def _divided_in(pairs: Pairs, first: int) -> tuple[dict[int, set[bool]], str]:
-    """By stage, whether a part is divided; and by what, if it isn't by the number of ranks.  first: the stage that
-    divides it."""
-    (whole, _), divided, another = pairs[0], dict[int, set[bool]](), ""
-    for (n, dp, stage), (found, _) in zip(STATES, pairs):
-        if dp > 1 and whole:
-            # Up to the rounding of the share, which may be wrong as well.
-            share = found * STATES[0][0] / (whole * n)
-            divided.setdefault(stage, set()).add(abs(share - 1 / dp) < 1e-6)
-            if share and min(abs(share - 1), abs(share - 1 / dp)) > 1e-6 and stage >= first:
-                another = another or f"{1 / share:.4g} in stage {stage} with {dp} data-parallel ranks"
-    return divided, another
+    case = f"{n:,} parameters, {dp} data-parallel ranks and ZeRO stage {stage}"
+    cause = f"ZeRO divides them by data_parallel_size from stage {first} on, the parameters rounded up"
+    return Fault(f"are {found:,} B for {case}; expected {true:,}", cause=cause)
 
 
 def largest_micro_batch_size(r: CaseRun) -> None:
@@ -145,7 +118,7 @@ def judged_plan(job: str, answer: Any) -> Plan:
     plan = _planned(job, chosen)
     if isinstance(plan, Refused):
         symptom, cause = _overflow_text(model, plan, cluster)
-        raise Wrong(f"{job}: {symptom}", _lever(job, chosen), cause)
+        raise Wrong(f"{job}: {symptom}", cause=cause)
     return plan
 
 
@@ -161,30 +134,6 @@ def _planned(job: str, chosen: Mapping[str, Any]) -> Plan | Refused:
     modes, batch = model.with_modes([chosen["recompute"]]), JOBS[job]["global_batch_size"]
     found = find_plans(modes, cluster, batch, 1, fixed | _FIXED, windows=False)
     return found.plans[0] if found.plans else found.nearest[0]
-
-
-def _lever(job: str, chosen: Mapping[str, Any]) -> str:
-    """Which one other choice makes a plan fit that doesn't; if none does, which frees most."""
-    (model, cluster), now = asked(job), dict(chosen)
-    modes = model.recompute_modes[model.recompute_modes.index(now["recompute"]) :]
-    others: list[tuple[str, Sequence[Any]]] = [
-        ("sequence_parallel", [True]),
-        ("recompute", modes[1:-1]),
-        ("zero_stage", range(now["zero_stage"] + 1, 4)),
-        ("micro_batch_size", range(now["micro_batch_size"] - 1, 0, -1)),
-        ("tensor_parallel_size", range(now["tensor_parallel_size"] + 1, cluster.per_node + 1)),
-        ("pipeline_parallel_size", range(now["pipeline_parallel_size"] + 1, cluster.gpus + 1)),
-        ("recompute", modes[-1:]),  # which takes longest
-    ]
-    needed: dict[str, int] = {}
-    for name, value in [(name, value) for name, values in others for value in values]:
-        with suppress(ConfigError):  # there is no such plan
-            plan = _planned(job, {**now, name: value})
-            if isinstance(plan, Plan):
-                return f"with {name} {value!r} it would fit"
-            needed[f"{name} {value!r}"] = plan.bytes
-    most = min(needed, key=needed.__getitem__)
-    return f"no one other choice makes it fit; {most} would leave {gib(needed[most] - cluster.usable_bytes)} too much"
 
 
 def _sizes(job: str, answer: Any) -> list[int]:

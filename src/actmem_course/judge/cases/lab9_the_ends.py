@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of, text_of
-from actmem_course.judge.observations import BytesSent, Cost, HalfTensor, SingleTensor, TensorSeen
+from actmem_course.judge.observations import Cost, HalfTensor, SingleTensor, TensorSeen
 from actmem_course.judge.saved_bytes import Largest
 from actmem_course.judge.verdict import Fault, Wrong
 
@@ -23,13 +23,13 @@ _CHUNK = 24
 _V, _H = 64, 24
 _OVERFLOWS = Fault(
     "",
-    "log p is the logit less logsumexp",
+    "subtract the largest first, on all ranks the same, or use logsumexp",
     "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0",
 )
 _SLOPE_ROUNDED = {
     "logits": Fault(
         "",
-        "compute p, and subtract 1 at the target, in wide(logits), and round at the end",
+        "compute p, and subtract 1 at the target, in wide(logits), with a logsumexp of 32 bits; round at the end",
         "if p is near 1, 16 bits lose p − 1",
     )
 }
@@ -98,7 +98,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
             what = own_words if when == "forward" else "x's gradient, each token's once"
             words = f"{when} sends {{found:,}} B ({text_of(seen.collectives)}) where {{enough:,}} are enough"
             count = max(sent, enough) if r.t > 1 else 0
-            r.see(BytesSent(f"{prefix}bytes sent in {when}", count, what, words=words))
+            r.see(Cost(f"{prefix}bytes sent in {when}", count, what, words=words))
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
         return function(x, w, targets, _CHUNK)

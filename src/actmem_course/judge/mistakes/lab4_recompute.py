@@ -1,144 +1,84 @@
 """Mistakes of lab 4 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake
+from actmem_course.judge.mistake import Mistake, replacing
+
+MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
 # fmt: off
-MISTAKES: dict[str, tuple[Mistake, ...]] = {
-    "4.1": (
-        Mistake("function runs under no_grad, which records no graph",
-            "run function in the forward of an autograd Function whose backward runs it again",
-            {"return _Checkpoint.apply(function, ": "with torch.no_grad():\n        return function("}),
-        Mistake("the gradients come in another order than the inputs",
-            "return None for function, then the gradients in the order of the inputs",
-            {"(x.grad for x in inputs)": "(x.grad for x in reversed(inputs))"}),
-        Mistake("backward returns no gradient for the inputs",
-            "return the .grad of what the second run started from",
-            {"(x.grad for x in inputs)": "(None for x in inputs)"}),
-        Mistake("the parameters that function uses get no gradient",
-            "torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all",
-            {"torch.autograd.backward(y, grad)\n        return None, *(x.grad":
-                "wanted = [x for x in inputs if x.requires_grad]\n"
-                "        found = iter(torch.autograd.grad(y, wanted, grad))\n"
-                "        return None, *(next(found) if x.requires_grad else None"}),
-        Mistake("the gradient of the inputs is twice what it should be", "both runs recorded a graph",
-            {"return None, *(x.grad": "return None, *(x.grad and 2 * x.grad"}),
-        Mistake("the incoming gradient is left out", "start from it: torch.autograd.backward(y, grad)",
-            {"torch.autograd.backward(y, grad)\n        return None, *(x.grad for":
-                "torch.autograd.backward(y, torch.ones_like(y))\n        return None, *(x.grad for"}),
-    ),
-    "4.2": (
-        Mistake("the second run draws other random numbers than the first, so it drops other elements",
-            "restore the state that torch's generator had before the first run (torch.get_rng_state)",
-            {"_restore(states)\n        with torch.enable_grad": "with torch.enable_grad"}),
-        Mistake("the second run starts from the seed, not from the state that the generator had before the first run",
-            "torch.get_rng_state()",
-            {"_restore(states)\n        with": "torch.manual_seed(torch.initial_seed())\n        with"}),
-        Mistake("the second run starts from the generator's state after the first run", "save the state before it",
-            {"ctx.save_for_backward(*inputs, *_states(inputs[0]))\n"
-             "        with torch.no_grad():\n"
-             "            return function(*inputs)": "with torch.no_grad():\n"
-                "            y = function(*inputs)\n"
-                "        ctx.save_for_backward(*inputs, *_states(inputs[0]))\n"
-                "        return y"}),
-        Mistake("after backward the generator is where the second run left it, so later dropouts repeat numbers",
-            "restore the state from before the second run",
-            {"_restore(before)\n        torch.autograd": "torch.autograd"}),
-        Mistake("after backward the generator is in the state that was saved in forward",
-            "restore the state from before the second run",
-            {"_restore(before)\n        torch.autograd": "_restore(states)\n        torch.autograd"}),
-        Mistake("forward resets the generator, so what is drawn next repeats the region's numbers",
-            "restore the generator after the second run only",
-            {":\n            return": ", torch.random.fork_rng():\n            return"}),
-        Mistake("the result differs from function's own although the generator starts in the same state",
-            "forward must not seed or draw by itself",
-            {"with torch.no_grad": "torch.manual_seed(0)\n        with torch.no_grad"}),
-    ),
-    "4.3": (
-        Mistake("the three tensors of the core attention, 5as²b, are still saved",
-            "run core_attention under checkpoint", {"layer(x, w, dropouts, core)": "layer(x, w, dropouts)"}),
-        Mistake("only the layer's input is saved, which is full recomputation",
+MISTAKES["4.1"] = (
+    Mistake("the parameters that function uses get no gradient",
+        "torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all",
+        {"torch.autograd.backward(y, grad)\n        return None, *(x.grad":
+            "wanted = [x for x in inputs if x.requires_grad]\n"
+            "        found = iter(torch.autograd.grad(y, wanted, grad))\n"
+            "        return None, *(next(found) if x.requires_grad else None"}),
+    Mistake("the incoming gradient is left out", "start from it: torch.autograd.backward(y, grad)",
+        {"torch.autograd.backward(y, grad)\n        return None, *(x.grad for":
+            "torch.autograd.backward(y, torch.ones_like(y))\n        return None, *(x.grad for"}),
+)
+MISTAKES["4.2"] = (
+    Mistake("after backward the generator is where the second run left it, so later dropouts repeat numbers",
+        "restore the state from before the second run", {"_restore(before)\n        torch.autograd": "torch.autograd"}),
+)
+MISTAKES["4.3"] = (
+    Mistake("checkpoint takes tensors only, and dropout is not one",
+        "close over it, lambda q, k, v: core_attention(q, k, v, dropout)",
+        {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)":
+            "checkpoint(core_attention, q, k, v, dropout)"}),
+    *replacing("layer(x, w, dropouts, core)",
+        ("only the layer's input is saved, which is full recomputation",
             "selective recomputes the core attention alone, and saves 34sbh",
-            {"layer(x, w, dropouts, core)": "checkpoint(lambda y: layer(y, w, dropouts), x)"}),
-        Mistake("the core attention runs without its dropout",
-            "layer calls core(q, k, v, dropout), so pass dropout on to core_attention",
-            {"core_attention(q, k, v, dropout), q, k, v)": "core_attention(q, k, v), q, k, v)"}),
-        Mistake("dropouts.block is used for the attention weights",
-            "layer gives core the dropout to use, its fourth argument",
-            {"core_attention(q, k, v, dropout), q, k, v)": "core_attention(q, k, v, dropouts.block), q, k, v)"}),
-        Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",
-            {"layer(x, w, dropouts, core)": "x + layer(x, w, dropouts, core)"}),
-        Mistake("the core attention's result is dropped, not its weights", "pass dropout on to core_attention",
-            {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v":
-                "dropout(checkpoint(core_attention, q, k, v)"}),
-        Mistake("core returns None", "is a return missing?", {"return checkpoint(lambda": "checkpoint(lambda"}),
-        Mistake("the second run draws other random numbers than the first, so it drops other elements",
-            "restore the state that torch's generator had before the first run (torch.get_rng_state)",
-            {"_restore(states)\n        with torch.enable_grad": "with torch.enable_grad"}),
-        Mistake("dropout comes twice", "core_attention applies it to the weights, so apply it to nothing else",
-            {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v":
-                "dropout(checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)"}),
-        Mistake("no gradient reaches the QKV projection",
-            "is q detached before checkpoint, or its result after? checkpoint detaches what the second run starts "
-            "from", {", q, k, v)": ", *(z.detach().requires_grad_() for z in (q, k, v)))"}),
-        Mistake("the layer runs without dropout", "pass dropouts on to layer",
-            {"layer(x, w, dropouts, core)": "layer(x, w, Dropouts(0.0), core)"}),
-        Mistake("dropout runs at a rate of its own, 0.1", "pass the dropouts that you are given on to layer",
-            {"layer(x, w, dropouts, core)": "layer(x, w, Dropouts(0.1), core)"}),
-        Mistake("q, k or v is detached before checkpoint",
-            "hand it over as it is: checkpoint detaches what the second run starts from",
-            {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q.detach(), k, v)"},
-            {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k.detach(), v)"},
-            {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k, v.detach())"}),
-    ),
-    "4.4": (
-        Mistake("the second run draws other random numbers than the first, so it drops other elements",
-            "restore the state that torch's generator had before the first run (torch.get_rng_state)",
-            {"_restore(states)\n        with torch.enable_grad": "with torch.enable_grad"}),
-        Mistake("the parameters that function uses get no gradient",
-            "torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all",
-            {"torch.autograd.backward(y, grad)\n        return None, *(x.grad":
-                "wanted = [x for x in inputs if x.requires_grad]\n"
-                "        found = iter(torch.autograd.grad(y, wanted, grad))\n"
-                "        return None, *(next(found) if x.requires_grad else None"}),
-        Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",
-            {"checkpoint(lambda y": "x + checkpoint(lambda y"}),
-        Mistake("the layer runs twice, the second time on its own result", "run it once",
-            {"layer(y, w, dropouts)": "layer(layer(y, w, dropouts), w, dropouts)"}),
-        Mistake("this saves what selective recomputation saves, 34sbh",
-            "run the whole layer under checkpoint, and its input is enough",
-            {"checkpoint(lambda y: layer(y, w, dropouts), x)": "selective_layer(x, w, dropouts)"}),
-        Mistake("the core attention runs without its dropout",
-            "layer calls core(q, k, v, dropout), so pass dropout on to core_attention",
-            {"y, w, dropouts": "y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)"}),
-        Mistake("the layer runs without dropout", "pass dropouts on to layer",
-            {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.0))"}),
-        Mistake("dropout runs at a rate of its own, 0.1", "pass the dropouts that you are given on to layer",
-            {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.1))"}),
-    ),
-    "4.5": (
-        Mistake("the second run's tensors are handed out from the last to the first",
-            "the n-th that it saves is the n-th that the first run saved",
-            {"self.found.pop(index)": "self.found.pop(self.count - 1 - index)"}),
-        Mistake("the inputs are held where no hook sees them", "hold them with keep, as the generator's states",
-            {"keep(*inputs, *_states(inputs[0]))": "keep(*_states(inputs[0]))\n        self.given = inputs",
-             "tensors[: len(self.needs)], tensors[len(self.needs) :]": "self.given, tensors"}),
-        Mistake("after backward the generator is where the second run left it",
-            "restore the state from before in finally, because the exception that ends the run skips what follows",
-            {"        except _Enough:\n            pass\n        finally:\n            _restore(before)":
-                "            _restore(before)\n        except _Enough:\n            pass"}),
-        Mistake("the second run's tensors are found by their shape, which several have",
-            "the n-th that it saves is the n-th that the first run saved",
-            {"self.count - 1": "tensor.shape",
-             ".pop(index)": "[index]",
-             "len(self.found)] = tensor.detach()":
-                'tensor.shape] = tensor.detach()\n            self.many = getattr(self, "many", 0) + 1',
-             "len(self.found)": "self.many"}),
-        Mistake("the second run draws other random numbers than the first, so it drops other elements",
-            "restore the state that torch's generator had before the first run (torch.get_rng_state)",
-            {"_restore(states)\n        try": "try"}),
-        Mistake("the second run starts from the seed, not from the state that the generator had before the first run",
-            "torch.get_rng_state()",
-            {"_restore(states)\n        try": "torch.manual_seed(torch.initial_seed())\n        try"}),
-    ),
-}
+            "checkpoint(lambda y: layer(y, w, dropouts), x)"),
+        ("x is added to the layer's result", "layer adds it already, in its two residual branches",
+            "x + layer(x, w, dropouts, core)"),
+        ("the layer runs without dropout", "pass dropouts on to layer", "layer(x, w, Dropouts(0.0), core)"),
+        ("dropout runs at a rate of its own, 0.1", "pass the dropouts that you are given on to layer",
+            "layer(x, w, Dropouts(0.1), core)")),
+    Mistake("the core attention runs without its dropout",
+        "layer calls core(q, k, v, dropout), so pass dropout on to core_attention",
+        {"core_attention(q, k, v, dropout), q, k, v)": "core_attention(q, k, v), q, k, v)"}),
+    Mistake("dropouts.block is used for the attention weights",
+        "layer gives core the dropout to use, its fourth argument",
+        {"core_attention(q, k, v, dropout), q, k, v)": "core_attention(q, k, v, dropouts.block), q, k, v)"}),
+    Mistake("the core attention's result is dropped, not its weights", "pass dropout on to core_attention",
+        {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v":
+            "dropout(checkpoint(core_attention, q, k, v)"}),
+    Mistake("core returns None", "is a return missing?", {"return checkpoint(lambda": "checkpoint(lambda"}),
+    Mistake("dropout comes twice", "core_attention applies it to the weights, so apply it to nothing else",
+        {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v":
+            "dropout(checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)"}),
+    Mistake("no gradient reaches the QKV projection",
+        "is q detached before checkpoint, or its result after? checkpoint detaches what the second run starts from",
+        {", q, k, v)": ", *(z.detach().requires_grad_() for z in (q, k, v)))"}),
+    Mistake("q, k or v is detached before checkpoint",
+        "hand it over as it is: checkpoint detaches what the second run starts from",
+        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q.detach(), k, v)"},
+        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k.detach(), v)"},
+        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k, v.detach())"}),
+)
+MISTAKES["4.4"] = (
+    Mistake("checkpoint takes tensors only, and w and dropouts are not",
+        "close over them, lambda y: layer(y, w, dropouts)",
+        {"checkpoint(lambda y: layer(y, w, dropouts), x)": "checkpoint(layer, x, w, dropouts)"}),
+    Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",
+        {"checkpoint(lambda y": "x + checkpoint(lambda y"}),
+    Mistake("the layer runs twice, the second time on its own result", "run it once",
+        {"layer(y, w, dropouts)": "layer(layer(y, w, dropouts), w, dropouts)"}),
+    Mistake("the core attention runs without its dropout",
+        "layer calls core(q, k, v, dropout), so pass dropout on to core_attention",
+        {"y, w, dropouts": "y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)"}),
+    Mistake("the layer runs without dropout", "pass dropouts on to layer",
+        {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.0))"}),
+    Mistake("dropout runs at a rate of its own, 0.1", "pass the dropouts that you are given on to layer",
+        {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.1))"}),
+)
+MISTAKES["4.5"] = (
+    Mistake("the second run's tensors are handed out from the last to the first",
+        "the n-th that it saves is the n-th that the first run saved",
+        {"self.found.pop(index)": "self.found.pop(self.count - 1 - index)"}),
+    Mistake("after backward the generator is where the second run left it",
+        "restore the state from before in finally, because the exception that ends the run skips what follows",
+        {"        except _Enough:\n            pass\n        finally:\n            _restore(before)":
+            "            _restore(before)\n        except _Enough:\n            pass"}),
+)
 # fmt: on

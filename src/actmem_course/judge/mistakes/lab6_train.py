@@ -1,171 +1,119 @@
 """Mistakes of lab 6 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake
+from actmem_course.judge.mistake import Mistake, replacing
+
+MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
 # fmt: off
-MISTAKES: dict[str, tuple[Mistake, ...]] = {
-    "6.1": (
-        Mistake("targets are the tokens themselves", "at each position the target is the next token",
-            {"windows[:, :-1], windows[:, 1:]": "windows[:, :-1], windows[:, :-1]"}),
-        Mistake("only the last target of a row is wrong", "it is the token after the piece, so cut seq_length + 1",
-            {"windows[:, 1:]": "windows[:, :-1].roll(-1, 1)"}),
-        Mistake("the pieces are chosen by the rank, too",
-            "choose them by step alone: different data for each rank is data parallelism",
-            {"SEED + step)": "1000 * dist.get_rank() + step)"}),
-        Mistake("each rank has its share of the sequences",
-            "that is data parallelism. The ranks of a tensor-parallel group work on the same, whole batch",
-            {"(batch_size,), generator": "(batch_size // dist.get_world_size(),), generator"}),
-        Mistake("the pieces come from torch's default generator",
-            "pass generator=torch.Generator().manual_seed(SEED + step) to torch.randint",
-            {", generator=torch.Generator().manual_seed(SEED + step)": ""}),
-        Mistake("every step has the same batch", "choose different pieces each step", {"SEED + step)": "SEED)"}),
-    ),
-    "6.2": (
-        Mistake("a weight that every rank has differs between the ranks",
-            "pass seed=SEED to GPT, the same on all ranks", {"seed=SEED": "seed=torch.initial_seed()"},
-            {"seed=SEED": "seed=SEED + dist.get_rank(group)"}),
-        Mistake("GPT's p is the probability to drop, as dropout is", "pass dropout itself, not 1 − dropout",
-            {"p=dropout": "p=1.0 - dropout"}),
-        Mistake("the weights are not the same as in mode 'none'", "pass seed=SEED to GPT in every mode",
-            {"seed=SEED": "seed=SEED + len(mode.name)"}),
-    ),
-    "6.3": (
-        Mistake("only this rank's parameters are counted",
-            "the squares of those that are sharded must be summed over the ranks",
-            {"dist.all_reduce(cut, group=model.tp.group)": "pass"}),
-        Mistake("parameters that are replicated are counted t times",
-            "sum the squares of the sharded ones over the ranks, and add the others once",
-            {'hasattr(parameter, "partition_dim")': "True"}),
-        Mistake("this is the largest of the ranks' norms", "the squares must be summed over the ranks",
-            {"if model.tp.size > 1:\n"
-             "        dist.all_reduce(cut, group=model.tp.group)\n"
-             "    return math.sqrt(cut + whole": "norm = (cut + whole).sqrt()\n"
-                "    if model.tp.size > 1:\n"
-                "        dist.all_reduce(norm, dist.ReduceOp.MAX, group=model.tp.group)\n"
-                "    return norm.item("}),
-        Mistake("norms are added up", "add squares, and take the root of the sum",
-            {"square().sum": "square().sum()\n"
-                '        if model.tp.size > 1 and hasattr(parameter, "partition_dim"):\n'
-                "            dist.all_reduce(square, group=model.tp.group)\n"
-                "        square = square.sqrt",
-             "dist.all_reduce(cut, group=model.tp.group)": "pass",
-             "math.sqrt(": "float("}, {"parameter.grad.double().square().sum()": "parameter.grad.double().norm()"},
-            {"square().sum": "norm", "math.sqrt(": "float("},
-            {"if model.tp.size > 1:\n"
-             "        dist.all_reduce(cut, group=model.tp.group)\n"
-             "    return math.sqrt(cut + whole": "norm = (cut + whole).sqrt()\n"
-                "    if model.tp.size > 1:\n"
-                "        dist.all_reduce(norm, group=model.tp.group)\n"
-                "    return norm.item("},
-            {"cut + whole": "cut**2 + whole", "dist.all_reduce": "cut.sqrt_()\n        dist.all_reduce"}),
-        Mistake("replicated and sharded parameters are told apart wrongly",
-            "whatever has a partition_dim, 0 too, is sharded: hasattr",
-            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None)'},
-            {'hasattr(parameter, "partition_dim")': "parameter.dim() > 1"},
-            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) != 0'},
-            {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) == 0'},
-            {'if hasattr(parameter, "partition_dim")': 'if not hasattr(parameter, "partition_dim")'}),
-        Mistake("absolute values are added up", "the 2-norm adds squares",
-            {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().sum()"}),
-        Mistake("the root is missing", "this is the sum of the squares",
-            {"return math.sqrt(cut + whole)": "return float(cut + whole)"}),
-        Mistake("parameters that are replicated are left out", "",
-            {"return math.sqrt(cut + whole)": "return math.sqrt(cut)"}),
-        Mistake("the squares are averaged over the ranks, not summed", "",
-            {"return math.sqrt(cut + whole)": "return math.sqrt(cut / model.tp.size + whole)"}),
-        Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks",
-            "run no collective in that case",
-            {"if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group": "dist.all_reduce(cut"}),
-        Mistake("the norm is right on rank 0 only", "every rank needs it, so all-reduce",
-            {"dist.all_reduce(cut,": "dist.reduce(cut, dist.get_global_rank(model.tp.group, 0),"}),
-        Mistake("this is the norm of the parameters", "expected that of their .grad",
-            {"parameter.grad.double()": "parameter.detach().double()"}),
-        Mistake("the largest element of each gradient is taken", "the 2-norm adds up the squares of all",
-            {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().max() ** 2"}),
-    ),
-    "6.4": (
-        Mistake("the gradients of the step before are still there",
-            "call optimizer.zero_grad() before the first backward", {"optimizer.zero_grad()": "pass"}),
-        Mistake("reduce_partial_gradients is missing",
-            "under sequence parallelism some parameters saw only this rank's tokens. Call it once: after the last "
-            "backward, before gradient_norm", {"    reduce_partial_gradients(model, model.tp)": "    pass"}),
-        Mistake("reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. Call "
-            "it once", "after the last backward, before gradient_norm",
-            {"reduce_partial_gradients(model, model.tp)": "pass",
-             "gradient_norm(model)": "gradient_norm(model); reduce_partial_gradients(model, model.tp)"},
-            {"reduce_partial_gradients(model, model.tp)": "pass",
-             "optimizer.step()\n": "reduce_partial_gradients(model, model.tp)\n    optimizer.step()\n"}),
-        Mistake("the gradients are not scaled down where their norm is larger than max_norm", "",
-            {"if norm > max_norm": "if False"}),
-        Mistake("the gradients are scaled up, by norm / max_norm", "scale them by max_norm / norm",
-            {"parameter.grad *= max_norm / norm": "parameter.grad *= norm / max_norm"}),
-        Mistake("the gradients are scaled by max_norm / norm twice", "scale them once",
-            {"parameter.grad *= max_norm / norm": "parameter.grad *= (max_norm / norm) ** 2"}),
-        Mistake("the gradient is too large by the number of microbatches",
-            "divide each loss by their number before backward", {" / len(microbatches)\n": "\n"},
-            {" / len(microbatches)\n": "\n", "return total": "return total / len(microbatches)"}),
-        Mistake("steps are too short", "the losses are divided by the number of microbatches twice",
-            {"loss.backward()": "(loss / len(microbatches)).backward()"}),
-        Mistake("only the last microbatch counts", "call zero_grad once, before the first, so that gradients add up",
-            {"        loss.backward()": "        optimizer.zero_grad(); loss.backward()"},
-            {"        loss.backward()": "        optimizer.zero_grad(); (loss * len(microbatches)).backward()"}),
-        Mistake("only the last microbatch counts", "", {"in microbatches:": "in microbatches[-1:]:"}),
-        Mistake("only the first microbatch counts", "", {"in microbatches:": "in microbatches[:1]:"}),
-        Mistake("reduce_partial_gradients runs after each backward, so that sums are summed again. Call it once",
-            "after the last backward, before gradient_norm",
-            {"        loss.backward()": "        loss.backward(); reduce_partial_gradients(model, model.tp)"},
-            {"reduce_partial_gradients(model, model.tp)": "pass",
-             "backward()": "backward(); reduce_partial_gradients(model, model.tp)"}),
-        Mistake("the partial gradients are averaged over the ranks",
-            "each rank's part comes from other tokens, so add the parts up, and do not divide by t",
-            {", model.tp)": ", model.tp); [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "
-                '"partial_gradient", False)]'}),
-        Mistake("gradients of sharded parameters are summed over the ranks, but each rank has its own part, with its "
-            "whole gradient", "call reduce_partial_gradients instead (this is not a data-parallel group)",
-            {"reduce_partial_gradients(model, model.tp)":
-                "[dist.all_reduce(p.grad, group=model.tp.group) for p in model.parameters() if model.tp.size > 1]"},
-            {"reduce_partial_gradients(model, model.tp)":
-                "[dist.all_reduce(p.grad, dist.ReduceOp.AVG, group=model.tp.group) for p in model.parameters() if "
-                "model.tp.size > 1]"},
-            {", model.tp)":
-                ", model.tp); [dist.all_reduce(p.grad, group=model.tp.group) for p in model.parameters() if "
-                "model.tp.size > 1]"},
-            {", model.tp)":
-                ", model.tp); [dist.all_reduce(p.grad, dist.ReduceOp.AVG, group=model.tp.group) for p in "
-                "model.parameters() if model.tp.size > 1]"}),
-        Mistake("gradients are scaled up to max_norm", "scale them only if the norm is larger than max_norm",
-            {"if norm > max_norm:": "if True:"}),
-        Mistake("gradients are scaled by the norm of this rank's parameters, so ranks scale differently",
-            "scale each by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)",
-            {"gradient_norm(model)": "math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))"}),
-        Mistake("each element of a gradient is clipped to max_norm by itself",
+MISTAKES["6.2"] = (
+    Mistake("GPT's p is the probability to drop, as dropout is", "pass dropout itself, not 1 − dropout",
+        {"p=dropout": "p=1.0 - dropout"}),
+)
+MISTAKES["6.3"] = (
+    Mistake("only this rank's parameters are counted",
+        "the squares of those that are sharded must be summed over the ranks",
+        {"dist.all_reduce(cut, group=model.tp.group)": "pass"}),
+    Mistake("parameters that are replicated are counted t times",
+        "sum the squares of the sharded ones over the ranks, and add the others once",
+        {'hasattr(parameter, "partition_dim")': "True"}),
+    Mistake("norms are added up", "add squares, and take the root of the sum",
+        {"parameter.grad.double().square().sum()": "parameter.grad.double().norm()"},
+        {"square().sum": "norm", "math.sqrt(": "float("}),
+    Mistake("replicated and sharded parameters are told apart wrongly",
+        "whatever has a partition_dim, 0 too, is sharded: hasattr",
+        {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None)'},
+        {'hasattr(parameter, "partition_dim")': "parameter.dim() > 1"},
+        {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) != 0'},
+        {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) == 0'},
+        {'if hasattr(parameter, "partition_dim")': 'if not hasattr(parameter, "partition_dim")'}),
+    Mistake("absolute values are added up", "the 2-norm adds squares",
+        {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().sum()"}),
+    *replacing("return math.sqrt(cut + whole)",
+        ("the root is missing", "this is the sum of the squares", "return float(cut + whole)"),
+        ("parameters that are replicated are left out", "", "return math.sqrt(cut)"),
+        ("the squares are averaged over the ranks, not summed", "", "return math.sqrt(cut / model.tp.size + whole)")),
+    Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks",
+        "run no collective in that case",
+        {"if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group": "dist.all_reduce(cut"}),
+    Mistake("the norm is right on rank 0 only", "every rank needs it, so all-reduce",
+        {"dist.all_reduce(cut,": "dist.reduce(cut, dist.get_global_rank(model.tp.group, 0),"}),
+    Mistake("this is the norm of the parameters", "expected that of their .grad",
+        {"parameter.grad.double()": "parameter.detach().double()"}),
+    Mistake("the largest element of each gradient is taken", "the 2-norm adds up the squares of all",
+        {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().max() ** 2"}),
+)
+MISTAKES["6.4"] = (
+    Mistake("the gradients of the step before are still there", "call optimizer.zero_grad() before the first backward",
+        {"optimizer.zero_grad()": "pass"}),
+    Mistake("reduce_partial_gradients is missing",
+        "under sequence parallelism some parameters saw only this rank's tokens. Call it once: after the last "
+        "backward, before gradient_norm", {"    reduce_partial_gradients(model, model.tp)": "    pass"}),
+    Mistake("reduce_partial_gradients runs after gradient_norm, so the norm is that of incomplete gradients. Call "
+        "it once", "after the last backward, before gradient_norm",
+        {"reduce_partial_gradients(model, model.tp)": "pass",
+         "gradient_norm(model)": "gradient_norm(model); reduce_partial_gradients(model, model.tp)"},
+        {"reduce_partial_gradients(model, model.tp)": "pass",
+         "optimizer.step()\n": "reduce_partial_gradients(model, model.tp)\n    optimizer.step()\n"}),
+    Mistake("the gradients are not scaled down where their norm is larger than max_norm", "",
+        {"if norm > max_norm": "if False"}),
+    *replacing("parameter.grad *= max_norm / norm",
+        ("the gradients are scaled up, by norm / max_norm", "scale them by max_norm / norm",
+            "parameter.grad *= norm / max_norm"),
+        ("the gradients are scaled by max_norm / norm twice", "scale them once",
+            "parameter.grad *= (max_norm / norm) ** 2"),
+        ("each element of a gradient is clipped to max_norm by itself",
             "scale the gradients down by max_norm / norm, with the norm of the whole, complete gradient "
-            "(gradient_norm)", {"parameter.grad *= max_norm / norm": "parameter.grad.clamp_(-max_norm, max_norm)"}),
-        Mistake("each parameter's gradient is scaled by its own norm",
-            "scale all of them by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)",
-            {"max_norm / norm": "min(1.0, max_norm / (parameter.grad.norm().item() + 1e-30))"},
-            {"parameter.grad *= max_norm / norm": "torch.nn.utils.clip_grad_norm_([parameter], max_norm)"}),
-        Mistake("the gradient is clipped after each microbatch", "clip the sum, once, after the last",
-            {"backward()":
-                "backward(); norm = gradient_norm(model); [p.grad.mul_(min(1.0, max_norm / norm)) for p in "
-                "model.parameters()]"},
-            {"backward()":
-                "backward(); norm = gradient_norm(model); [p.grad.mul_(min(1.0, max_norm / norm)) for p in "
-                "model.parameters()]",
-             "norm > max_norm": "False"}),
-        Mistake("the result is the sum of the microbatches' losses", "return their mean",
-            {"return total": "return total * len(microbatches)"}),
-        Mistake("the result is the mean of the losses, divided by the number of microbatches once more", "",
-            {"return total": "return total / len(microbatches)"}),
-        Mistake("the result is the last microbatch's loss", "return the mean of all",
-            {"return total": "return loss.item() * len(microbatches)"}),
-        Mistake("the result is the last microbatch's loss, divided by the number of microbatches",
-            "return the mean of all", {"return total": "return loss.item()"}),
-        Mistake("the result is the first microbatch's loss", "return the mean of all",
-            {"total += loss.item()": "total = total or loss.item() * len(microbatches)"}),
-        Mistake("optimizer.zero_grad() comes after the backwards", "it belongs before the first backward",
-            {"    reduce_partial_gradients(model, model.tp)":
-                "    optimizer.zero_grad()\n    reduce_partial_gradients(model, model.tp)"}),
-    ),
-}
+            "(gradient_norm)", "parameter.grad.clamp_(-max_norm, max_norm)")),
+    Mistake("the gradient is too large by the number of microbatches",
+        "divide each loss by their number before backward", {" / len(microbatches)\n": "\n"},
+        {" / len(microbatches)\n": "\n", "return total": "return total / len(microbatches)"}),
+    Mistake("steps are too short", "the losses are divided by the number of microbatches twice",
+        {"loss.backward()": "(loss / len(microbatches)).backward()"}),
+    Mistake("only the last microbatch counts", "call zero_grad once, before the first, so that gradients add up",
+        {"        loss.backward()": "        optimizer.zero_grad(); loss.backward()"},
+        {"        loss.backward()": "        optimizer.zero_grad(); (loss * len(microbatches)).backward()"}),
+    Mistake("only the last microbatch counts", "", {"in microbatches:": "in microbatches[-1:]:"}),
+    Mistake("only the first microbatch counts", "", {"in microbatches:": "in microbatches[:1]:"}),
+    Mistake("reduce_partial_gradients runs after each backward, so that sums are summed again. Call it once",
+        "after the last backward, before gradient_norm",
+        {"        loss.backward()": "        loss.backward(); reduce_partial_gradients(model, model.tp)"}),
+    Mistake("the partial gradients are averaged over the ranks",
+        "each rank's part comes from other tokens, so add the parts up, and do not divide by t",
+        {", model.tp)":
+            ", model.tp); [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "
+            '"partial_gradient", False)]'}),
+    Mistake("gradients of sharded parameters are summed over the ranks, but each rank has its own part, with its "
+        "whole gradient", "call reduce_partial_gradients instead (this is not a data-parallel group)",
+        {"reduce_partial_gradients(model, model.tp)":
+            "[dist.all_reduce(p.grad, group=model.tp.group) for p in model.parameters() if model.tp.size > 1]"},
+        {", model.tp)":
+            ", model.tp); [dist.all_reduce(p.grad, group=model.tp.group) for p in model.parameters() if "
+            "model.tp.size > 1]"}),
+    Mistake("gradients are scaled up to max_norm", "scale them only if the norm is larger than max_norm",
+        {"if norm > max_norm:": "if True:"}),
+    Mistake("gradients are scaled by the norm of this rank's parameters, so ranks scale differently",
+        "scale each by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)",
+        {"gradient_norm(model)": "math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))"}),
+    Mistake("each parameter's gradient is scaled by its own norm",
+        "scale all of them by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)",
+        {"max_norm / norm": "min(1.0, max_norm / (parameter.grad.norm().item() + 1e-30))"},
+        {"parameter.grad *= max_norm / norm": "torch.nn.utils.clip_grad_norm_([parameter], max_norm)"}),
+    Mistake("the gradient is clipped after each microbatch", "clip the sum, once, after the last",
+        {"backward()":
+            "backward(); norm = gradient_norm(model); [p.grad.mul_(min(1.0, max_norm / norm)) for p in "
+            "model.parameters()]"}),
+    Mistake("the result is the sum of the microbatches' losses", "return their mean",
+        {"return total": "return total * len(microbatches)"}),
+    Mistake("the result is the mean of the losses, divided by the number of microbatches once more", "",
+        {"return total": "return total / len(microbatches)"}),
+    Mistake("the result is the last microbatch's loss", "return the mean of all",
+        {"return total": "return loss.item() * len(microbatches)"}),
+    Mistake("the result is the last microbatch's loss, divided by the number of microbatches", "return the mean of all",
+        {"return total": "return loss.item()"}),
+    Mistake("the result is the first microbatch's loss", "return the mean of all",
+        {"total += loss.item()": "total = total or loss.item() * len(microbatches)"}),
+    Mistake("optimizer.zero_grad() comes after the backwards", "it belongs before the first backward",
+        {"    reduce_partial_gradients(model, model.tp)":
+            "    optimizer.zero_grad()\n    reduce_partial_gradients(model, model.tp)"}),
+)
 # fmt: on

@@ -1,57 +1,41 @@
 """Mistakes of lab 8 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake
+from actmem_course.judge.mistake import Mistake, replacing
+
+MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
 # fmt: off
-MISTAKES: dict[str, tuple[Mistake, ...]] = {
-    "8.1": (
-        Mistake("divide the parameters and round up", "then multiply by the bytes of each",
-            {"12 * (share if zero_stage >= 1 else num_parameters)":
-                "-(-12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters"},
-            {"2 * (share if zero_stage >= 3 else num_parameters)":
-                "(-(-2 * num_parameters // data_parallel_size)) if zero_stage >= 3 else 2 * num_parameters",
-             "4 * (share if zero_stage >= 2 else num_parameters)":
-                "(-(-4 * num_parameters // data_parallel_size)) if zero_stage >= 2 else 4 * num_parameters",
-             "12 * (share if zero_stage >= 1 else num_parameters)":
-                "(-(-12 * num_parameters // data_parallel_size)) if zero_stage >= 1 else 12 * num_parameters"}),
-        Mistake("the fullest rank has one parameter more where they don't divide evenly", "round the share up",
-            {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size"},
-            {"-(-num_parameters // data_parallel_size)":
-                "(num_parameters + data_parallel_size // 2) // data_parallel_size"},
-            {"2 * (share if zero_stage >= 3 else num_parameters)":
-                "(2 * num_parameters // data_parallel_size) if zero_stage >= 3 else 2 * num_parameters",
-             "4 * (share if zero_stage >= 2 else num_parameters)":
-                "(4 * num_parameters // data_parallel_size) if zero_stage >= 2 else 4 * num_parameters",
-             "12 * (share if zero_stage >= 1 else num_parameters)":
-                "(12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters"}),
-        Mistake("where the parameters divide evenly, no rank has one more", "",
-            {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size + 1"}),
-    ),
-    "8.2": (
-        Mistake("only powers of two are tried", "try every b that divides sequences",
-            {"if sequences % b:": "if sequences % b or b & (b - 1):"}),
-        Mistake("not even a microbatch of one sequence fits, so the result must be 0", "",
-            {"fitting = 0": "fitting = -1"}, {"fitting = 0": "fitting = 1"}),
-        Mistake("fixed_bytes are counted for each microbatch in flight", "count them once",
-            {"fixed_bytes + in_flight * b * bytes_per_sequence": "in_flight * (fixed_bytes + b * bytes_per_sequence)"}),
-        Mistake("fixed_bytes are left out", "they take memory as well", {"fixed_bytes + in_flight": "in_flight"}),
-        Mistake("all microbatches of the step are counted as in flight", "the first stage holds min(p, n)",
-            {"min(pipeline_parallel_size, sequences // b)": "sequences // b"}),
-        Mistake("this is the number of microbatches", "return their size",
-            {"return fitting": "return sequences // fitting if fitting else 0"}),
-        Mistake("the stage holds min(p, n) microbatches at once, not one", "",
-            {"min(pipeline_parallel_size, sequences // b)": "1"}),
-        Mistake("p microbatches are counted as in flight even if the step has fewer", "min(p, n)",
-            {"min(pipeline_parallel_size, sequences // b)": "pipeline_parallel_size"}),
-        Mistake("the first stage holds p microbatches, its own in backward too, not p − 1", "",
-            {"min(pipeline_parallel_size, sequences // b)": "min(pipeline_parallel_size - 1, sequences // b)"},
-            {", sequences // b)": " - 1, sequences // b) or 1"}),
-        Mistake("what takes exactly the memory fits", "compare with <=", {"<= memory_bytes": "< memory_bytes"}),
-        Mistake("the whole step in one microbatch isn't tried", "b may be sequences itself",
-            {"range(1, sequences + 1)": "range(1, sequences)"}),
-        Mistake("a microbatch of b sequences saves b times bytes_per_sequence", "",
-            {"in_flight * b * bytes": "in_flight * bytes"}),
-        Mistake("this is the smallest that fits", "expected the largest", {"fitting = b": "fitting = fitting or b"}),
-    ),
-}
+MISTAKES["8.1"] = (
+    Mistake("divide the parameters and round up", "then multiply by the bytes of each",
+        {"12 * (share if zero_stage >= 1 else num_parameters)":
+            "-(-12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters"}),
+    Mistake("the fullest rank has one parameter more where they don't divide evenly", "round the share up",
+        {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size"}),
+    Mistake("where the parameters divide evenly, no rank has one more", "",
+        {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size + 1"}),
+)
+MISTAKES["8.2"] = (
+    Mistake("only powers of two are tried", "try every b that divides sequences",
+        {"if sequences % b:": "if sequences % b or b & (b - 1):"}),
+    Mistake("not even a microbatch of one sequence fits, so the result must be 0", "", {"fitting = 0": "fitting = -1"},
+        {"fitting = 0": "fitting = 1"}),
+    Mistake("fixed_bytes are counted for each microbatch in flight", "count them once",
+        {"fixed_bytes + in_flight * b * bytes_per_sequence": "in_flight * (fixed_bytes + b * bytes_per_sequence)"}),
+    Mistake("fixed_bytes are left out", "they take memory as well", {"fixed_bytes + in_flight": "in_flight"}),
+    *replacing("min(pipeline_parallel_size, sequences // b)",
+        ("all microbatches of the step are counted as in flight", "the first stage holds min(p, n)", "sequences // b"),
+        ("the stage holds min(p, n) microbatches at once, not one", "", "1"),
+        ("p microbatches are counted as in flight even if the step has fewer", "min(p, n)", "pipeline_parallel_size")),
+    Mistake("this is the number of microbatches", "return their size",
+        {"return fitting": "return sequences // fitting if fitting else 0"}),
+    Mistake("the first stage holds p microbatches, its own in backward too, not p − 1", "",
+        {"min(pipeline_parallel_size, sequences // b)": "min(pipeline_parallel_size - 1, sequences // b)"},
+        {", sequences // b)": " - 1, sequences // b) or 1"}),
+    Mistake("what takes exactly the memory fits", "compare with <=", {"<= memory_bytes": "< memory_bytes"}),
+    Mistake("the whole step in one microbatch isn't tried", "b may be sequences itself",
+        {"range(1, sequences + 1)": "range(1, sequences)"}),
+    Mistake("a microbatch of b sequences saves b times bytes_per_sequence", "",
+        {"in_flight * b * bytes": "in_flight * bytes"}),
+    Mistake("this is the smallest that fits", "expected the largest", {"fitting = b": "fitting = fitting or b"}),
+)
 # fmt: on

@@ -1,9 +1,9 @@
 """python my/labs/lab1_count_bytes.py
 
-Lab 1: count the bytes that one transformer layer keeps for backward (2205.05198 section 4.1).
+Lab 1: count the bytes that one transformer layer saves for backward (2205.05198 section 4.1).
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
-command above judges them: what you predict is compared with what a real layer keeps.  For a hint,
+command above judges them: what you predict is compared with what a real layer saves.  For a hint,
 add --hint 1.1.
 
 All activations have 16 bits, dropout masks 1 byte per element.  Results are whole numbers.

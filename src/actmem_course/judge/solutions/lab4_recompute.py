@@ -5,7 +5,7 @@ Lab 4: recomputation (2205.05198 section 5).
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 4.1.
 
-Keep tensors for backward with ctx.save_for_backward, or with keep, which does that outside of a
+Save tensors for backward with ctx.save_for_backward, or with keep, which does that outside of a
 Function: kept = keep(x, y), later kept.tensors().  What is held in any other way escapes the
 count.  No function may write to a tensor that it was given.
 """

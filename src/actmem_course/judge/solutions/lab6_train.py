@@ -9,7 +9,7 @@ command above judges them on four ranks (--ranks 2 for two).  For a hint, add --
 A mode is a row of table 2: mode.tensor_parallel, mode.sequence_parallel (bool), mode.recompute.
 GPT(shape, tp, recompute=…) is the course's model: tp says how ranks share it; model(tokens) gives
 logits, model.loss(logits, targets) the mean loss of a batch, model.tp is that tp.
-A parameter that is cut among the ranks of tp has an attribute partition_dim, the dimension.
+A parameter that is sharded among the ranks of tp has an attribute partition_dim, the dimension.
 """
 
 import math

@@ -1,12 +1,12 @@
 """python my/labs/lab7_todays_layer.py
 
-Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and what it keeps if nothing is kept twice.
+Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and what it saves if nothing is saved twice.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 7.1.
 
 Letters as in 2205.05198, and k key and value heads, d elements of a head, f width of the MLP.
-Weights are as torch stores them, [out, in].  Keep tensors for backward with ctx.save_for_backward;
+Weights are as torch stores them, [out, in].  Save tensors for backward with ctx.save_for_backward;
 what is held in any other way escapes the count.  No function may write to a tensor that it was given.
 """
 

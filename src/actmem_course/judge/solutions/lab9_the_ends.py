@@ -1,12 +1,12 @@
 """python my/labs/lab9_the_ends.py
 
-Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where tensors are v wide.
+Lab 9: loss and embedding (with log-probabilities), where tensors are v wide.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.
 
 Letters as in 2205.05198: s tokens, b sequences, h hidden size, v size of the vocabulary.  Weights
-are as torch stores them, [v, h].  Keep tensors for backward with ctx.save_for_backward; what is held
+are as torch stores them, [v, h].  Save tensors for backward with ctx.save_for_backward; what is held
 in any other way escapes the count.  No function may write to a tensor that it was given, except main_grad.
 """
 

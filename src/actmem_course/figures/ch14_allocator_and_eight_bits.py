@@ -1,0 +1,119 @@
+"""Chapter 14: what linears in 8 bits save for backward, and what an allocator reserves beside what it holds."""
+
+from __future__ import annotations
+
+from actmem.rows import Row, total
+from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.diagrams import Box, boxes, diagram
+from actmem_course.figures.gpu_results import NO_RESULTS, Result, device
+from actmem_course.figures.marks import Drawing, chart, line, scale
+from actmem_course.figures.style import COMPARED, FILLS, HELD
+from actmem_course.figures.units import GIB, axis_end, size_text
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
+from actmem_course.predicted.eight_bits import COPIES, NARROW, WIDE, break_even_tokens, eight_bit_rows
+from actmem_more.llama_shape import LlamaShape
+from actmem_more.llama_terms import llama_rows
+
+#: What the bars show: a layer in 16 bits, or beside it one whose linears compute in 8.
+IN_16_BITS, IN_BOTH = SHOWN = "16 bits", "16 and 8 bits"
+
+
+def eight_bit_bars(shape: LlamaShape, shown: str = IN_BOTH) -> Drawing:
+    """What a layer saves in 16 bits, and with linears in 8 bits that save one or both orientations of their inputs."""
+    wide = total(llama_rows(shape))
+    each = {"16 bits": [Row(WIDE, wide)]}
+    says = f"in 16 bits a layer saves {size_text(wide)}"
+    if shown == IN_BOTH:
+        one = eight_bit_rows(shape)
+        each |= {"8 bits, inputs in one orientation": one, "8 bits, inputs in both": eight_bit_rows(shape, 2)}
+        more = total(one) - wide
+        says = (
+            f"with linears in 8 bits a layer saves {size_text(abs(more))} {'more' if more > 0 else 'less'}"
+            f"<br>(as much as in 16 bits at {break_even_tokens(shape):,} tokens)"
+        )
+    return bar_chart(
+        f"{shape.seq_length * shape.micro_batch_size:,} tokens: {says}",
+        {
+            part: {name: total(row for row in rows if row.term == part) for name, rows in each.items()}
+            for part in (WIDE, NARROW, COPIES)
+        },
+        "saved by one layer of Llama 3 8B",
+        fills=[FILLS[what] for what in ("activations", "input of a linear", "weights")],
+        room_for=2 * wide,
+    )
+
+
+#: MiB of the tensors of three batches, and of each state that the first optimizer step makes.
+_BATCHES, _STATE = ((10, 14, 18), (12, 16, 22), (14, 20, 26)), 8
+ORDERS = {"shortest first": _BATCHES, "longest first": _BATCHES[::-1]}
+#: What happens: a batch takes its next tensor, or gives the last one back; Adam takes a state, which stays.
+_STEPS = [(b, way) for b in range(3) for way in (*["take"] * 3, *["free"] * 3, *([] if b else ["state"] * 3))]
+EVENTS_PLAYED = range(1, len(_STEPS) + 1)
+_PLAIN, _EXPANDABLE = SEGMENTS = "plain", "expandable"
+
+
+def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocator, list[MemoryBlock]]:
+    """The allocator after so many events, and the blocks that a batch's tensors have."""
+    memory = CachingAllocator(segments == _EXPANDABLE)
+    live: list[MemoryBlock] = []
+    for batch, way in _STEPS[:moment]:
+        if way == "take":
+            live.append(memory.take(f"batch {batch + 1}", ORDERS[order][batch][len(live)] * MEBIBYTE))
+        elif way == "free":
+            memory.free(live.pop())
+        else:
+            memory.take("Adam's state", _STATE * MEBIBYTE)
+    return memory, live
+
+
+def free_in_pieces(memory: CachingAllocator) -> int:
+    """Free bytes of segments that hold a tensor as well: those that torch can't give back to the GPU."""
+    segments = [list(blocks_of(first)) for first in memory.segments]
+    mixed = [blocks for blocks in segments if any(block.in_use for block in blocks)]
+    return sum(block.size for blocks in mixed for block in blocks if not block.in_use)
+
+
+def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first") -> Drawing:
+    """All segments after so many events, one below the other: blocks that hold a tensor, and free ones."""
+    memory, live = memory_after(moment, segments, order)
+    batch, way = _STEPS[moment - 1]
+    drawn = []
+    for y, first in enumerate(memory.segments):
+        for block in blocks_of(first):
+            used_by = "activations" if block in live else "optimizer states" if block.in_use else "freed"
+            size, fill = block.size // MEBIBYTE, FILLS[used_by]
+            words = f"{block.name if block.in_use else 'free, and reserved'}: {size} MiB"
+            drawn.append(Box((block.address - first.address) / MEBIBYTE, y, size, 0.8, fill, str(size), words))
+    held, reserved = memory.allocated // MEBIBYTE, memory.reserved // MEBIBYTE
+    tensor = f"takes tensor {len(live)}" if way == "take" else f"frees tensor {len(live) + 1}"
+    doing = "Adam makes a state, which stays" if way == "state" else f"Batch {batch + 1} {tensor}"
+    return diagram(
+        f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>{free_in_pieces(memory) // MEBIBYTE} MiB of it in "
+        "pieces that torch can't give back",
+        boxes(drawn),
+        f"{len(memory.segments)} segment{'s' * (len(memory.segments) > 1)} of "
+        f"{', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
+        f"{held} MiB of them hold tensors. {doing}.",
+        width=102, height=7, pixels=340, left=-1, top=-0.3,
+    )  # fmt: skip
+
+
+def growing_batches(result: Result) -> Drawing:
+    """What a GPU reserved and allocated at most after each of some growing batches."""
+    rows = result["allocator"][0]["rows"] if result else []
+    if not rows:
+        return chart(NO_RESULTS.replace(": ", ":<br>"), [], f"{NO_RESULTS}.", height=120)
+    sizes = [row["micro_batch_size"] for row in rows]
+    allocated, reserved = ([row[key] for row in rows] for key in ("peak_allocated_bytes", "reserved_bytes"))
+    return chart(
+        f"Growing batches on the {device(result)}:<br>"
+        f"{size_text(reserved[-1])} reserved for at most {size_text(allocated[-1])} of tensors",
+        [
+            line("allocated at most", sizes, [n / GIB for n in allocated], HELD, "%{y:.2f} GiB", fill="tozeroy"),
+            line("reserved", sizes, [n / GIB for n in reserved], COMPARED, "%{y:.2f} GiB", symbol="square", size=9),
+        ],
+        f"Lines over batches of {', '.join(map(str, sizes))} sequences: reserved up to {size_text(reserved[-1])}, "
+        f"allocated up to {size_text(allocated[-1])}.",
+        xaxis={"title": {"text": "sequences of the batch, one layer of the 22B model"}, "tickvals": sizes},
+        yaxis=scale("GiB", 0, axis_end(max(reserved) / GIB)),
+    )  # fmt: skip

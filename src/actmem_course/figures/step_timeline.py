@@ -1,0 +1,65 @@
+"""The memory of one training step over time, by kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actmem_course.figures.marks import Drawing, chart, legend, line, scale
+from actmem_course.figures.style import FILLS, INK
+from actmem_course.figures.units import axis_unit, size_text
+
+if TYPE_CHECKING:  # pages have no torch
+    from actmem.ledger.whole_step import StepBill
+
+#: What ``step_timeline`` tells apart, from the bottom: its fill, and kinds of a step's bill.
+_ALIVE = {
+    "weights": ("weights", ("weight", "buffer", "cast weight", "gathered weight")),
+    "optimizer states": ("optimizer states", ("optimizer state",)),
+    "gradients": ("gradients", ("gradient", "main gradient")),
+    "activations": ("activations", ("activation", "recomputed activation", "input", "output")),
+}
+_REST = "everything else"
+
+
+def step_timeline(bill: StepBill, of: str) -> Drawing:
+    """Bytes alive after each operation of a training step, by kind, with its phases and its peak.
+
+    of: whose step it is, for the title.
+    """
+    part_of = {kind: part for part, (_, kinds) in _ALIVE.items() for kind in kinds}
+    alive = {part: [0] * len(bill.curve) for part in (*_ALIVE, _REST)}
+    for row, sizes in bill.lives:
+        part = alive[part_of.get(row.kind, _REST)]
+        for (start, size), (end, _) in zip(sizes, [*sizes[1:], (len(bill.curve), 0)]):
+            for moment in range(start, end):
+                part[moment] += size
+    unit, name = axis_unit(bill.peak_bytes)
+    fills = {part: FILLS[fill] for part, (fill, _) in _ALIVE.items()} | {_REST: FILLS["transient"]}
+    fills = {part: fill for part, fill in fills.items() if any(alive[part])}
+    areas = [
+        line(
+            part, range(len(bill.curve)), [size / unit for size in alive[part]], INK, f"{part}: %{{y:.2f}} {name}",
+            width=1, shape="hv", stackgroup="alive", showlegend=False,
+            fillcolor=fill.colour, fillpattern=fill.texture() | {"bgcolor": fill.colour},
+        )
+        for part, fill in fills.items()
+    ]  # fmt: skip
+    ends = [*(start for _, start in bill.phases[1:]), len(bill.curve)]
+    phases = [(what, start) for (what, start), end in zip(bill.phases, ends) if end > start]
+    top = bill.peak_bytes / unit
+    border = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": INK, "dash": "dot"}}
+    named = {"y": 1.18 * top, "xanchor": "left", "xshift": 4, "showarrow": False}
+    return chart(
+        f"The peak of {of}, {size_text(bill.peak_bytes)}, comes in {bill.peak_phase}",
+        [*legend(fills), *areas],
+        f"Areas over {len(bill.curve)} operations; at the peak, in {bill.peak_phase}: "
+        + ", ".join(f"{part} {size_text(sizes[bill.peak_at])}" for part, sizes in alive.items() if part in fills)
+        + ".",
+        xaxis=scale("operations since the step began", 0, len(bill.curve)),
+        yaxis=scale(f"alive ({name})", 0, 1.25 * top),
+        shapes=[{**border, "x0": start, "x1": start} for _, start in phases[1:]],
+        annotations=[
+            *({**named, "x": start, "text": what} for what, start in phases),
+            {**named, "x": bill.peak_at, "y": top, "yanchor": "bottom", "text": "peak"},
+        ],
+    )

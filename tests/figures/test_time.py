@@ -1,0 +1,63 @@
+"""Chapter 7's figures: the roofline, the forward pass on it, and what a larger batch brings are the formulas'."""
+
+from fractions import Fraction
+
+import pytest
+
+from actmem.config import TINY, Parallel, model_shape
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
+from actmem_course.figures.ch07_time import SHARES, batch_payoff, forward_pass, roofline
+from actmem_course.predicted.recomputation import throughput
+
+GPT3, SMALL, SHARDED = model_shape("175B"), model_shape("22B"), Parallel(8, True)
+LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
+SHORT = SMALL.with_sizes(seq_length=256, micro_batch_size=1)
+A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
+SIZES = [(SMALL, SHARDED), (LARGE, Parallel()), (TINY, Parallel(2, True)), (SHORT, Parallel(16, True))]
+
+
+@pytest.mark.parametrize("shape, parallel", SIZES)
+def test_every_operation_is_on_the_roof_and_named(shape, parallel):
+    drawing = roofline(shape, parallel)
+    roof, *points, names = drawing.traces
+    drawn = {about[0]: (x, y) for t in points for x, y, about in zip(t["x"], t["y"], t["customdata"])}
+    operations = forward_operations(shape, parallel)
+    assert set(drawn) == {o.name for o in operations} == {name for text in names["text"] for name in text.split("<br>")}
+    low, high = drawing.layout["xaxis"]["range"]
+    for o in operations:
+        x, y = drawn[o.name]
+        assert x == float(o.intensity)
+        assert y == pytest.approx(min(A100[0], x * A100[1]) / 1e12)
+        assert 10**low < x < 10**high, "off the axis"
+    assert roof["x"][1] == A100[0] / A100[1]
+    assert set(zip(names["x"], names["y"])) <= set(drawn.values()), "names stand at markers"
+
+
+@pytest.mark.parametrize("shape, parallel", SIZES)
+def test_the_forward_pass_is_in_order_without_gaps_and_adds_up(shape, parallel):
+    operations = forward_operations(shape, parallel)
+    seconds, flops = least_seconds(operations, *A100), sum(o.flops for o in operations if o.product)
+    shares = {
+        "time": {o.name: float(100 * o.least_seconds(*A100) / seconds) for o in operations},
+        "FLOPs": {o.name: float(100 * o.flops / flops) if o.product else 0 for o in operations},
+    }
+    for row, share in shares.items():
+        drawn = {
+            about[0]: (start, size)
+            for trace in forward_pass(shape, parallel).traces
+            for name, start, size, about in zip(trace["y"], trace["base"], trace["x"], trace["customdata"])
+            if name == row
+        }
+        end = 0.0
+        for o in operations:
+            start, size = drawn[o.name]
+            assert (start, size) == (pytest.approx(end), pytest.approx(share[o.name]))
+            end = start + size
+        assert end == pytest.approx(100)
+
+
+def test_the_payoffs_lines_and_markers_are_the_step_model():
+    selective, marker, full, full_marker, _ = batch_payoff(GPT3, 34).traces
+    for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
+        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in SHARES]
+        assert point["y"] == [line["y"][SHARES.index(34)]]

@@ -59,6 +59,18 @@ class Parser(argparse.ArgumentParser):
         return code
 
 
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 200 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def show_progress(text: str) -> None:
+    """Say on one line of standard error how far the work is, in place of what was said before; only on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text[:79]}", end="", file=sys.stderr, flush=True)
+
+
 class _BadOption(Exception):
     """What argparse says of options that it can't read."""
 

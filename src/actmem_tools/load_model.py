@@ -26,6 +26,7 @@ from actmem.ledger.census import arguments_of
 from actmem.ledger.storages import replaced
 from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
 from actmem_tools.attention_kernels import Gpu
+from actmem_tools.command_line import one_line
 from actmem_tools.no_device import cuda_without_device
 from actmem_tools.torch_private import is_fake
 
@@ -216,12 +217,6 @@ def _real(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return original(*args, **kwargs).as_subclass(_Real)
 
     return run
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of at most 200 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def keyword_of(factory: Callable[..., Any], size: str) -> str:

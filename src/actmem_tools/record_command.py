@@ -18,7 +18,7 @@ from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
 from actmem_tools import load_model
 from actmem_tools.attention_kernels import Gpu
-from actmem_tools.command_line import Parser, writable, write
+from actmem_tools.command_line import Parser, one_line, writable, write
 from actmem_tools.diagnosis import findings
 from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
             except ConfigError as error:
                 failure = error
             except Exception as error:
-                failure = ConfigError("step", f"the training step raised {load_model.one_line(error)}")
+                failure = ConfigError("step", f"the training step raised {one_line(error)}")
     if options.fake:
         notes.append(_fake_note(factory, sizes, options, ledger, weights))
     more = {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -11,15 +13,18 @@ import torch
 from actmem.config import ConfigError
 from actmem.ledger.whole_step import loss_of, watch_step
 from actmem_tools.__main__ import main
+from actmem_tools.config_file import Order, order_of
+from actmem_tools.load_model import built_model
 from actmem_tools.no_device import fused_attention_on_cpu
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.own_model import OwnModel, Way
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.step_time import Cluster
 from actmem_tools.tape import model_tape
+from actmem_tools.tape.config_model import ConfigModel
 from actmem_tools.tape.evaluate import Run, moments
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, BlockModel
-from actmem_tools.tape.model_tape import config_factory, run_factory, solved_target
+from actmem_tools.tape.model_tape import run_factory, solved_target
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
 
@@ -204,11 +209,10 @@ def test_adapters_and_a_loss_in_chunks_of_a_configuration(options, capsys, tmp_p
     _, found = planned(capsys, str(path), "--at", "s=64,b=3", "--memory", "1", "--allowance", "0", *options)
     every, trained = found["num_parameters"], found["num_trained"]
     assert (trained < every) == ("--lora" in options)
-    factory, sizes, *_ = config_factory(str(path))
-    layers = sizes.pop("l")
+    config = ConfigModel(LLAMA)
     for way in found["all_blocks"]:
         with fused_attention_on_cpu():
-            real = peak(factory, {**sizes, "s": 64, "b": 3}, layers, "\n".join(way["code"]))
+            real = peak(config.factory(), {"s": 64, "b": 3}, config.num_blocks, "\n".join(way["code"]))
         assert way["bytes"] == 2 * every + 2 * 2 * trained + real
 
 
@@ -293,12 +297,103 @@ def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
         assert sum(p.numel() for p in model.parameters()) == small.num_parameters
 
 
-def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
-    transformers = pytest.importorskip("transformers")
+SLIDING, FULL = "sliding_attention", "full_attention"
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+}
+LATENT = {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16}
+#: Configurations whose layers are of several kinds, and the order in which these repeat.
+SEVERAL_KINDS: dict[str, tuple[dict, Order]] = {
+    "gemma3_text": (
+        {**SMALL, "head_dim": 16, "num_hidden_layers": 9, "sliding_window": 24}
+        | {"layer_types": [*[SLIDING] * 3, FULL, *[SLIDING] * 3, FULL, SLIDING]},
+        Order(1, 4),
+    ),
+    "deepseek_v3": (
+        {**SMALL, **LATENT, "num_key_value_heads": 4, "num_hidden_layers": 5, "first_k_dense_replace": 2}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
+        Order(2, 1),
+    ),
+    "gpt_oss": (
+        {**SMALL, "head_dim": 16, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"sliding_window": 24, "layer_types": [SLIDING, FULL] * 2},
+        Order(0, 2),
+    ),
+}
+
+
+def whole_steps_peak(config, s, b, code):
+    """Of a real model's second step with AdamW, without inputs, buffers and the optimizer's counts of steps."""
+    torch.manual_seed(0)
+    model, inputs = built_model(config.factory(), {"s": s, "b": b, "l": config.num_blocks}, "bfloat16")
+    exec(code, {"model": model, "torch": torch})
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(2):
+        with watch_step(model, optimizer, inputs) as bill:
+            loss_of(model(**inputs)).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+    return sum(row.bytes for row in bill.peak if row.kind not in ("input", "buffer") and row.op != "step")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt_oss", *map(at_night, ("gemma3_text", "deepseek_v3"))])
+def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind):
+    """Sequences above the sliding window; one microbatch as asked for, others by formula."""
+    pytest.importorskip("transformers")
+    fields, order = SEVERAL_KINDS[kind]
+    given = {"model_type": kind, **fields}
+    config = ConfigModel(given)
+    parts, _, number = solved_target(given, {"s": 64, "b": 2}, "", "bfloat16", [""])
+    assert config.order == order == parts[""].order and order.num_layers(number) == fields["num_hidden_layers"]
+    for s, b in ((64, 2), (45, 3), (83, 1)):
+        model = OwnModel(parts, {"s": s}, number, Cluster(1, 2**30, allowance_bytes=0), b)
+        for way in (Way(b, 0, False), Way(b, number, False)):
+            assert model.bytes(way) == whole_steps_peak(config, s, b, "\n".join(model.code(way, "bfloat16")))
+
+
+def test_below_its_window_a_layer_is_billed_without_a_mask():
+    pytest.importorskip("transformers")
+    config = ConfigModel({"model_type": "mistral", **SMALL, "num_hidden_layers": 2, "sliding_window": 4096})
+    assert (config.limits(4095), config.step(4095, 1)) == ((2, 4095), 1)
+    assert (config.limits(4096)[0], config.step(8192, 8)) == (4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "order"),
+    [("AAAA", Order(0, 1)), ("A", Order()), ("AB", None), ("ABAB", Order(0, 2)), ("DDMMMM", Order(2, 1)),
+     ("SSSSSFSSSSSFSS", Order(2, 6)), ("ABCCAB", None)],
+)  # fmt: skip
+def test_the_order_of_layers_is_the_shortest_that_repeats(kinds, order):
+    if order is None:
+        with pytest.raises(ConfigError, match="repeat in no order.*record --fake --at"):
+            order_of(kinds)
+    else:
+        assert order_of(kinds) == order
+        assert [kinds[order.place(i)] for i in range(len(kinds))] == [*kinds]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"hidden_size": 8}', "names no model_type"),
+        ("[" * 100_000, "is no configuration"),
+        ('{"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}', "leave it out"),
+    ],
+)
+def test_a_configuration_is_refused_before_anything_is_imported(content, says, tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(transformers.AutoConfig.for_model("gemma2").to_json_string(use_diff=False))
-    assert main(["plan", str(path), "--at", "s=64,b=1", "--memory", "80"]) == 2
-    assert "has layers of several kinds" in capsys.readouterr().err
+    path.write_text(content)
+    command = ["plan", str(path), "--at", "s=64,b=1", "--memory", "80"]
+    code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; from actmem_tools.__main__ import main; "
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit(main({command!r}))"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2 and says in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
 
 
 @pytest.mark.parametrize(
@@ -320,7 +415,7 @@ def test_bad_values_are_refused_before_anything_runs(options, says, monkeypatch,
 def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypatch):
     pytest.importorskip("transformers")
     nothing = {"": BlockModel({}, "", ((), (), ()), 2)}
-    monkeypatch.setattr(model_tape, "solved_blocks", lambda *others: nothing)
+    monkeypatch.setattr(model_tape, "solved_blocks", lambda *others, **more: nothing)
     gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 300}
     longest = {}
     for name, config in (("gpt2", gpt2), ("llama", {**LLAMA, "max_position_embeddings": 300})):
@@ -333,7 +428,7 @@ def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypa
 
 def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setattr(model_tape, "solved_blocks", lambda *others: {})
+    monkeypatch.setattr(model_tape, "solved_blocks", lambda *others, **more: {})
     request = LLAMA, {"s": 64, "b": 2}, "", "bfloat16", [""], "chunked"
     assert solved_target(*request)
     every_token = LOSS_CODE["chunked"].replace("(targets != -100).sum()", "targets[:, 1:].numel()")
@@ -361,7 +456,7 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
             "loss: is what the factory's model",
         ),
         ("{folder}/none.json", ["--at", "s=8,b=2", "--memory", "9"], "none.json"),
-        ("{folder}/other.json", ["--at", "s=8,b=2", "--memory", "9"], "other.json"),
+        ("{folder}/other.json", ["--at", "s=8,b=2", "--memory", "9"], "nobody's is no configuration"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(target, options, says, tmp_path, capsys):

@@ -22,8 +22,6 @@ def test_json_has_the_bill_line_by_line(capsys):
     bill, chosen = out["bill"], out["plans"][0]
     assert sum(line["bytes"] for line in bill["lines"]) == bill["bytes"] == chosen["bytes"]
     assert bill["bytes"] + bill["allowance_bytes"] + bill["free_bytes"] == 80 * 2**30
-    assert sum(line["bytes"] for line in bill["allowance_lines"]) == bill["allowance_bytes"]
-    assert all(line["source"] for line in bill["allowance_lines"])
     parts = {line["part"] for line in bill["lines"]}
     assert {"weights", "gradients", "optimizer states", "activations", "transient"} <= parts
     assert sum(value for name, value in chosen["seconds"].items() if name not in ("total", "hidden")) == pytest.approx(
@@ -33,8 +31,7 @@ def test_json_has_the_bill_line_by_line(capsys):
     usable = 80 * 2**30 - bill["allowance_bytes"]
     assert out["refused"] and all(r["over_bytes"] == r["bytes"] - usable > 0 for r in out["refused"])
     assert out["counted"] > 1000
-    half, twice = out["what_if"]
-    assert half.startswith("half the GPUs: ") and twice.startswith("twice the sequence (") and "s a step by" in twice
+    assert out["what_would_fit"] == ""
     assert set(out["settings"]) == {"Megatron-LM", "torchtitan", "Hugging Face"}
 
 
@@ -42,7 +39,7 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
     data = tmp_path / "plan.json"
     assert main([*REQUEST, "--tensor", "8", "--json", str(data)]) == 0
     found = json.loads(data.read_text(encoding="utf-8"))
-    assert found["plans"] and all("TP 8" in text for text in found["what_if"])
+    assert found["plans"] and all("TP 8" in plan["text"] for plan in found["plans"])
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for words in (
@@ -51,7 +48,6 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
         "plans are within 10% of the first",
         "optimizer states",
         "allowance",
-        "half the GPUs",
         "--tensor-model-parallel-size",
     ):
         assert words in out
@@ -61,8 +57,8 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
 def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
     assert main(["1T", "--gpus", str(gpus), "--memory", "80", "--global-batch", "512", "--json"]) == 1
     out = json.loads(capsys.readouterr().out)
-    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["what_if"][0]
-    more = int(re.search(r"on ([\d,]+) GPUs", out["what_if"][0])[1].replace(",", ""))
+    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["what_would_fit"]
+    more = int(re.search(r"on ([\d,]+) GPUs", out["what_would_fit"])[1].replace(",", ""))
     assert more // gpus in (2, 4, 8, 16) and more % gpus == 0
     for fits, there in ((0, more), (1, more // 2)):
         assert main(["1T", "--gpus", str(there), "--memory", "80", "--global-batch", "512", "--json"]) == fits

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actmem.config import Parallel
+from actmem.config import LARGEST_SIZE, Parallel
 from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
+from actmem_tools.config_file import Order
 from actmem_tools.plan.optimizers import OPTIMIZERS, Optimizer
 from actmem_tools.plan.planned_models import RankWork
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster, Shards, StepSeconds, data_seconds, gib_or_mib, work_seconds
@@ -101,9 +102,28 @@ class OwnModel:
     def may_shard(self) -> bool:
         """Whether FSDP2 is planned.
 
-        Not with frozen weights: their first block has no gradient of its input, and differs from the others.
+        Not with frozen weights: their first block has no gradient of its input, and differs from the others.  Nor with
+        blocks of several layers, each of which FSDP2 would gather alone.
         """
-        return self.cluster.gpus > 1 and not self.num_frozen()
+        return self.cluster.gpus > 1 and not self.num_frozen() and self.blocks.order == Order()
+
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model, in blocks and before them."""
+        return self.blocks.order.num_layers(self.num_blocks)
+
+    def notes(self) -> list[str]:
+        """What else is to be known of the bill."""
+        blocks, found = self.blocks, [_FUSED] if self.blocks.drops_scores else []
+        if (blocks.shortest, blocks.longest) != (2, LARGEST_SIZE):
+            longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
+            found.append(f"It holds for sequences from {blocks.shortest:,}{longest} tokens; others run otherwise.")
+        if blocks.order != Order():
+            first = f"the first {blocks.order.first} once, " if blocks.order.first else ""
+            found.append(f"Its layers are of several kinds: {first}then {blocks.order.period} again and again.")
+            if self.cluster.gpus > 1:
+                found.append("Sharded weights (FSDP2) are planned for layers of one kind only.")
+        return found
 
     def num_microbatches(self, way: Way) -> int:
         """Of one step, on each rank."""
@@ -210,6 +230,8 @@ class OwnModel:
 
     def fewest_again(self, way: Way) -> Way | None:
         """The way with as few recomputed blocks as fit, or None."""
+        if self.fits(way):  # then no tape of blocks of both kinds has to be solved
+            return way
         counts = range(way.again, self.num_blocks + 1)
         place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
         return replace(way, again=counts[place]) if place < len(counts) else None
@@ -240,9 +262,10 @@ class OwnModel:
             return not replace(self, sizes={**self.sizes, letter: size}).fits(way)
 
         # No tape has runs of one token, and one with chunks has whole ones.
-        least, step = (LOSS_CHUNKS, LOSS_CHUNKS) if LOSS_CODE[self.loss] else (2, 1)
-        longest = min(LARGEST_SEQUENCE, self.blocks.longest)
-        sizes = range(1, LARGEST_MICROBATCH + 1) if letter == "b" else range(least, longest + 1, step)
+        step = LOSS_CHUNKS if LOSS_CODE[self.loss] else 1
+        shortest, longest = self.blocks.shortest, min(LARGEST_SEQUENCE, self.blocks.longest)
+        lengths = range(-(-shortest // step) * step, longest + 1, step)
+        sizes = range(1, LARGEST_MICROBATCH + 1) if letter == "b" else lengths
         place = bisect_left(sizes, True, key=too_large)
         return sizes[place - 1] if place else 0
 
@@ -250,14 +273,15 @@ class OwnModel:
         """What to paste."""
         changes = f"{LOSS_CODE[self.loss]}\n{adapter_code(self.blocks.path, self.lora)}"
         lines = [line for line in changes.split("\n") if line]
-        lines += recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
+        again = self.blocks.order.num_layers(way.again)
+        lines += recompute_code(self.blocks.path, again, way.part).split("\n") if again else []
         lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
         return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
 
-def way_text(way: Way, num_blocks: int, gpus: int) -> str:
+def way_text(way: Way, order: Order, num_layers: int, gpus: int) -> str:
     """A way in one line."""
-    again = f"{way.again} of {num_blocks} blocks" if way.again else "no block"
+    again = f"{order.num_layers(way.again)} of {num_layers} blocks" if way.again else "no block"
     of_it = way.part if way.again and way.part != OFFLOAD else ""
     again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
     if way.part == OFFLOAD and way.again:
@@ -272,9 +296,9 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
     def described(way: Way) -> dict:
         seconds = model.seconds(way)
         return {
-            "text": way_text(way, model.num_blocks, model.cluster.gpus),
+            "text": way_text(way, model.blocks.order, model.num_layers, model.cluster.gpus),
             "micro_batch_size": way.micro_batch_size,
-            "blocks_again": way.again,
+            "blocks_again": model.blocks.order.num_layers(way.again),
             "sharded": way.sharded,
             "bytes": model.bytes(way),
             "host_bytes": model.host_bytes(way),
@@ -289,14 +313,14 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
     return {
         "num_parameters": trained + frozen,
         "num_trained": trained,
-        "blocks": {"path": model.blocks.path, "number": model.num_blocks},
+        "blocks": {"path": model.blocks.path, "number": model.num_layers},
         "sizes": dict(model.sizes),
         "asked": described(asked),
         "usable_bytes": model.cluster.usable_bytes,
         "fits": model.fits(asked),
         "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
         "kept_bytes": model.need(asked).kept_bytes,
-        "notes": [_FUSED] if model.blocks.drops_scores else [],
+        "notes": model.notes(),
         "ways": [described(way) for way in model.ways(asked)[:3]],
         "all_blocks": [described(way) for way in (asked, *(replace(every, part=part) for part in model.parts))],
         "largest": {

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
-from actmem_tools.command_line import Parser, screen, write
+from actmem_tools.command_line import Parser, screen, show_progress, write
+from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.plan.own_model import LARGEST_MICROBATCH, LARGEST_SEQUENCE, OwnModel, Way, outcome, print_outcome
-from actmem_tools.plan.plan_report import as_object, nearest_that_fits, print_plans, what_ifs
+from actmem_tools.plan.plan_report import as_object, print_plans
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
 from actmem_tools.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
@@ -214,8 +215,7 @@ def _plan_layouts(args: argparse.Namespace, verify: Verify) -> int:
     except ConfigError as error:
         options = {size: option.strip("-") for option, size in _AXES.items()}
         raise ConfigError(options.get(error.argument, error.argument), error.rule) from None
-    would_fit = what_ifs(request) if found.plans else [nearest_that_fits(request, found)]
-    outcome, console = as_object(request, found, would_fit), screen()
+    outcome, console = as_object(request, found), screen()
     _write_or_print(args, outcome, lambda: print_plans(console, outcome))
     if not found.plans:
         return 1
@@ -260,6 +260,8 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
         named = planned_model_of(args.model)
         target = hugging_face_config(named)
         given = {"s": named.seq_length, "b": 1} | given
+    elif args.model.endswith(".json"):
+        target = read_config(args.model)
     for letter in "sb":
         if letter not in given:
             raise ConfigError("at", f"{letter} is missing")
@@ -280,6 +282,7 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
     solving = [part for part in parts if part != OFFLOAD]
     blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", solving, loss, rank)
+    show_progress("")
     if OFFLOAD in parts:
         blocks = {**blocks, OFFLOAD: blocks[""]}
     sizes = {letter: own for letter, own in sizes.items() if letter != "b"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from actmem.config import ConfigError, Parallel
 from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
-from actmem_tools.plan.framework_flags import FRAMEWORK_SETTINGS, hugging_face_config
+from actmem_tools.plan.framework_flags import FRAMEWORK_SETTINGS
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
 from actmem_tools.plan.step_time import (
-    CONTEXT_BYTES,
     GIBIBYTE,
-    GROUP_BYTES,
     MODEL_ERROR,
     PRODUCT_SHARE,
     Cluster,
@@ -42,8 +40,8 @@ SECONDS_SOURCES = {
 _LONGEST_LINE = 50
 
 
-def as_object(request: Request, found: Found, what_if: Sequence[str]) -> dict:
-    """The whole outcome: plain numbers and text.  what_if: ``what_ifs``, or ``nearest_that_fits``."""
+def as_object(request: Request, found: Found) -> dict:
+    """The whole outcome: plain numbers and text."""
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
     chosen = found.plans[0] if found.plans else None
     return {
@@ -73,8 +71,7 @@ def as_object(request: Request, found: Found, what_if: Sequence[str]) -> dict:
             for refused in found.nearest
         ],
         "sizes_that_do_not_fit_together": found.unfit,
-        "what_if": list(what_if),
-        "whose_bill": _whose_bill(request),
+        "what_would_fit": "" if chosen else nearest_that_fits(request, found),
         "settings": {
             name: settings(model, chosen, batch) if chosen else [] for name, settings in FRAMEWORK_SETTINGS.items()
         },
@@ -106,25 +103,8 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
         "lines": [line for part, rows in bill.parts.items() for line in _lines(rows, part=part)],
         "host_bytes": total(bill.host_rows),
         "allowance_bytes": cluster.allowance_bytes,
-        "allowance_lines": _lines(allowance_rows(plan.layout, cluster)),
         "free_bytes": cluster.usable_bytes - bill.bytes,
     }
-
-
-def allowance_rows(layout: Parallel, cluster: Cluster) -> list[Row]:
-    """What the allowance is for, as others saw it; the allocator has the rest, none if the others take all."""
-    sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size)
-    groups = sum(size > 1 for size in (*sizes, layout.replicas))
-    rows = [
-        Row("CUDA's context", CONTEXT_BYTES, source="pytorch issue 107667, kernels loaded when they run"),
-        Row(
-            f"NCCL, {groups} group{'s' * (groups != 1)} of ranks",
-            groups * GROUP_BYTES,
-            source="NVIDIA/nccl issue 964, more than two A100",
-        ),
-    ]
-    rest = max(0, cluster.allowance_bytes - total(rows))
-    return [*rows, Row("the allocator, beyond what it hands out", rest, source="0.15 to 2.8 GiB in 36 nanotron runs")]
 
 
 def _ranking_text(found: Found) -> str:
@@ -132,22 +112,6 @@ def _ranking_text(found: Found) -> str:
     rule = "Ranked by predicted seconds, then bytes. Hidden: exchanges that must run beside computing."
     near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, closer than these times can tell apart."
     return f"{rule} {near}" if found.near > 1 else rule
-
-
-def _whose_bill(request: Request) -> str:
-    """Whose code the bill is of, and how to get that of other code."""
-    text = "The bill is of this library's layer; the code that these set runs its own, which may keep more."
-    model, cluster = request.model, request.cluster
-    try:
-        hugging_face_config(model)
-    except ConfigError:
-        return text
-    sizes = (
-        f"--gpus {cluster.gpus} --memory {cluster.memory_bytes / GIBIBYTE:g} --global-batch {request.global_batch_size}"
-    )
-    command = f"plan {model.name} {sizes} --at s={model.seq_length} --framework hugging-face"
-    command += f" --optimizer {model.optimizer.name}" * (not model.optimizer.is_default)
-    return f"{text} Hugging Face's, counted: {command}"
 
 
 def layout_text(layout: Parallel) -> str:
@@ -180,28 +144,6 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
         f"{layout_text(refused.layout)}: {gib_or_mib(over)} too much on pipeline rank {refused.pipeline_rank} "
         f"with recomputation {refused.recompute} ({parts} GiB)"
     )
-
-
-def what_ifs(request: Request) -> list[str]:
-    """What half the GPUs would do, and sequences of twice the length: a search for each."""
-    gpus, length = request.cluster.gpus, request.model.seq_length
-    half = "their number is odd" if gpus % 2 else _best_text(request, gpus // 2, length)
-    return [
-        f"half the GPUs: {half}",
-        f"twice the sequence ({2 * length:,}): {_best_text(request, gpus, 2 * length)}",
-    ]
-
-
-def _best_text(request: Request, gpus: int, seq_length: int) -> str:
-    """The fastest plan on so many GPUs, for sequences of that length; else why there is none."""
-    try:
-        model, cluster = request.model.with_sizes(seq_length=seq_length), replace(request.cluster, gpus=gpus)
-        found = replace(request, model=model, cluster=cluster).search()
-    except ConfigError as error:
-        return str(error)
-    if found.plans:
-        return f"{found.plans[0].seconds.total:.2f} s a step by {plan_text(found.plans[0])}"
-    return f"nothing fits; nearest: {refusal_text(model, found.nearest[0], cluster)}"
 
 
 def nearest_that_fits(request: Request, found: Found) -> str:
@@ -246,7 +188,7 @@ def print_plans(console: Console, outcome: Mapping) -> None:
         head(f"The fastest: {outcome['plans'][0]['text']}")
         console.print(_bill_table(outcome["bill"]))
         console.print(_seconds_table(outcome["plans"][0]["seconds"]))
-        say(outcome["whose_bill"])
+        say("The bill is of this library's layer; the code that these set runs its own, which may keep more.")
         for name, lines in outcome["settings"].items():
             head(f"Settings for {name}")
             console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -257,8 +199,9 @@ def print_plans(console: Console, outcome: Mapping) -> None:
         head("Sizes that do not go together")
         most = sorted(unfit.items(), key=lambda item: (-item[1], item[0]))[:3]
         say(*(f"- {count:,} layouts: {reason}" for reason, count in most))
-    head("What it would take")
-    say(*(f"- {line}" for line in outcome["what_if"]))
+    if outcome["what_would_fit"]:
+        head("What it would take")
+        say(outcome["what_would_fit"])
 
 
 def _gib(size: int) -> str:
@@ -287,7 +230,7 @@ def _bill_table(bill: Mapping) -> Table:
         lines = list(group)
         add(part, sum(line["bytes"] for line in lines), lines)
     add("together", bill["bytes"])
-    add("allowance", bill["allowance_bytes"], bill["allowance_lines"])
+    add("allowance", bill["allowance_bytes"])
     add("free", bill["free_bytes"])
     if bill["host_bytes"]:
         add("on the host, besides", bill["host_bytes"])

@@ -76,8 +76,6 @@ RING_SECONDS, NODE_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
 #: What stays free on each GPU: CUDA's context, NCCL, and what the allocator reserves beyond what is allocated.  In 36
 #: public nanotron runs the last of these is 0.15 to 2.8 GiB.
 ALLOWANCE_BYTES = 4 * GIBIBYTE
-#: Of it, the context with kernels that are loaded when they run, and NCCL's buffers for each group of ranks.
-CONTEXT_BYTES, GROUP_BYTES = 300 * 10**6, 688 * 2**20
 
 
 @dataclass(frozen=True)

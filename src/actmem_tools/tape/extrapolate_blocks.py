@@ -20,6 +20,7 @@ from itertools import accumulate, product
 
 from actmem.config import LARGEST_SIZE
 from actmem.rows import Row, by_term
+from actmem_tools.config_file import Order
 from actmem_tools.tape.evaluate import (
     BACKWARD,
     GRADIENTS,
@@ -34,8 +35,8 @@ from actmem_tools.tape.evaluate import (
     value,
 )
 
-#: Blocks that are recomputed and blocks that save everything, of the tapes that together give any number of both.
-BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
+#: Pairs of blocks that are recomputed and blocks that save everything, of which the second has one block more.
+_ALIKE = ((0, 1), (0, 2)), ((1, 0), (2, 0))
 
 #: What asks for policies of operations, and how the name of one begins.
 OPERATIONS, ALL_BUT = "operations", "all but "
@@ -215,7 +216,8 @@ class BlockModel:
         before any block has.
     element_size: bytes of a weight's element.
     frozen: elements of weights that need no gradient, beside adapters, outside the blocks and of one block.
-    longest: sequence that the model can read and the tapes hold for.
+    shortest, longest: sequence that the model can read and the tapes hold for.
+    order: of the layers, of which a block may be several.
     drops_scores: whether attention has dropout, which a fused kernel ran.
     """
 
@@ -224,7 +226,9 @@ class BlockModel:
     elements: tuple[Formula, Formula, Formula]
     element_size: int
     frozen: tuple[Formula, Formula] = ((), ())
+    shortest: int = 2
     longest: int = LARGEST_SIZE
+    order: Order = Order()
     drops_scores: bool = False
     _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
 
@@ -270,7 +274,7 @@ class BlockModel:
         """
         ones = tuple(letter for letter, size in at if size == 1)
         if ones not in self._heads:
-            pairs = [[self._moments(*each, at, False) for each in bases] for bases in (BASES[:2], BASES[2:4])]
+            pairs = [[self._moments(*each, at, False) for each in some] for some in _ALIKE]
             self._heads[ones] = min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
         return self._heads[ones]
 

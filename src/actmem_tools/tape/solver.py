@@ -56,8 +56,8 @@ _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
 _USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
 #: The powers that a letter can have in a layer of this library; of others 0 and 1.
 _POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
-#: How many runs are enough where the formulas are known already.
-_FEW_RUNS = 3
+#: How many runs are enough where the formulas are known already, the second where one is at the sizes asked for.
+_FEW_RUNS, _FEW_AT = 3, 2
 #: The most monomials of a formula, and the largest denominator of their coefficients.
 _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
@@ -149,37 +149,46 @@ def solve(
     may_be_one: Sequence[str] = MAY_BE_ONE,
     num_runs: int = 0,
     known: list[Formula] | None = None,
+    fixed: Mapping[str, int] = {},
+    at: Mapping[str, int] = {},
 ) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
     record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer
     those that layers have (``_POWERS``).  known: formulas of tapes of the same code, to which this one's are added:
-    where each size has exactly one of them, a few runs are enough.  Raises NoFormula, which names the event and shows
-    two sizes.
+    where each size has exactly one of them, a few runs are enough.  fixed: sizes that don't vary.  at: those of one of
+    the runs.  Raises NoFormula, which names the event and shows two sizes.
     """
     rng = random.Random(0)
     tape = Tape(tuple(letters), [] if known is None else known, {})
-    few = _FEW_RUNS if known is not None else 0
-    record(draw_sizes(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load
-    tape.variants[()] = _solved(record, tape, rules, rng, {}, num_runs, few)
+    few = 0 if known is None else _FEW_AT if at else _FEW_RUNS
+    if not known:  # the first run of a process can hold more: caches fill, modules load
+        record(draw_sizes(letters, rules, rng, fixed))
+    ones = tuple(sorted(letter for letter, size in at.items() if size == 1))
+    runs = [(dict(at), record(dict(at)))] if at and not ones else []
+    tape.variants[()] = _solved(record, tape, rules, rng, fixed, num_runs, few, runs)
     for count in range(1, MOST_ONES + 1):
         for some in combinations(sorted(x for x in letters if x in may_be_one), count):
-            fixed = dict.fromkeys(some, 1)
-            sizes = draw_sizes(letters, rules, rng, fixed)
+            with_ones = {**fixed, **dict.fromkeys(some, 1)}
+            sizes = dict(at) if at and some == ones else draw_sizes(letters, rules, rng, with_ones)
             try:
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
                 continue
             if not _same(tape, sizes, events):
-                tape.variants[some] = _solved(record, tape, rules, rng, fixed, num_runs, few, [(sizes, events)])
+                tape.variants[some] = _solved(record, tape, rules, rng, with_ones, num_runs, few, [(sizes, events)])
     return tape
 
 
 def solve_rows(
-    count: Callable[[dict[str, int]], list[Row]], letters: Sequence[str], rules: Rules = NO_RULES
+    count: Callable[[dict[str, int]], list[Row]],
+    letters: Sequence[str],
+    rules: Rules = NO_RULES,
+    fixed: Mapping[str, int] = {},
+    num_runs: int = 0,
 ) -> Formula:
     """The formula of the bytes of all rows together.  count: the rows at given sizes, always as many, of the same
-    names.
+    names.  fixed, num_runs: see ``solve``; one run is enough of what depends on no letter.
 
     Raises NoFormula, which names the row and shows two sizes.
     """
@@ -187,7 +196,7 @@ def solve_rows(
     def made(sizes: dict[str, int]) -> list[Event]:
         return [Make(i, row.bytes, row.term) for i, row in enumerate(count(sizes))]
 
-    tape = solve(made, letters, rules, may_be_one=())
+    tape = solve(made, letters, rules, may_be_one=(), num_runs=num_runs, fixed=fixed)
     return added(tape.formulas[i] for event in tape.variants[()] for i in sizes_of(event))
 
 
@@ -202,12 +211,16 @@ def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
             events = record(sizes)
         except ConfigError:  # the model doesn't run there
             continue
-        for told, ran in zip_longest(tape.events(sizes), events):
-            if told != ran:
-                by = [f"{_event_text(e)} {sizes_of(e) if e else ''}".rstrip() for e in (told, ran)]
-                rule = f"formulas of tiny runs don't hold at {_text(sizes)}: {by[0]} by formula, {by[1]} in a run"
-                raise NoFormula("letters", rule)
+        _check_events(tape, sizes, events)
         return
+
+
+def _check_events(tape: Tape, sizes: dict[str, int], events: list[Event]) -> None:
+    for told, ran in zip_longest(tape.events(sizes), events):
+        if told != ran:
+            by = [f"{_event_text(e)} {sizes_of(e) if e else ''}".rstrip() for e in (told, ran)]
+            rule = f"formulas of smaller runs don't hold at {_text(sizes)}: {by[0]} by formula, {by[1]} in a run"
+            raise NoFormula("letters", rule)
 
 
 def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
@@ -230,7 +243,7 @@ def _solved(
     """Events with numbers of formulas, which are added to the tape's.  runs: those that are done."""
     free = [letter for letter in tape.letters if letter not in fixed]
     runs = list(runs)
-    structure: list[Event] = []
+    structure = _structure(runs[0][1]) if runs else []
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
     for _ in range(100):  # few letters have fewer different sizes

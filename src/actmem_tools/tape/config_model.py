@@ -1,0 +1,130 @@
+"""The language model of a Hugging Face configuration: at its own sizes, with any number of its layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from actmem.config import LARGEST_SIZE, ConfigError
+from actmem_tools import load_model
+from actmem_tools.command_line import one_line
+from actmem_tools.config_file import OTHERWISE, Order, order_of
+
+#: Tokens from which a layer's attention has a mask; and of which a scan makes one chunk.
+_WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
+_CHUNKS = ("mamba_chunk_size", "chunk_size")
+#: The largest factor by which the sequence of a run is longer than the shortest one.
+_LONGEST_RUN = 19
+#: What of a layer tells only where it is.
+_PLACE = re.compile("idx|index|layer_id|layer_number")
+
+
+class ConfigModel:
+    """What ``plan`` solves of a configuration.
+
+    number: of layers.  order: in which they repeat.  positions: that the model has vectors for.
+    """
+
+    def __init__(self, given: Mapping[str, Any]):
+        """Raises ConfigError if transformers doesn't have the model, or if it is no language model of one stack."""
+        try:
+            import transformers
+        except ImportError as error:
+            raise ConfigError("target", "a config.json needs transformers: pip install transformers") from error
+        transformers.utils.logging.set_verbosity_error()
+        kind = given["model_type"]
+        try:
+            fields = {name: value for name, value in given.items() if name != "model_type"}
+            whole = transformers.AutoConfig.for_model(kind, **fields)
+        except Exception as error:
+            rule = f"{kind} is no configuration that transformers knows: {one_line(error)}"
+            raise ConfigError("target", rule) from error
+        self.config = whole.get_text_config()
+        self.is_part = self.config is not whole
+        masked = str((getattr(whole, "architectures", None) or [""])[0]).endswith("ForMaskedLM")
+        causal, both = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
+        found = [
+            auto for auto in ((both, causal) if masked else (causal, both)) if type(self.config) in auto._model_mapping
+        ]
+        number = getattr(self.config, "num_hidden_layers", None)
+        if not found or whole.is_encoder_decoder or not isinstance(number, int):
+            rule = f"{kind} is no language model of one stack of layers, as a configuration's must be"
+            raise ConfigError("target", f"{rule}: {OTHERWISE} works")
+        self._auto, self.number, self.order = found[0], number, Order(0, number)
+        with load_model.tensors_for(True):
+            model, _ = load_model.built_model(self.factory(), {"s": 2, "b": 2, "l": 1}, "bfloat16")
+        layers = model.get_submodule(path_of_layers(model, number))
+        self.order = order_of([_kind(layer) for layer in layers.children()])
+        positions = getattr(self.config, "max_position_embeddings", None) or LARGEST_SIZE
+        self.positions = positions if _has_rows(model, positions, self.config.vocab_size) else LARGEST_SIZE
+
+    @property
+    def num_blocks(self) -> int:
+        """How often the order's block is there."""
+        return (self.number - self.order.first) // self.order.period
+
+    def factory(self, vocab_size: int = 0) -> Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]:
+        """A factory of the model with ``l`` blocks.  vocab_size: another one than the configuration's."""
+
+        def made(s: int, b: int, l: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:  # noqa: E741
+            own, layers = deepcopy(self.config), self.order.num_layers(l)
+            for name, values in vars(own).items():
+                if isinstance(values, (list, tuple)) and len(values) == self.number:
+                    setattr(own, name, [values[self.order.place(i)] for i in range(layers)])
+            own.num_hidden_layers = layers
+            own.use_cache, own.pad_token_id, own.bos_token_id, own.eos_token_id = False, None, 0, 0
+            own.vocab_size = vocab_size or own.vocab_size
+            ids = torch.randint(0, own.vocab_size, (b, s))
+            return self._auto.from_config(own), {"input_ids": ids, "labels": ids}
+
+        return made
+
+    def limits(self, s: int) -> tuple[int, int]:
+        """The shortest and the longest sequence that run as one of ``s`` tokens does."""
+        windows = [w for name in _WINDOWS if isinstance(w := getattr(self.config, name, None), int)]
+        above = [w - 1 for w in windows if w > s]
+        return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
+
+    def step(self, s: int, multiple: int) -> int:
+        """Of what the sequences of runs are multiples, 0 if only ``s`` itself can run.  multiple: what they must be."""
+        shortest, longest = self.limits(s)
+        chunks = [c for name in _CHUNKS if isinstance(c := getattr(self.config, name, None), int)]
+        step = math.lcm(multiple, *chunks)
+        step *= -(-shortest // step) if shortest > 2 else 1
+        return step if _LONGEST_RUN * step <= longest and s % math.lcm(multiple, *chunks) == 0 else 0
+
+
+def path_of_layers(model: nn.Module, number: int) -> str:
+    """Where the list of so many layers is, that with most weights.  Raises ConfigError if there is none."""
+    found = [
+        (sum(p.numel() for p in part.parameters()), name)
+        for name, part in model.named_modules()
+        if len(children := list(part.children())) == number
+        and (isinstance(part, nn.ModuleList) or len({type(child) for child in children}) == 1)
+    ]
+    if not found:
+        rule = f"with num_layers={number} the model must have a list of {number} blocks, and has none"
+        raise ConfigError("target", rule)
+    return max(found)[1]
+
+
+def _kind(layer: nn.Module) -> str:
+    """What two layers have in common that run alike: their parts, and the numbers and words that these hold."""
+
+    def held(part: nn.Module) -> Iterable:
+        return sorted((x, y) for x, y in vars(part).items() if isinstance(y, (int, str)) and not _PLACE.search(x))
+
+    parts = [(name, type(part).__name__, *held(part)) for name, part in layer.named_modules()]
+    return f"{parts} {[(name, tuple(p.shape)) for name, p in layer.named_parameters()]}"
+
+
+def _has_rows(model: nn.Module, positions: int, vocab_size: int) -> bool:
+    """Whether a table has a row for each position, as OPT's with two more."""
+    rows = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)} - {vocab_size}
+    return any(positions <= number <= positions + 2 for number in rows)

@@ -20,7 +20,7 @@ from measure_speed import check_speed
 from rich.table import Table
 
 from actmem.config import ModelShape, Parallel, check_layer
-from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
+from actmem.formulas.communication import PredictedCollective, counts, layer_collectives, wire_bytes
 from actmem.ledger.comms import Collective, count_collectives
 from actmem.ledger.layer_rows import layer_input
 from actmem.ledger.storages import replaced
@@ -109,7 +109,7 @@ def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dic
             layer = layer_runner(shape, tp, here.device, dtype, recompute)
             with count_collectives() as seen:
                 layer.run()
-            predicted, counted = predict(shape, tp, dtype, recompute), exchanges_of(seen.collectives, here.size)
+            predicted, counted = predict(shape, tp, dtype, recompute), collectives_of(seen.collectives, here.size)
             row: dict[str, Any] = {
                 "name": name,
                 "recompute": recompute,
@@ -125,16 +125,18 @@ def count_layers(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> list[dic
     return rows
 
 
-def predict(shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none") -> list[Exchange]:
+def predict(
+    shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none"
+) -> list[PredictedCollective]:
     """One layer's collectives, forward and backward, in the form that ``tp`` has."""
     parallel = Parallel(tp.size, tp.sequence_parallel)
-    return layer_exchanges(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
+    return layer_collectives(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
 
 
-def exchanges_of(collectives: list[Collective], size: int) -> list[Exchange]:
+def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCollective]:
     """The counted collectives, as the formula names them."""
     found = Counter((one.kind, one.payload_bytes) for one in collectives)
-    return [Exchange(kind, "measured", "", size, payload, count) for (kind, payload), count in found.items()]
+    return [PredictedCollective(kind, "measured", "", size, payload, count) for (kind, payload), count in found.items()]
 
 
 # Timed
@@ -160,7 +162,7 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
         show_progress(here.rank, f"collectives of {size_text(size)}")
         timed = time_in_turns(work, "all-reduce", here, rounds=max(rounds, LEAST_ROUNDS))
         for kind in calls:
-            sent = wire_bytes([Exchange(kind, "forward", "", here.size, whole.numel() * 4)])
+            sent = wire_bytes([PredictedCollective(kind, "forward", "", here.size, whole.numel() * 4)])
             seconds = timed.medians(kind)["forward_seconds"]
             rows.append({"kind": kind, "bytes": size, "sent_bytes": sent, "seconds": seconds, "bus": sent / seconds})
     show_progress(here.rank)

@@ -40,7 +40,7 @@ from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
-from actmem_more.llama_terms import context_exchanges, expert_mlp_rows, llama_rows
+from actmem_more.llama_terms import context_collectives, expert_mlp_rows, llama_rows
 from actmem_more.loss_peak import loss_peak_rows
 from actmem_more.store import HostMemory
 from actmem_tools.plan.planned_models import planned_model_of
@@ -80,9 +80,9 @@ ENTER: list[tuple[Any, dict[str, Any], str]] = [
     ("formulas.first_stage.bubble_fraction", {"parallel": P, "num_microbatches": 4}, "num_microbatches"),
     ("formulas.first_stage.stage_rows", LAYER, "num_microbatches? recompute device_type"),
     ("formulas.schedule.recomputed_share", {"capacity": 1, "in_flight": 2, "num_microbatches": 4}, "capacity0 in_flight num_microbatches"),
-    ("formulas.communication.layer_exchanges", LAYER, "recompute"),
+    ("formulas.communication.layer_collectives", LAYER, "recompute"),
     ("actmem_course.predicted.iteration.pipeline_sends", STAGE, "num_microbatches"),
-    ("actmem_course.predicted.iteration.iteration_exchanges", STAGE, "num_microbatches recompute"),
+    ("actmem_course.predicted.iteration.iteration_collectives", STAGE, "num_microbatches recompute"),
     ("formulas.flops.hardware_flops", {"shape": S, "global_batch_size": 4}, "global_batch_size recompute"),
     ("formulas.flops.eq7", {"shape": S, "global_batch_size": 4}, "global_batch_size"),
     ("actmem_more.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),
@@ -205,7 +205,7 @@ LINES = [
     (lambda: own_context_shape(LATENT, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2"),
     (lambda: LlamaLayer(LATENT, recompute={"Q before its norm"}), "recompute: 'Q before its norm' is no term"),
     (lambda: llama_rows(LLAMA, Parallel(context_parallel_size=3)), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
-    (lambda: context_exchanges(LLAMA, Parallel(context_parallel_size=8)), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),
+    (lambda: context_collectives(LLAMA, Parallel(context_parallel_size=8)), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),
     (lambda: llama_rows(LLAMA, Parallel(4, True, context_parallel_size=4)), "seq_length: 2 must be divisible by tensor_parallel_size"),
     (lambda: llama_rows(LLAMA, Parallel(context_parallel_size=4), context_kind="ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),

@@ -19,7 +19,7 @@ from actmem import drop
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.drop import NamedForward, RecipeSource, Store
 from actmem.formulas.activations import layer_extra_rows, layer_rows
-from actmem.formulas.communication import layer_exchanges
+from actmem.formulas.communication import layer_collectives
 from actmem.formulas.flops import hardware_flops
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
@@ -95,7 +95,7 @@ def differences(dropped, tp=TensorParallel(), dtype=torch.float32):
 
 @examples(15, at_night=50)
 @given(SETS | MIXED)
-def test_any_set_gives_the_same_gradients_and_the_predicted_bytes_and_products(dropped):
+def test_any_set_gives_the_same_gradients_and_the_predicted_bytes_and_matmuls(dropped):
     with FlopCounterMode(display=False) as counter:
         found = gradients(dropped)
     assert equal(found, gradients("none"))
@@ -110,17 +110,17 @@ def on_ranks(dropped, sequence_parallel, group_of=None):
         return [], True, []
     tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
     same = equal(gradients(dropped, tp), gradients("none", tp))
-    return differences(dropped, tp), same, unpredicted_exchanges(dropped, tp)
+    return differences(dropped, tp), same, unpredicted_collectives(dropped, tp)
 
 
-def unpredicted_exchanges(dropped, tp):
+def unpredicted_collectives(dropped, tp):
     layer, x = layer_of(dropped, tp), random_input(tp)
     with count_collectives() as seen:
         layer(x).sum().backward()
-    predicted = layer_exchanges(SHAPE, Parallel(tp.size, tp.sequence_parallel), dropped)
+    predicted = layer_collectives(SHAPE, Parallel(tp.size, tp.sequence_parallel), dropped)
     wanted = {}
-    for exchange in predicted:
-        wanted[exchange.kind] = wanted.get(exchange.kind, 0) + exchange.count
+    for collective in predicted:
+        wanted[collective.kind] = wanted.get(collective.kind, 0) + collective.count
     counts = {kind: number for kind, number in seen.counts.items() if number}
     return [] if counts == wanted else [counts, wanted]
 
@@ -139,8 +139,8 @@ RANK_SETS = [
     ids=lambda s: f"{len(s)} terms" if isinstance(s, (set, dict)) else str(s),
 )
 def test_on_ranks(pools, size, dropped, sequence_parallel, members):
-    for wrong, same, exchanges in pools[size].run(on_ranks, dropped, sequence_parallel, members):
-        assert wrong == [] and same and exchanges == []
+    for wrong, same, collectives in pools[size].run(on_ranks, dropped, sequence_parallel, members):
+        assert wrong == [] and same and collectives == []
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ class Keeps(torch.autograd.Function):
         ([torch.ones(3)], "statistics: the second run saved 1 tensors, the first more"),
     ],
 )
-def test_by_products_of_another_kind_are_named(second, message):
+def test_by_matmuls_of_another_kind_are_named(second, message):
     results, x = iter([[torch.ones(3), torch.ones(4)], second]), torch.ones(3, 4, requires_grad=True)
     with NamedForward({"statistics"}) as terms:
         y = terms("y", lambda x: Keeps.apply(x, *next(results)), terms.input("x", x), also="statistics")

@@ -233,7 +233,7 @@ checks.show()
 # Two blocks, each with an $f$ and an $\bar f$. How many all-reduces do you expect in each pass?
 
 # %%
-from actmem.formulas.communication import layer_exchanges
+from actmem.formulas.communication import layer_collectives
 from actmem.ledger.comms import count_collectives
 
 with am.emulated_rank(t):
@@ -243,7 +243,7 @@ with am.emulated_rank(t):
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
     with count_collectives() as backward:
         y.sum().backward()
-collectives = layer_exchanges(GPT3, shared)
+collectives = layer_collectives(GPT3, shared)
 for phase, seen in (("forward", forward), ("backward", backward)):
     expected = sum(each.count for each in collectives if each.phase == phase)
     counted = seen.counts["all-reduce"]

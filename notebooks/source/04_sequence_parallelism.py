@@ -143,7 +143,7 @@ Panel(
 # halves. In each half a rank sends $\frac{t-1}{t}$ of the tensor, so together they send exactly what one all-reduce does.
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import Exchange
+from actmem.formulas.communication import PredictedCollective
 from actmem_course.others.ring import ring
 
 sent = {
@@ -151,7 +151,7 @@ sent = {
 }
 checks.add(
     "sent on a ring by an all-reduce, a reduce-scatter, an all-gather",
-    [(Exchange(kind, "forward", "", t, payload).wire_bytes, size) for kind, size in sent.items()],
+    [(PredictedCollective(kind, "forward", "", t, payload).wire_bytes, size) for kind, size in sent.items()],
     sides=("by formula", "step by step"),
 )
 checks.add(
@@ -234,12 +234,12 @@ checks.show()
 # Count the collectives of one layer, forward and backward pass, in all three forms:
 
 # %%
-from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
+from actmem.formulas.communication import counts, layer_collectives, wire_bytes
 
 tensor_rows, tensor_seen = run_layer()
-alone = layer_exchanges(GPT3, am.Parallel(t))
-plain = layer_exchanges(GPT3, both, keep_gathered_input=True)
-again = layer_exchanges(GPT3, both)
+alone = layer_collectives(GPT3, am.Parallel(t))
+plain = layer_collectives(GPT3, both, keep_gathered_input=True)
+again = layer_collectives(GPT3, both)
 lines, pairs = [], []
 for form, rows, seen, expected in (
     ("TP", tensor_rows, tensor_seen, alone),
@@ -305,10 +305,10 @@ checks
 # rank sends $(t-1)/t$ of a tensor of $2sbh$ bytes. Compare it with the time of the layer's matmuls.
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.flops import layer_products
+from actmem.formulas.flops import layer_matmuls
 
 number, sent = sum(counts(again).values()), wire_bytes(again)
-compute = 3 * sum(layer_products(GPT3).values()) / t / show.FLOPS_PER_SECOND
+compute = 3 * sum(layer_matmuls(GPT3).values()) / t / show.FLOPS_PER_SECOND
 worked(
     f"Collectives: {', '.join(f'{count} × {kind}' for kind, count in counts(again).items())}. That is 4 "
     "in the forward pass, 4 in the backward pass, and the two gathers of saved shards.",

@@ -271,7 +271,7 @@ Panel(
 # which has shapes but no data, and let torch count the matmuls.
 
 # %%
-from actmem.formulas.flops import layer_products
+from actmem.formulas.flops import layer_matmuls
 
 
 def count(shape, recompute):
@@ -288,7 +288,7 @@ def count(shape, recompute):
 
 checks.add(
     "GPT-3's layer, nothing recomputed",
-    [(3 * sum(layer_products(GPT3).values()), count(GPT3, "none"))],
+    [(3 * sum(layer_matmuls(GPT3).values()), count(GPT3, "none"))],
     "FLOPs",
     sides=("72sbh² + 12s²bh", "counted by torch"),
 )

@@ -366,12 +366,12 @@ Fold(
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import wire_bytes
-from actmem_course.predicted.iteration import iteration_exchanges
+from actmem_course.predicted.iteration import iteration_collectives
 
 model = PAPER_MODELS["175B"]
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
-    exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
-    sent, to_stages = wire_bytes(exchanges), wire_bytes([e for e in exchanges if e.kind == "send"])
+    collectives = iteration_collectives(model.shape, model.parallel, model.global_batch_size, rank, "selective")
+    sent, to_stages = wire_bytes(collectives), wire_bytes([e for e in collectives if e.kind == "send"])
     print(
         f"Rank {rank}, one iteration: {size_text(to_stages)} to other stages, "
         f"{size_text(sent - to_stages)} to the {model.parallel.tensor_parallel_size - 1} GPUs that share its layers"

@@ -230,7 +230,7 @@ freed = {
 }
 costs = {"least time, by the roofline": {}, "by FLOPs alone": {}}
 for name, (group, size) in freed.items():
-    bar, by_flops = f"{name}: frees {size / 2**20:,.0f} MiB", sum(o.flops for o in group if o.product) / A100[0]
+    bar, by_flops = f"{name}: frees {size / 2**20:,.0f} MiB", sum(o.flops for o in group if o.matmul) / A100[0]
     costs["least time, by the roofline"][bar] = 1000 * float(least_seconds(group, *A100)) / (size / 2**30)
     costs["by FLOPs alone"][bar] = 1000 * by_flops / (size / 2**30)
 LiveFigure(
@@ -256,7 +256,7 @@ LiveFigure(layer_picture(SMALLEST, recompute={*CORE_ATTENTION_TERMS, *their_outp
 # %% jupyter={"source_hidden": true}
 added = paper.TABLE4["selective"].combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
-by_flops = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
+by_flops = 1000 * sum(o.flops for o in group if o.matmul) / A100_FLOPS_PER_SECOND
 print(
     "The core and attention over V, as the paper recomputes them: "
     f"{by_flops:.2f} ms by FLOPs, at least {1000 * float(least_seconds(group, *A100)):.2f} by the roofline, "

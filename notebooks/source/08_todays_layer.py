@@ -191,13 +191,13 @@ print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 # both. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
 
 # %%
-forward = sum(llama.llama_products(LLAMA).values())
+forward = sum(llama.llama_matmuls(LLAMA).values())
 added = lambda mode: float(100 * llama.llama_recomputed_flops(LLAMA, mode) / (3 * forward))
 lines = [
     (mode, f"{freed(mode):.1f}%", f"{added(mode):.2f}%") for mode in ("selective", "elementwise", "full")
 ]
 print(text_table(("mode", "bytes freed", "matmul FLOPs added to forward and backward"), lines, " rr"))
-core = sum(llama.llama_products(LLAMA)[name] for name in ("QKᵀ", "attention over V"))
+core = sum(llama.llama_matmuls(LLAMA)[name] for name in ("QKᵀ", "attention over V"))
 print(f"selective with a causal kernel, half of the scores: {100 * (core / 2) / (3 * (forward - core / 2)):.2f}%")
 
 # %% [markdown]

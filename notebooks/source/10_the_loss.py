@@ -187,7 +187,7 @@ checks.show()
 # $s^2$ scores count; a causal kernel computes half.)
 
 # %%
-layer_flops = sum(llama_terms.llama_products(LLAMA).values())
+layer_flops = sum(llama_terms.llama_matmuls(LLAMA).values())
 output_layers = 2 * LLAMA.seq_length * LLAMA.micro_batch_size * h * v / layer_flops
 print(f"the output layer has the FLOPs of {output_layers:.2f} layers")
 for p in (4, 8, 16):

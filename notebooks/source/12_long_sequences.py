@@ -113,7 +113,7 @@ checks.add("inputs on the host: saved there", [(6 * one_input, saved_on_host)])
 checks.show()
 
 # %% jupyter={"source_hidden": true}
-from actmem_more.llama_terms import llama_products
+from actmem_more.llama_terms import llama_matmuls
 
 
 def gradients(model):
@@ -137,7 +137,7 @@ checks.add(
     [(True, torch.equal(*pair)) for pair in zip(found, gradients(layers("full")), strict=True)],
 )
 copied = 2 * LLAMA.hidden_size  # bytes a token
-per_token = sum(llama_products(LLAMA.with_sizes(seq_length=1)).values())  # FLOPs, the shortest sequence
+per_token = sum(llama_matmuls(LLAMA.with_sizes(seq_length=1)).values())  # FLOPs, the shortest sequence
 print(
     f"one token of Llama 3 8B: at 50 GB/s it takes {1e6 * copied / 50e9:.2f} µs to copy its input\n"
     f"at 4·10¹⁴ FLOPs/s, a layer's forward pass takes at least {1e6 * per_token / 4e14:.2f} µs for it\n"
@@ -267,7 +267,7 @@ checks.show()
 from actmem.formulas.communication import counts, wire_bytes
 from actmem.ledger.comms import count_collectives
 from actmem_more.context import layer_groups
-from actmem_more.llama_terms import context_exchanges, llama_exchanges, llama_rows
+from actmem_more.llama_terms import context_collectives, llama_collectives, llama_rows
 
 million, eight = LLAMA.with_sizes(seq_length=2**20), am.Parallel(context_parallel_size=8)
 for kind in ("gather", "ulysses"):
@@ -281,7 +281,7 @@ for kind in ("gather", "ulysses"):
     checks.add_rows(
         f"1,048,576 tokens, one of 8 ranks, {kind}", llama_rows(million, eight, context_kind=kind), rows
     )
-    expected = counts(context_exchanges(million, eight, kind))
+    expected = counts(context_collectives(million, eight, kind))
     checks.add(
         f"collectives of a layer, {kind}", [(sum(expected.values()), len(seen.collectives))], "collectives"
     )
@@ -291,7 +291,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "ulysses"), (16, 1, ""),
     parallel = am.Parallel(t, True, context_parallel_size=c)
     layout, kind = f"t = {t}, c = {c}  {kind}", kind or "gather"
     saved = total(llama_rows(large, parallel, context_kind=kind))
-    sent = wire_bytes([*llama_exchanges(large, parallel), *context_exchanges(large, parallel, kind)])
+    sent = wire_bytes([*llama_collectives(large, parallel), *context_collectives(large, parallel, kind)])
     lines.append((layout, t * c, size_text(saved), size_text(sent)))
 print(text_table(("Llama 3 70B, one layer", "ranks", "saved by a rank", "sent by a rank"), lines, " rrr"))
 checks.show()
@@ -314,7 +314,7 @@ left = 80 * 2**30 - 2 * (
     32 * (LLAMA.attention_weights + LLAMA.mlp_weights) + 2 * LLAMA.vocab_size * LLAMA.hidden_size
 )
 needed = next(step for step in long_steps(quarter) if step.bytes <= left)
-copied, flops = 2 * 2**18 * LLAMA.hidden_size, sum(llama_products(quarter).values())
+copied, flops = 2 * 2**18 * LLAMA.hidden_size, sum(llama_matmuls(quarter).values())
 ranks = next(c for c in (2, 4, 8) if long_steps(million, c)[-1].bytes <= left)
 worked(
     f"The weights leave {size_text(left)}. After each step the peak is "

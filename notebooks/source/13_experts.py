@@ -139,10 +139,10 @@ Panel(
 
 # %%
 from actmem.recipes import Recompute
-from actmem_more.llama_terms import llama_products, llama_recomputed_flops
+from actmem_more.llama_terms import llama_matmuls, llama_recomputed_flops
 
 LATENT = llama_shape("deepseek-v3")
-rows, flops = llama_rows(LATENT), 3 * sum(llama_products(LATENT).values())  # forward and backward
+rows, flops = llama_rows(LATENT), 3 * sum(llama_matmuls(LATENT).values())  # forward and backward
 plain = llama_rows(LATENT.with_sizes(latent=None, head_size=128))
 lines = [
     ("nothing, without latents", size_text(total(plain)), ""),

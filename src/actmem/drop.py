@@ -12,7 +12,7 @@ layer's forward pass.)  How it works, in six rules:
 3. When backward opens an empty slot, the recipe runs again on its sources, which are kept, or rebuilt before, or
    rebuilt now through as many recipes as it takes.
 4. What it makes fills all slots that wait for it, as in rule 4 of ``recompute``: each holds it for as long as the
-   graph holds the slot.  So a product runs once, however many tensors it serves.
+   graph holds the slot.  So a matmul runs once, however many tensors it serves.
 5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then
    reads it back.
 6. A mask's recipe knows how to draw it again: its seed on a CPU, the generator's state on a GPU.

@@ -83,12 +83,12 @@ class Recipe:
     """How backward recomputes one term.
 
     sources: the terms it is made from; none for a dropout mask, which is drawn again from its seed.
-    products: the matmuls it takes, named as in ``formulas.flops``; without any it is elementwise.
+    matmuls: those it takes, named as in ``formulas.flops``; without any it is elementwise.
     """
 
     term: str
     sources: tuple[str, ...] = ()
-    products: tuple[str, ...] = ()
+    matmuls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class LayerTerms:
     recipes: tuple[Recipe, ...]
     core: frozenset[str]
     core_elementwise: bool
-    last_products: dict[str, tuple[str, ...]]
+    last_matmuls: dict[str, tuple[str, ...]]
     one_tensor: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     other_dtype: frozenset[str] = frozenset()
@@ -133,7 +133,7 @@ class LayerTerms:
             self._check_one_tensor(mode.terms, "drop")
             return mode.terms
         everything = frozenset(recipe.term for recipe in self.recipes) | frozenset(self.statistics)
-        elementwise = frozenset(recipe.term for recipe in self.recipes if not recipe.products) - self.core
+        elementwise = frozenset(recipe.term for recipe in self.recipes if not recipe.matmuls) - self.core
         return {
             "none": frozenset(),
             "core": self.core,
@@ -169,12 +169,12 @@ class LayerTerms:
         self._check_one_tensor([term for term in stored if stored[term] == "offload"], "offload")
         return {term: action for term, action in stored.items() if action != "keep"}
 
-    def products_again(self, recompute: Mode) -> frozenset[str]:
+    def recomputed_matmuls(self, recompute: Mode) -> frozenset[str]:
         """The matmuls that backward recomputes: each once, however many terms it serves."""
         mode = Recompute.of(recompute)
-        again = {product for recipe in self.recipes if recipe.term in self.dropped(mode) for product in recipe.products}
-        if mode.region in self.last_products and not mode.stop_early:
-            again.update(self.last_products[mode.region])
+        again = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}
+        if mode.region in self.last_matmuls and not mode.stop_early:
+            again.update(self.last_matmuls[mode.region])
         return frozenset(again)
 
 
@@ -204,7 +204,7 @@ PAPER_LAYER = LayerTerms(
     core=frozenset({"softmax output", "softmax dropout mask", "softmax dropout output"}),
     core_elementwise=True,
     statistics=("layer-norm 1 statistics", "layer-norm 2 statistics"),
-    last_products={"core": ("attention over V",), "layer": ("4h→h",)},
+    last_matmuls={"core": ("attention over V",), "layer": ("4h→h",)},
     one_tensor=("Q", "K", "V"),
     other_dtype=frozenset({"softmax dropout mask", "attention dropout mask", "MLP dropout mask"}),
 )

@@ -6,7 +6,7 @@ How it works, in six rules:
    Only the inputs and the random-number states are kept, and what the function closes over.
 2. When backward first opens a slot, the function runs again from the kept inputs and random-number states, and the
    tensors that it saves fill the slots, in the same order.
-3. The second run stops as soon as the last slot is filled.  The rest (often the region's last matrix product) computes
+3. The second run stops as soon as the last slot is filled.  The rest (often the region's last matmul) computes
    only the output, which backward does not read.  ``stop_early=False`` runs the region to its end, as the paper's cost
    counts it.
 4. A slot holds its tensor for as long as the graph holds the slot: autograd frees both when the node that saved the

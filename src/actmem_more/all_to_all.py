@@ -1,4 +1,4 @@
-"""All-to-all along dimension 0: experts and context parallelism exchange tokens with it."""
+"""All-to-all along dimension 0: experts and context parallelism send tokens with it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class ContextParallel:
 
     @property
     def is_ulysses(self) -> bool:
-        """Whether heads are exchanged for tokens.  A single rank exchanges nothing."""
+        """Whether heads are exchanged for tokens.  A single rank sends nothing."""
         return self.kind == "ulysses" and self.size > 1
 
     @property

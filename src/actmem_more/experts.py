@@ -181,7 +181,7 @@ def _summed(partial: Tensor, tp: TensorParallel) -> Tensor:
     return partial if tp.sequence_parallel else all_reduce(partial, tp, in_place=True)
 
 
-def _products(rows: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
+def _matmuls(rows: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
     """Each expert's rows times its weight, transposed as a linear's."""
     return torch.cat([F.linear(part, weight) for part, weight in zip(rows.split(plan.by_expert), weights)])
 
@@ -249,7 +249,7 @@ class _ExpertColumns(Function):
         needs_x, _, _, *needs_weights = ctx.needs_input_grad
         ctx.save_for_backward(x if any(needs_weights) else None, order, *(weights if needs_x else ()))
         arrived = plan.to_experts(_for_each_pair(x, order), order)
-        return tuple(_products(arrived, weight, plan) for weight in weights)
+        return tuple(_matmuls(arrived, weight, plan) for weight in weights)
 
     @staticmethod
     @differentiates_once
@@ -261,9 +261,9 @@ class _ExpertColumns(Function):
         arrived = None if x is None else plan.to_experts(_for_each_pair(x, order).to(grads[0].dtype), order)
         grad_x = None
         if needs_x:
-            found = _products(grads[0], weights[0].transpose(1, 2), plan)
+            found = _matmuls(grads[0], weights[0].transpose(1, 2), plan)
             for grad, weight in zip(grads[1:], weights[1:]):
-                found += _products(grad, weight.transpose(1, 2), plan)
+                found += _matmuls(grad, weight.transpose(1, 2), plan)
         grad_weights = [
             _weight_gradients(grad, arrived, plan) if need and arrived is not None else None
             for grad, need in zip(grads, needs_weights)
@@ -307,7 +307,7 @@ class _ExpertRows(Function):
         ctx.plan, ctx.shape = plan, shape
         needs_y, _, _, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(y if needs_weight else None, order, weight if needs_y else None)
-        pairs = plan.from_experts(_products(y, weight, plan), order)
+        pairs = plan.from_experts(_matmuls(y, weight, plan), order)
         tokens = shape.numel() // shape[-1]
         return _summed(pairs.view(tokens, -1, shape[-1]).sum(1).view(shape), plan.tp)
 
@@ -317,7 +317,7 @@ class _ExpertRows(Function):
         plan: Dispatch = ctx.plan
         y, order, weight = ctx.saved_tensors
         arrived = plan.to_experts(_for_each_pair(grad, order), order)
-        grad_y = None if weight is None else _products(arrived, weight.to(grad.dtype).transpose(1, 2), plan)
+        grad_y = None if weight is None else _matmuls(arrived, weight.to(grad.dtype).transpose(1, 2), plan)
         return grad_y, None, None, None if y is None else _weight_gradients(arrived, y, plan), None
 
 

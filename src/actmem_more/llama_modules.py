@@ -143,10 +143,10 @@ class _SwiGLU(Function):
 
 def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
     """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
-    return f_bar_or_g_bar(product(x, weight), tp)
+    return f_bar_or_g_bar(matmul(x, weight), tp)
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x · weightᵀ on this rank alone.
 
     Saves: ``x`` as given, where a linear saves a copy of a view; nothing if the weight is frozen.
@@ -165,4 +165,4 @@ class ReplicatedLinear(ParallelModule):
         self.weight = own_weight(tp, seed, out_features, in_features, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight)
+        return matmul(x, self.weight)

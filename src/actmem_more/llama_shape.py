@@ -279,7 +279,7 @@ _EXCHANGED = (
 
 
 def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
-    """The table of the layer of this shape.  ulysses: all-to-alls exchange its tokens for heads around attention."""
+    """The table of the layer of this shape.  ulysses: all-to-alls trade its tokens for heads around attention."""
     terms = _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
     if not ulysses:
         return terms
@@ -310,7 +310,7 @@ def _layer(latent: bool, qk_norm: bool, experts: bool, shared: bool) -> LayerTer
         ),
         core=frozenset({"log-sum-exp"}),
         core_elementwise=False,
-        last_products={"layer": ("down",) + ("shared down",) * shared},
+        last_matmuls={"layer": ("down",) + ("shared down",) * shared},
         by_products=frozenset({"log-sum-exp"}),
         other_dtype=frozenset(recipe.term for recipe in _EXPERTS[1:5]),
         statistics=("norm 1 statistics", "norm 2 statistics", *(f"{name} norm statistics" for name in normed)),

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actmem.config import ELEMENT_BYTES, ConfigError, ModelShape, Parallel, check_choice, check_divides, check_size
-from actmem.formulas.communication import Exchange, layer_exchanges
+from actmem.formulas.communication import PredictedCollective, layer_collectives
 from actmem.recipes import Mode, Recompute
 from actmem.rows import Row, on_device
 from actmem_more.llama_shape import LatentHeads, LlamaShape, check_llama_ranks, llama_layer_terms, own_context_shape
@@ -66,7 +66,7 @@ def llama_rows(
     rows = [
         Row("norm 1 input", e * s * b * h // cut, cut, "RMSNorm"),
         Row("norm 1 statistics", wide * s * b // cut, cut, "RMSNorm: 1/rms of each token"),
-        Row("QKV projection input", e * s * b * h // cut, cut, "Q, K, V products"),
+        Row("QKV projection input", e * s * b * h // cut, cut, "Q, K, V matmuls"),
         *(_latent_rows(shape, shape.latent, parallel, e) if shape.latent else _head_rows(shape, t, e)),
         Row("log-sum-exp", wide * a * s * b // t, t, "attention: one number a query"),
         Row("attention projection input", e * s * b * a * shape.value_size // t, t, "attention and projection"),
@@ -79,10 +79,10 @@ def llama_rows(
         raise ConfigError("routed_tokens", "this layer has no experts")
     else:
         rows += [
-            Row("gate and up input", e * s * b * h // cut, cut, "gate and up products"),
+            Row("gate and up input", e * s * b * h // cut, cut, "gate and up matmuls"),
             Row("gate", e * s * b * f // t, t, "SwiGLU"),
             Row("up", e * s * b * f // t, t, "SwiGLU"),
-            Row("down input", e * s * b * f // t, t, "down product"),
+            Row("down input", e * s * b * f // t, t, "down matmul"),
         ]
     c, ulysses = parallel.context_parallel_size, _is_ulysses(parallel, context_kind)
     if c > 1:
@@ -91,7 +91,7 @@ def llama_rows(
 
 
 def _is_ulysses(parallel: Parallel, context_kind: str) -> bool:
-    """Whether heads are exchanged for tokens: a single rank exchanges nothing."""
+    """Whether heads are exchanged for tokens: a single rank sends nothing."""
     return context_kind == "ulysses" and parallel.context_parallel_size > 1
 
 
@@ -123,7 +123,7 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
     return [*rows, Row("V", rows[-1].bytes, ranks["K"], "attention")]
 
 
-def llama_products(shape: LlamaShape) -> dict[str, int]:
+def llama_matmuls(shape: LlamaShape) -> dict[str, int]:
     """FLOPs of each matmul of one layer's forward pass over all ranks, named as in ``recipes``.
 
     Attention counts all s² scores, as 2205.05198 appendix A does.  The router's counts once, also where every
@@ -136,7 +136,7 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
     router = {"router": 2 * tokens * h * shape.num_experts} if shape.num_experts else {}
     of_shared = {"shared gate and up": 4 * tokens * h * shared, "shared down": 2 * tokens * h * shared}
     return {
-        **(_latent_products(shape, shape.latent) if shape.latent else heads),
+        **(_latent_matmuls(shape, shape.latent) if shape.latent else heads),
         "QKᵀ": pairs * d,
         "attention over V": pairs * shape.value_size,
         "attention projection": 2 * tokens * a * shape.value_size * h,
@@ -149,8 +149,8 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
 
 def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
     """FLOPs that backward adds to one layer by recomputing dropped terms, over all ranks."""
-    products = llama_products(shape)
-    return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
+    matmuls = llama_matmuls(shape)
+    return sum(matmuls[name] for name in llama_layer_terms(shape).recomputed_matmuls(recompute))
 
 
 def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: int) -> list[Row]:
@@ -179,7 +179,7 @@ def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: i
     ]
 
 
-def _latent_products(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
+def _latent_matmuls(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
     """FLOPs of the matmuls that make Q, K and V, forward, over all ranks; a latent's once, as a router's."""
     tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
     return {
@@ -227,13 +227,13 @@ def expert_mlp_rows(
         Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
         Row("gate", wide, t, "SwiGLU of the experts"),
         Row("up", wide, t, "SwiGLU of the experts"),
-        Row("down input", wide, t, "down products of the experts"),
+        Row("down input", wide, t, "down matmul of the experts"),
     ]
     if shared:
         rows += [
             Row("shared gate", shared, t, "SwiGLU of the shared experts"),
             Row("shared up", shared, t, "SwiGLU of the shared experts"),
-            Row("shared down input", shared, t, "down product of the shared experts"),
+            Row("shared down input", shared, t, "down matmul of the shared experts"),
         ]
     return rows
 
@@ -270,7 +270,7 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
 EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 
 
-def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[Exchange]:
+def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
     """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
     Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's collectives; where
@@ -278,12 +278,12 @@ def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "non
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
-    rows = layer_exchanges(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
+    rows = layer_collectives(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
     if not shape.num_experts or t == 1:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
     if not parallel.sequence_parallel:
-        return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
+        return [*rows, PredictedCollective("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
     region = Recompute.of(recompute).region
     again, weighed_again = int(region == "layer"), int(region != "none")
     all_to_alls = [
@@ -292,20 +292,20 @@ def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "non
     ]
     of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
     return of_attention + [
-        Exchange("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
+        PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
         for what, size, counts in all_to_alls
         for phase, count in counts.items()
         if count
     ]
 
 
-def context_exchanges(
+def context_collectives(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),
     context_kind: str = "gather",
     recompute: Mode = "none",
     element_size: int = 2,
-) -> list[Exchange]:
+) -> list[PredictedCollective]:
     """Collectives of one microbatch in one layer among the c ranks; none for c = 1.
 
     Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
@@ -323,7 +323,7 @@ def context_exchanges(
     if context_kind == "ulysses":
         sizes = {"Q": query, "K": key, "V": key, "the result": query}
         return [
-            Exchange("all-to-all", phase, f"{what}, {way}", c, size)
+            PredictedCollective("all-to-all", phase, f"{what}, {way}", c, size)
             for phase, way in (("forward", "to heads or back"), ("recompute", "again"), ("backward", "gradients"))
             for what, size in sizes.items()
             if phase != "recompute" or what in again
@@ -335,11 +335,11 @@ def context_exchanges(
         gathers["recompute"] = 2
     return [
         *(
-            Exchange("all-gather", phase, CONTEXT_EXCHANGE, c, c * key, count)
+            PredictedCollective("all-gather", phase, CONTEXT_EXCHANGE, c, c * key, count)
             for phase, count in gathers.items()
             if count
         ),
-        Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", c, c * key, 2),
+        PredictedCollective("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", c, c * key, 2),
     ]
 
 

@@ -16,11 +16,11 @@ from itertools import combinations
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_choice, shown
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.flops import layer_products
+from actmem.formulas.flops import layer_matmuls
 from actmem.recipes import ACTIONS, PAPER_LAYER, LayerTerms
 from actmem.rows import Row, on_device, total
 from actmem_more.llama_shape import LlamaShape, llama_layer_terms
-from actmem_more.llama_terms import llama_products, llama_rows
+from actmem_more.llama_terms import llama_matmuls, llama_rows
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class PricedLayer:
         """The paper's layer, or today's.  Raises ConfigError if the ranks can't share it."""
         if isinstance(shape, LlamaShape):
             rows = llama_rows(shape, parallel, element_size=element_size)
-            return PricedLayer(llama_layer_terms(shape), tuple(rows), llama_products(shape), element_size)
+            return PricedLayer(llama_layer_terms(shape), tuple(rows), llama_matmuls(shape), element_size)
         rows = layer_rows(shape, parallel, element_size=element_size)
-        return PricedLayer(PAPER_LAYER, tuple(rows), layer_products(shape), element_size)
+        return PricedLayer(PAPER_LAYER, tuple(rows), layer_matmuls(shape), element_size)
 
     def groups(self, terms: Iterable[str]) -> list[tuple[str, ...]]:
         """These terms, with those together that are views of one tensor."""
@@ -53,7 +53,7 @@ class LayerChoice:
     bytes: kept on the device.  host_bytes: kept on the host.  flops: added, over all ranks.
     """
 
-    products: tuple[str, ...]
+    matmuls: tuple[str, ...]
     actions: dict[str, str]
     bytes: int
     flops: int
@@ -89,14 +89,14 @@ class Rates:
 
 def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
     """Every set of matmuls that can be recomputed, from none to all."""
-    priced = list(dict.fromkeys(product for recipe in layer.terms.recipes for product in recipe.products))
+    priced = list(dict.fromkeys(matmul for recipe in layer.terms.recipes for matmul in recipe.matmuls))
     found = []
     for count in range(len(priced) + 1):
-        for products in combinations(priced, count):
-            terms = [recipe.term for recipe in layer.terms.recipes if set(recipe.products) <= set(products)]
+        for matmuls in combinations(priced, count):
+            terms = [recipe.term for recipe in layer.terms.recipes if set(recipe.matmuls) <= set(matmuls)]
             again = dict.fromkeys([*terms, *layer.terms.statistics], "recompute")
             kept = sum(row.bytes for row in layer.rows if row.term not in again)
-            found.append(LayerChoice(products, again, kept, sum(layer.flops[product] for product in products)))
+            found.append(LayerChoice(matmuls, again, kept, sum(layer.flops[matmul] for matmul in matmuls)))
     return found
 
 

@@ -70,7 +70,7 @@ def _each(keeps: Callable[[SavedTensor], bool]) -> Callable[[Rows], Rows]:
 #: A CPU computes these in parts where a GPU has one kernel: the first with dropout, the second always.
 _FUSED_ON_GPUS = ("scaled_dot_product_attention", "rms_norm")
 _ON_CPU = " Seen on a CPU, whose scaled_dot_product_attention and rms_norm have fewer fused kernels than a GPU's."
-_PRODUCTS = ("matmul", "bmm", "baddbmm", "__matmul__", "einsum")
+_MATMUL = ("matmul", "bmm", "baddbmm", "__matmul__", "einsum")
 
 
 def _gelu(rows: Rows) -> Rows:
@@ -137,7 +137,7 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
     ("SiLU kept twice", _beside_its_input("silu"), _nothing, _OF_GATES),
     ("GELU kept twice", _beside_its_input("gelu"), _nothing, _OF_GATES),
     ("expert weights copied per token",
-     _each(lambda row: row.made_by == "picked from a weight" and row.op in _PRODUCTS), _nothing,
+     _each(lambda row: row.made_by == "picked from a weight" and row.op in _MATMUL), _nothing,
      "Each token gets a copy of its expert's weights; sort tokens and use a grouped matmul."),
     ("masks of s²", _each(lambda row: row.made_by == "attention mask" and min(row.shape[-2:]) > 1), _nothing,
      "is_causal=True needs no mask, and padding one of [b, 1, 1, s]; a mask added inside the matmul need not be "

@@ -28,7 +28,7 @@ TOKENS, H, F_, R = 8192, 4096, 14336, 16
 SBH = 2 * TOKENS * H
 
 
-def test_adapters_on_all_linears_keep_what_full_training_keeps_and_seven_narrow_products():
+def test_adapters_on_all_linears_keep_what_full_training_keeps_and_seven_narrow_matmuls():
     assert total(lora_rows(LLAMA)) == total(llama_rows(LLAMA)) + 7 * 2 * TOKENS * R
     assert total(lora_rows(LLAMA, PLACES["q and v"])) == total(lora_rows(LLAMA, ())) + SBH + 2 * 2 * TOKENS * R
     # float32 copies: three of QKV's input, one of attention's output, two of the MLP's input, one of its width.

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from actmem.config import TINY, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import eq1, gathered_input_bytes, layer_bytes, layer_rows
-from actmem.formulas.communication import layer_exchanges, wire_bytes
+from actmem.formulas.communication import layer_collectives, wire_bytes
 from actmem.formulas.first_stage import first_stage_bytes
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES
 from actmem.rows import on_host, total
@@ -18,7 +18,7 @@ from actmem_course.figures.style import FILLS
 from actmem_course.figures.terms import KINDS
 from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LLAMA_MODELS
-from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
+from actmem_more.llama_terms import context_collectives, forced_routed_tokens, llama_collectives, llama_rows
 from tests.drawings import assert_valid
 from tests.shapes import shapes
 
@@ -56,7 +56,7 @@ def test_boxes_of_all_ranks_are_as_wide_as_table_2(parallel, mode):
 @pytest.mark.parametrize("parallel", [Parallel(), Parallel(4), Parallel(8, True)], ids=str)
 def test_arrows_carry_the_bytes_of_the_layers_collectives(parallel, phase):
     moves = picture.transfers(SMALL, parallel, phase)
-    of_phase = [exchange for exchange in layer_exchanges(SMALL, parallel) if exchange.phase == phase]
+    of_phase = [collective for collective in layer_collectives(SMALL, parallel) if collective.phase == phase]
     assert sum(move.sent_bytes for move in moves) == wire_bytes(of_phase)
     drawing = picture.layer_picture(SMALL, parallel, collectives=phase)
     assert all(f"{move.sent_bytes:,} bytes sent" in drawing.alt for move in moves)
@@ -112,7 +112,7 @@ def test_more_ranks_than_fit_are_counted_and_not_drawn():
 @pytest.mark.parametrize("mode", ["selective", "full", "paper-full"])
 def test_recomputation_repeats_the_formulas_collectives(parallel, mode):
     moves = picture.transfers(SMALL, parallel, "recompute", mode)
-    again = [exchange for exchange in layer_exchanges(SMALL, parallel, mode) if exchange.phase == "recompute"]
+    again = [collective for collective in layer_collectives(SMALL, parallel, mode) if collective.phase == "recompute"]
     assert sum(move.sent_bytes for move in moves) == wire_bytes(again)
 
 
@@ -166,8 +166,8 @@ def test_todays_layers_are_as_wide_as_their_formulas(name, mode):
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_todays_arrows_carry_the_formulas_bytes(name, parallel, phase):
     moves = picture.transfers(LLAMA_MODELS[name], parallel, phase)
-    exchanges = llama_exchanges(LLAMA_MODELS[name], parallel)
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in exchanges if each.phase == phase)
+    collectives = llama_collectives(LLAMA_MODELS[name], parallel)
+    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in collectives if each.phase == phase)
 
 
 @pytest.mark.parametrize("kind", picture.CONTEXT_KINDS)
@@ -175,8 +175,8 @@ def test_todays_arrows_carry_the_formulas_bytes(name, parallel, phase):
 def test_ranks_that_share_a_sequence_send_the_formulas_bytes(kind, phase):
     parallel, formula_kind = Parallel(context_parallel_size=4), "ulysses" if kind == "ulysses" else "gather"
     moves = picture.transfers(LLAMA, parallel, phase, context_kind=kind)
-    exchanges = context_exchanges(LLAMA, parallel, formula_kind)
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in exchanges if each.phase == phase)
+    collectives = context_collectives(LLAMA, parallel, formula_kind)
+    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in collectives if each.phase == phase)
     drawing = picture.layer_picture(LLAMA, parallel, collectives=phase, context_kind=kind)
     assert saved(drawing) == pytest.approx(4 * total(llama_rows(LLAMA, parallel, context_kind=formula_kind)))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import eq2, eq4, layer_rows
-from actmem.formulas.communication import layer_exchanges
+from actmem.formulas.communication import layer_collectives
 from actmem.rows import total
 from actmem_course.figures.ch03_tensor_parallelism import (
     BY_HEAD,
@@ -170,7 +170,7 @@ def test_the_operators_collectives_are_those_of_half_a_layer(sequence_parallel):
     drawn = []
     for operator in ("g", "ḡ") if sequence_parallel else ("f", "f̄"):
         drawn += [(FORWARD_COLLECTIVE[operator], "forward"), (FORWARD_COLLECTIVE[CONJUGATE_OF[operator]], "backward")]
-    layer = layer_exchanges(GPT3, Parallel(8, sequence_parallel), keep_gathered_input=True)
+    layer = layer_collectives(GPT3, Parallel(8, sequence_parallel), keep_gathered_input=True)
     assert sorted(2 * [(each.kind, each.phase) for each in layer]) == sorted(2 * [pair for pair in drawn if pair[0]])
     assert all(each.count == 2 for each in layer)
 

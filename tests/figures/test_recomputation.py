@@ -6,7 +6,7 @@ import pytest
 
 from actmem.config import TINY, ModelShape, model_shape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
-from actmem.formulas.flops import layer_products
+from actmem.formulas.flops import layer_matmuls
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.figures import ch05_recomputation as recomputation
 from actmem_course.predicted.recomputation import fullest_bytes
@@ -21,7 +21,7 @@ def test_groups_are_the_whole_layer_but_its_input(shape):
     groups = recomputation.rebuilds(shape)
     _, b, h, s = shape.letters()
     assert sum(r.bytes for r in groups) == eq1(shape) - 2 * s * b * h
-    assert sum(r.flops for r in groups) == sum(layer_products(shape).values()) - layer_products(shape)["4h→h"]
+    assert sum(r.flops for r in groups) == sum(layer_matmuls(shape).values()) - layer_matmuls(shape)["4h→h"]
     assert sorted(term for r in groups for term in r.terms) == sorted(LAYER_TERMS[1:])
     assert recomputation.core_over_gelu(groups) == Fraction(5 * shape.num_attention_heads, 2)
 

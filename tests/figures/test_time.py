@@ -36,10 +36,10 @@ def test_every_operation_is_on_the_roof_and_named(shape, parallel):
 @pytest.mark.parametrize("shape, parallel", SIZES)
 def test_the_forward_pass_is_in_order_without_gaps_and_adds_up(shape, parallel):
     operations = forward_operations(shape, parallel)
-    seconds, flops = least_seconds(operations, *A100), sum(o.flops for o in operations if o.product)
+    seconds, flops = least_seconds(operations, *A100), sum(o.flops for o in operations if o.matmul)
     shares = {
         "time": {o.name: float(100 * o.least_seconds(*A100) / seconds) for o in operations},
-        "FLOPs": {o.name: float(100 * o.flops / flops) if o.product else 0 for o in operations},
+        "FLOPs": {o.name: float(100 * o.flops / flops) if o.matmul else 0 for o in operations},
     }
     for row, share in shares.items():
         drawn = {

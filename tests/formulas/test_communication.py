@@ -1,4 +1,4 @@
-"""Predicted exchanges against those that the real layer and the real model make."""
+"""Predicted collectives against those that the real layer and the real model make."""
 
 from collections import Counter
 from fractions import Fraction
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import (
-    layer_exchanges,
+    layer_collectives,
     wire_bytes,
 )
 from actmem.layers.gpt import GPT
@@ -20,16 +20,16 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
-from actmem_course.predicted.iteration import ends_exchanges, iteration_exchanges, pipeline_sends, step_exchanges
+from actmem_course.predicted.iteration import ends_collectives, iteration_collectives, pipeline_sends, step_collectives
 from tests.shapes import layer_cuts, model_cuts
 from tests.tiers import covering
 
 SHAPE = ModelShape(8, 3, 24, 4, num_layers=2, vocab_size=20)
 
 
-def expected(exchanges):
-    """(kind, payload) of each exchange, as a multiset."""
-    return Counter((x.kind, x.payload_bytes) for x in exchanges for _ in range(x.count))
+def expected(collectives):
+    """(kind, payload) of each collective, as a multiset."""
+    return Counter((x.kind, x.payload_bytes) for x in collectives for _ in range(x.count))
 
 
 def seen_in(collectives):
@@ -50,9 +50,9 @@ def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathere
             y = layer(x)
         with count_collectives() as backward:
             y.sum().backward()
-    exchanges = layer_exchanges(SHAPE, Parallel(t, sequence_parallel), recompute, 2, keep_gathered_input)
-    assert seen_in(forward.collectives) == expected(x for x in exchanges if x.phase == "forward")
-    assert seen_in(backward.collectives) == expected(x for x in exchanges if x.phase != "forward")
+    collectives = layer_collectives(SHAPE, Parallel(t, sequence_parallel), recompute, 2, keep_gathered_input)
+    assert seen_in(forward.collectives) == expected(x for x in collectives if x.phase == "forward")
+    assert seen_in(backward.collectives) == expected(x for x in collectives if x.phase != "forward")
 
 
 @pytest.mark.by_day(4)
@@ -70,8 +70,8 @@ def test_the_real_model_makes_them_in_an_iteration(sequence_parallel, recompute,
             for _ in range(n):
                 model.loss(model(ids), ids).backward()
             reduce_partial_gradients(model, tp)
-    exchanges = iteration_exchanges(SHAPE, Parallel(4, sequence_parallel), n, 0, recompute, dtype.itemsize)
-    assert seen_in(seen.collectives) == expected(exchanges)
+    collectives = iteration_collectives(SHAPE, Parallel(4, sequence_parallel), n, 0, recompute, dtype.itemsize)
+    assert seen_in(seen.collectives) == expected(collectives)
 
 
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.booleans())
@@ -79,14 +79,14 @@ def test_the_same_bytes_until_inputs_are_gathered_again(cut, recompute, keep):
     shape, parallel = cut
     t = parallel.tensor_parallel_size
     if t == 1:
-        assert layer_exchanges(shape, parallel, recompute, 2, keep) == []
+        assert layer_collectives(shape, parallel, recompute, 2, keep) == []
         return
     _, b, h, s = shape.letters()
     unit = Fraction(t - 1, t) * 2 * s * b * h
     again_tensor, again_sequence = {"full": (2, 3), "paper-full": (4, 4)}.get(recompute, (0, 0))
     tensor, sequence = 8 + again_tensor, (8 if keep else 10) + again_sequence
-    assert wire_bytes(layer_exchanges(shape, Parallel(t), recompute)) == tensor * unit
-    assert wire_bytes(layer_exchanges(shape, Parallel(t, True), recompute, 2, keep)) == sequence * unit
+    assert wire_bytes(layer_collectives(shape, Parallel(t), recompute)) == tensor * unit
+    assert wire_bytes(layer_collectives(shape, Parallel(t, True), recompute, 2, keep)) == sequence * unit
 
 
 @given(model_cuts(), st.booleans())
@@ -103,19 +103,19 @@ def test_what_is_sent_between_stages(cut, sequence_parallel):
 
 
 def test_the_two_ends_of_a_pipeline_share_what_one_rank_would_do():
-    whole = ends_exchanges(SHAPE, Parallel(2, True))
-    parts = [ends_exchanges(SHAPE, Parallel(2, True, 2), rank) for rank in (0, 1)]
+    whole = ends_collectives(SHAPE, Parallel(2, True))
+    parts = [ends_collectives(SHAPE, Parallel(2, True, 2), rank) for rank in (0, 1)]
     assert parts[0] + parts[1] == whole
-    assert ends_exchanges(SHAPE.with_sizes(num_layers=3), Parallel(2, True, 3), 1) == []
+    assert ends_collectives(SHAPE.with_sizes(num_layers=3), Parallel(2, True, 3), 1) == []
 
 
 def test_gradients_once_an_iteration():
     shape = SHAPE.with_sizes(num_layers=4)
     h, s = shape.hidden_size, shape.seq_length
-    rows = step_exchanges(shape, Parallel(2, True, 2, 2), 1)
+    rows = step_collectives(shape, Parallel(2, True, 2, 2), 1)
     partial, embedding = [x.payload_bytes for x in rows[:2]], rows[2]
     assert partial == [2 * 6 * h, 2 * (6 * h + 2 * h)]
     assert (embedding.ranks, embedding.payload_bytes) == (2, 2 * shape.vocab_size * h // 2)
-    first = step_exchanges(shape, Parallel(2, True, 2, 2), 0)
+    first = step_collectives(shape, Parallel(2, True, 2, 2), 0)
     assert first[0].payload_bytes == 2 * (6 * h + s * h)
-    assert step_exchanges(shape, Parallel(2)) == step_exchanges(shape, Parallel(1, True)) == []
+    assert step_collectives(shape, Parallel(2)) == step_collectives(shape, Parallel(1, True)) == []

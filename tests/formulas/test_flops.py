@@ -13,11 +13,11 @@ from actmem.formulas.flops import (
     eq7,
     eq8,
     eq9,
+    forward_matmuls,
     forward_operations,
-    forward_products,
     hardware_flops,
+    layer_matmuls,
     layer_overhead,
-    layer_products,
     least_seconds,
     text_selective,
 )
@@ -29,11 +29,11 @@ BATCHES = st.integers(1, 2000)
 
 
 @given(model_cuts(), BATCHES)
-def test_products_add_up_to_the_equations(cut, B):
+def test_matmuls_add_up_to_the_equations(cut, B):
     shape = cut[0]
     assert hardware_flops(shape, B) == eq7(shape, B)
     assert hardware_flops(shape, B, "paper-selective") == text_selective(shape, B)
-    layers = [flops for name, flops in forward_products(shape, B).items() if name != "logits"]
+    layers = [flops for name, flops in forward_matmuls(shape, B).items() if name != "logits"]
     assert hardware_flops(shape, B, "paper-full") == eq7(shape, B) + sum(layers)
 
 
@@ -50,9 +50,9 @@ def test_equations_as_printed(cut, B):
 
 
 @given(model_cuts(), BATCHES, st.sampled_from(RECOMPUTE_MODES))
-def test_layer_overhead_is_the_share_of_the_layers_products(cut, B, recompute):
+def test_layer_overhead_is_the_share_of_the_layers_matmuls(cut, B, recompute):
     shape = cut[0]
-    layers = 3 * sum(flops for name, flops in forward_products(shape, B).items() if name != "logits")
+    layers = 3 * sum(flops for name, flops in forward_matmuls(shape, B).items() if name != "logits")
     added = hardware_flops(shape, B, recompute) - eq7(shape, B)
     assert layer_overhead(shape, recompute) == Fraction(added, layers)
 
@@ -89,16 +89,16 @@ def test_table_5_within_two_tenths_of_a_point():
 
 
 @given(shapes())
-def test_products_are_those_of_appendix_a(shape):
-    expected = layer_products(shape)
-    assert {o.name: o.flops for o in forward_operations(shape) if o.product} == expected
+def test_matmuls_are_those_of_appendix_a(shape):
+    expected = layer_matmuls(shape)
+    assert {o.name: o.flops for o in forward_operations(shape) if o.matmul} == expected
 
 
 @given(st.sampled_from([2, 3, 4]), st.data())
-def test_t_ranks_share_the_products_flops_equally(t, data):
+def test_t_ranks_share_the_matmuls_flops_equally(t, data):
     shape = data.draw(shapes(divisible_by=t))
     one, shared = forward_operations(shape), forward_operations(shape, Parallel(t, True))
-    assert [o.flops for o in one if o.product] == [t * o.flops for o in shared if o.product]
+    assert [o.flops for o in one if o.matmul] == [t * o.flops for o in shared if o.matmul]
     # The core is cut whole: every head is on one rank, with all that it moves.
     assert [o.bytes for o in one if o.core] == [t * o.bytes for o in shared if o.core]
 

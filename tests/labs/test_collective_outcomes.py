@@ -49,6 +49,6 @@ def test_what_comes_of_no_part_is_named_by_nothing(found):
     assert explain_parts(found, parts_of(4, 4, 3, 5), 2, SUM, ADVICE) == []
 
 
-def test_one_rank_has_nothing_to_exchange():
+def test_one_rank_has_nothing_to_collective():
     parts = parts_of(1, 4, 3, 5)
     assert made_of(parts[0], parts, 0) == []

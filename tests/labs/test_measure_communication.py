@@ -24,7 +24,7 @@ TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num
 
 
 def test_on_two_ranks(tmp_path):
-    path = tmp_path / "exchanges.json"
+    path = tmp_path / "collectives.json"
     shown = shown_in_80_columns(SCRIPT, *TINY, "--json", path, processes=2)
     assert "Every number, kind and byte agrees" in shown
     lines = json.loads(path.read_text())
@@ -46,7 +46,7 @@ def test_emulated_fits_eighty_columns_and_times_nothing():
     assert "nothing is timed" in shown and "Every number, kind and byte agrees" in shown
 
 
-def test_one_exchange_more_is_seen(monkeypatch):
+def test_one_collective_more_is_seen(monkeypatch):
     class Chatty(TransformerLayer):
         def forward(self, x):  # type: ignore[override]  # called with x alone
             return linear.all_reduce(super().forward(x).detach(), tensor_parallel()) * x
@@ -58,7 +58,7 @@ def test_one_exchange_more_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("starts", [["start_all_gather", "start_reduce_scatter"], ["start_all_reduce"]])
-def test_without_overlap_each_exchange_is_waited_for_at_once(starts, monkeypatch):
+def test_without_overlap_each_collective_is_waited_for_at_once(starts, monkeypatch):
     """In backward of a column-parallel linear; what waits right after its start finds nothing left to wait for later."""
     log = []
 
@@ -109,7 +109,7 @@ def gradient_difference():
 
 @pytest.mark.parametrize("is_real", [True, False])
 def test_the_hidden_share_is_said_only_if_there_is_a_difference(is_real, monkeypatch):
-    """Backward takes 3 seconds with overlap and 4 without; the exchanges alone take 2."""
+    """Backward takes 3 seconds with overlap and 4 without; the collectives alone take 2."""
     steps = {"with overlap": (1, 3), "without": (1, 4), "collectives alone": (2, 0)}
 
     def timed(work, base, ranks, *, rounds, part):

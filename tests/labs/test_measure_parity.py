@@ -7,7 +7,7 @@ import measure_parity
 from measure_parity import FORMS
 
 from actmem.config import TINY, ModelShape, Parallel
-from actmem.formulas.communication import counts, layer_exchanges
+from actmem.formulas.communication import counts, layer_collectives
 from actmem.ledger.emulate import emulated_rank
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_results
@@ -28,7 +28,7 @@ def check_results(results, processes):
         assert r["exact"] and r["largest_error"] < 1e-12, r
         sequence = FORMS[r["form"]].get("sequence_parallel", False)
         kept = FORMS[r["form"]].get("keep_gathered_input", False)
-        predicted = layer_exchanges(TINY, Parallel(processes, sequence), keep_gathered_input=kept)
+        predicted = layer_collectives(TINY, Parallel(processes, sequence), keep_gathered_input=kept)
         assert Counter(r["forward"]) + Counter(r["backward"]) == counts(predicted)
         assert r["partial_gradients"] == (SEEN_IN_PARTS if sequence else [])
 

@@ -24,7 +24,7 @@ TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num
 def test_every_mode_and_peer(tmp_path):
     path = tmp_path / "peers.json"
     shown = shown_in_80_columns(SCRIPT, "--emulate", 2, *TINY, "--json", path)
-    assert "gloo" not in shown  # an emulated rank exchanges nothing
+    assert "gloo" not in shown  # an emulated rank sends nothing
     lines = json.loads(path.read_text())
     wanted = [(mode, name) for mode in PEER_MODES for name in (OURS, *PEERS)]
     assert [(line["mode"], line["name"]) for line in lines] == wanted

@@ -92,7 +92,7 @@ def test_no_thread_of_gloo_outlives_the_group():
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "1"), ("8", "8")])
-def test_exchanges_start_in_the_order_of_the_code_on_a_gpu(own, expected):
+def test_collectives_start_in_the_order_of_the_code_on_a_gpu(own, expected):
     """CUDA reads the variable when it is first used, so it is there as soon as a lab has imported the course."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
     environment |= {"CUDA_DEVICE_MAX_CONNECTIONS": own} if own else {}

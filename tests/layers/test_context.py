@@ -1,4 +1,4 @@
-"""Context parallelism: the plain layer's numbers, the formula's bytes and exchanges, on any number of ranks."""
+"""Context parallelism: the plain layer's numbers, the formula's bytes and collectives, on any number of ranks."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ from actmem_more.llama_shape import (
     llama_shape,
     own_context_shape,
 )
-from actmem_more.llama_terms import context_exchanges, llama_rows
+from actmem_more.llama_terms import context_collectives, llama_rows
 from tests.layers.test_llama import FLASH, MODES, all_modes, differences, flash_flops
 from tests.tiers import covering, examples
 
@@ -48,7 +48,7 @@ def test_on_ranks(pools, ranks, context_parallel_size, sequence_parallel, way, k
         assert error < 1e-12 and wrong == ""
 
 
-def steps_exchanges(shape, tp, context, recompute):
+def steps_collectives(shape, tp, context, recompute):
     """What one rank takes part in, forward and backward."""
     layer = LlamaLayer(shape, tp, recompute=recompute, context=context, routing="even")
     x = layer_input(shape.with_sizes(seq_length=layer.seq_length), tp, "cpu", torch.float32)
@@ -57,17 +57,17 @@ def steps_exchanges(shape, tp, context, recompute):
     return Counter(seen.collectives)
 
 
-def exchange_differences(shape, tp, context, recompute):
-    """Between the formula and what was counted, without the exchanges among tensor-parallel ranks."""
+def collective_differences(shape, tp, context, recompute):
+    """Between the formula and what was counted, without the collectives among tensor-parallel ranks."""
     parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
     own = own_context_shape(shape, parallel, context.kind)
     terms = llama_layer_terms(shape).recipes
     alone = recompute if isinstance(recompute, str) else recompute & {recipe.term for recipe in terms}
-    counted = steps_exchanges(shape, tp, context, recompute)
-    counted.subtract(steps_exchanges(own, tp, ContextParallel(), alone))
-    exchanges = context_exchanges(shape, parallel, context.kind, recompute, 4)
-    for exchange in exchanges:
-        counted[Collective(exchange.kind, exchange.payload_bytes)] -= exchange.count
+    counted = steps_collectives(shape, tp, context, recompute)
+    counted.subtract(steps_collectives(own, tp, ContextParallel(), alone))
+    collectives = context_collectives(shape, parallel, context.kind, recompute, 4)
+    for collective in collectives:
+        counted[Collective(collective.kind, collective.payload_bytes)] -= collective.count
     return {collective: count for collective, count in counted.items() if count}
 
 
@@ -76,7 +76,7 @@ def exchange_differences(shape, tp, context, recompute):
 @ways
 @examples(5, at_night=15)
 @given(st.data())
-def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
+def test_bytes_and_collectives_of_any_shape_and_set(way, data):
     c, t, groups = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     k = data.draw(st.integers(1, 3)) * (t * c if way == "ulysses" else t)
     s, half = 2 * c * t * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
@@ -87,7 +87,7 @@ def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
     with emulated_rank(t * c, data.draw(st.integers(0, t * c - 1))):
         tp, context = layer_groups(c, way, sequence_parallel=sequence_parallel)
         assert differences(shape, recompute, tp, torch.float32, context=context) == ""
-        assert exchange_differences(shape, tp, context, recompute) == {}
+        assert collective_differences(shape, tp, context, recompute) == {}
 
 
 @pytest.mark.by_day(1)

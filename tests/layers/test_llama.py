@@ -21,7 +21,7 @@ from actmem.rows import compare, total
 from actmem_more.context import ContextParallel
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_measured import measure_llama_layer
-from actmem_more.llama_modules import product, rms_norm, rotary_tables, swiglu
+from actmem_more.llama_modules import matmul, rms_norm, rotary_tables, swiglu
 from actmem_more.llama_shape import (
     LLAMA_MODELS,
     LatentHeads,
@@ -30,7 +30,7 @@ from actmem_more.llama_shape import (
     llama_shape,
     own_context_shape,
 )
-from actmem_more.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.llama_terms import forced_routed_tokens, llama_matmuls, llama_recomputed_flops, llama_rows
 from tests.gradients import gradient_pairs
 from tests.tiers import covering, examples
 
@@ -271,9 +271,9 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
     flops, gradients = step(recompute)
     assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
     assert flops - base == llama_recomputed_flops(shape, recompute)
-    products = llama_products(shape)
-    last = products["down"] + products.get("shared down", 0)
-    assert llama_recomputed_flops(shape, "full") == sum(products.values()) - last
+    matmuls = llama_matmuls(shape)
+    last = matmuls["down"] + matmuls.get("shared down", 0)
+    assert llama_recomputed_flops(shape, "full") == sum(matmuls.values()) - last
 
 
 @pytest.mark.by_day(1)
@@ -333,7 +333,7 @@ def test_t_ranks_draw_what_one_rank_draws(kind):
 
 
 @kinds
-def test_autocast_runs_products_in_16_bits_and_gives_float32_gradients(kind):
+def test_autocast_runs_matmuls_in_16_bits_and_gives_float32_gradients(kind):
     """The products ran in bfloat16, the weights are float32: backward has to read them in the products' dtype."""
     torch.manual_seed(1)
     layer, x = LlamaLayer(SHAPES[kind], seed=1), torch.randn(12, 3, 32)
@@ -369,7 +369,7 @@ def test_one_token_and_none_have_gradients():
         x = torch.randn(size, requires_grad=True)
         ways = [
             norm(x, weight) @ matrix.t(),
-            product(rms_norm(x, weight), matrix),
+            matmul(rms_norm(x, weight), matrix),
             column_parallel(rms_norm(x, weight), TensorParallel(), matrix)[0],
         ]
         expected, *found = (torch.autograd.grad(y.sum(), (x, weight, matrix)) for y in ways)

@@ -243,13 +243,13 @@ run(2 * B, _partial, x, name="partial_of_a_reentrant_checkpoint", **_INNER)
 run(B, lambda m, x: _again(lambda y: _again(m.inner, y).sin(), x), x, name="checkpoint_in_a_checkpoint", **_INNER)
 
 
-def _products(ctx, op, *args, **kwargs):
+def _matmuls(ctx, op, *args, **kwargs):
     save = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
     return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 # The second product is the output, which the policy caches as well.
-run(3 * B, _selective(_products), x, name="selective_policy", **_INNER)
+run(3 * B, _selective(_matmuls), x, name="selective_policy", **_INNER)
 run(2 * B, _selective([torch.ops.aten.tanh.default]), x, name="selective_list", **_INNER)
 
 # Tensors that are no plain tensors.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.formulas.communication import Exchange
+from actmem.formulas.communication import PredictedCollective
 from actmem_course.others.ring import PHASES, ring
 
 ranks = st.integers(1, 9)
@@ -15,7 +15,7 @@ payloads = st.integers(1, 10**9)
 @given(ranks, payloads)
 def test_bytes_are_those_of_the_closed_form(kind, t, payload):
     states = ring(kind, t, payload)
-    assert states[-1].sent_bytes == Exchange(kind, "forward", "", t, payload).wire_bytes
+    assert states[-1].sent_bytes == PredictedCollective(kind, "forward", "", t, payload).wire_bytes
     assert len(states) == 1 + len(PHASES[kind]) * (t - 1)
 
 

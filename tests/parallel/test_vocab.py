@@ -225,13 +225,13 @@ def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token(cast):
 
 
 @pytest.mark.parametrize(("needs_x", "needs_weight", "products"), [(True, True, 4), (True, False, 3), (False, True, 3)])
-def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_weight, products):
+def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_weight, matmuls):
     x = torch.randn(3, 7, 8).transpose(0, 1).requires_grad_(needs_x)  # not contiguous
     weight = torch.randn(VOCABULARY, 8, requires_grad=needs_weight)
     targets = torch.zeros(7, 3, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         LinearCrossEntropy(TensorParallel(), 4)(x, weight, targets).sum().backward()
-    assert counter.get_total_flops() == products * 2 * 21 * 8 * VOCABULARY
+    assert counter.get_total_flops() == matmuls * 2 * 21 * 8 * VOCABULARY
     expected = F.cross_entropy((x @ weight.t()).flatten(0, 1), targets.flatten(), reduction="sum")
     for tensor, needs in ((x, needs_x), (weight, needs_weight)):
         assert (tensor.grad is not None) == needs

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from actmem.config import TINY, ConfigError, ModelShape, Parallel, model_shape
 from actmem.drop import Store
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.flops import layer_products
+from actmem.formulas.flops import layer_matmuls
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.layer_rows import layer_rows_of
 from actmem.ledger.recorder import record
@@ -49,11 +49,11 @@ def every_set():
 
 def test_no_set_of_recomputed_terms_is_better():
     sizes = {row.term: row.bytes for row in layer_rows(TINY)}
-    price = layer_products(TINY)
+    price = layer_matmuls(TINY)
     fewest: dict[int, int] = {}
     for dropped in every_set():
         kept = sum(size for term, size in sizes.items() if term not in dropped)
-        flops = sum(price[product] for product in PAPER_LAYER.products_again(dropped))
+        flops = sum(price[product] for product in PAPER_LAYER.recomputed_matmuls(dropped))
         fewest[flops] = min(kept, fewest.get(flops, kept))
     best, wanted = sum(sizes.values()) + 1, []
     for flops, kept in sorted(fewest.items()):
@@ -69,7 +69,7 @@ def test_the_modes_lie_where_they_should():
     for parallel in (Parallel(), Parallel(8), Parallel(8, True)):
         every = recompute_choices(PricedLayer.of(shape, parallel))
         assert len(every) == 2**5
-        points = {choice.products: choice for choice in frontier(every, by_flops)}
+        points = {choice.matmuls: choice for choice in frontier(every, by_flops)}
         statistics = set(PAPER_LAYER.statistics)
         assert points[("QKᵀ",)].actions.keys() == PAPER_LAYER.dropped("elementwise") | statistics
         assert points[("QKᵀ",)].bytes == total(layer_rows(shape, parallel, "elementwise"))
@@ -89,7 +89,7 @@ SMALL = LayerTerms(
     ),
     core=frozenset(),
     core_elementwise=True,
-    last_products={},
+    last_matmuls={},
     one_tensor=("b", "c"),
     other_dtype=frozenset({"e"}),
 )
@@ -114,7 +114,7 @@ def test_no_actions_at_all_are_better(sizes, flops, forward, link, compress):
             kept, host = total(on_device(rows, SMALL, mode, 2)), total(on_host(rows, SMALL, mode))
         except ConfigError:
             continue
-        again = sum(layer.flops[name] for name in SMALL.products_again(mode))
+        again = sum(layer.flops[name] for name in SMALL.recomputed_matmuls(mode))
         copy = host / (512 * link)
         seconds = again + max(0, copy - forward) + max(0, copy - 2 * forward - again)
         best[kept] = min(seconds, best.get(kept, seconds))

@@ -1,4 +1,4 @@
-"""Today's decoders: parameters as published, exchanges as an emulated rank makes them, modes in order."""
+"""Today's decoders: parameters as published, collectives as an emulated rank makes them, modes in order."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.communication import Exchange
+from actmem.formulas.communication import PredictedCollective
 from actmem.ledger.comms import count_collectives
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
@@ -56,7 +56,7 @@ def test_modes_go_from_the_least_recomputed_to_the_most(name):
     sizes = [total(model.rows(layout, mode)) for mode in model.recompute_modes]
     work = [model.added_work(layout, mode) for mode in model.recompute_modes]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
-    assert [each.product_flops for each in work] == sorted(each.product_flops for each in work)
+    assert [each.matmul_flops for each in work] == sorted(each.matmul_flops for each in work)
     assert [each.moved_bytes for each in work] == sorted(each.moved_bytes for each in work)
 
 
@@ -66,8 +66,8 @@ def test_shards_of_a_layer_add_up(name):
     # With more ranks than key heads each makes K and V of one head, which others make too.
     t = min(8, getattr(model.shape, "num_key_value_heads", 8))
     whole, part = (model.layer_work(Parallel(each, True)) for each in (1, t))
-    assert whole.product_flops == t * part.product_flops
-    assert abs(3 * model.num_layers * whole.product_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)
+    assert whole.matmul_flops == t * part.matmul_flops
+    assert abs(3 * model.num_layers * whole.matmul_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)
 
 
 TOKENS = 16
@@ -77,7 +77,7 @@ EXPERTS = decoder(64, 256, 4, 8, 4, 512, TOKENS, num_experts=8, experts_per_toke
 
 @pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
+def test_collectives_are_those_that_are_counted(recompute, sequence_parallel):
     layout = Parallel(4, sequence_parallel)
     model = PlannedLlama("experts", EXPERTS)
     with emulated_rank(4):
@@ -89,11 +89,11 @@ def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
             y.backward(torch.empty_like(y))
     counted = Counter((each.kind, each.payload_bytes) for each in seen.collectives)
     predicted: Counter = Counter()
-    for each in model.layer_exchanges(layout, recompute):
+    for each in model.layer_collectives(layout, recompute):
         predicted[each.kind, each.payload_bytes] += each.count
     assert counted == predicted
     assert {kind for kind, _ in counted} >= ({"all-to-all"} if sequence_parallel else {"all-reduce"})
 
 
 def test_a_rank_keeps_its_own_part_of_an_all_to_all():
-    assert Exchange("all-to-all", "forward", "rows", 4, 400, 2).wire_bytes == 2 * 300
+    assert PredictedCollective("all-to-all", "forward", "rows", 4, 400, 2).wire_bytes == 2 * 300

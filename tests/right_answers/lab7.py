@@ -25,7 +25,7 @@ def gate_by_checkpoint(gate, up):
 
 
 @right("7.4")
-def checkpoint_of_torch_which_stops_before_the_product(recipe, weight, *sources):
+def checkpoint_of_torch_which_stops_before_the_matmul(recipe, weight, *sources):
     return checkpoint(lambda w, *s: F.linear(recipe(*s), w), weight, *sources, use_reentrant=False)
 
 

@@ -57,7 +57,7 @@ def test_solutions_pass_on_any_number_of_gpus(lab, gpus, kernel, exercise):
 LAUNCHES = {
     "table 2": ("measure_table2.py", ("--model", "tiny"), 2),
     "parity": ("measure_parity.py", ("--seq-length", 64), 2),
-    "exchanges": ("measure_communication.py", ("--model", "tiny", "--rounds", 1), 2),
+    "collectives": ("measure_communication.py", ("--model", "tiny", "--rounds", 1), 2),
     "a pipeline": (
         "measure_pipeline.py",
         ("--model", "tiny", "--pipeline", 4, "--microbatches", 8, "--free-outputs"),

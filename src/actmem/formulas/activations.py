@@ -50,7 +50,7 @@ def layer_rows(
     # matmul and its mask: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
     rows = [
         Row("layer-norm 1 input", e * sbh // cut, cut, "§4.1, layer norm"),
-        Row("QKV projection input", e * sbh // cut, cut, "§4.1, Q, K, V products"),
+        Row("QKV projection input", e * sbh // cut, cut, "§4.1, Q, K, V matmuls"),
         Row("Q", e * sbh // t, t, "§4.1, QKᵀ"),
         Row("K", e * sbh // t, t, "§4.1, QKᵀ"),
         Row("softmax output", e * scores // t, t, "§4.1, softmax"),

@@ -30,7 +30,7 @@ _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-a
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PredictedCollective:
     """A number of equal collectives that one rank takes part in.
 
     kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".  ranks: how many take part.
@@ -65,26 +65,26 @@ class Exchange:
         return self.count * _RING_ROUNDS[self.kind] * (self.ranks - 1) * share
 
 
-def wire_bytes(exchanges: Iterable[Exchange]) -> int:
+def wire_bytes(collectives: Iterable[PredictedCollective]) -> int:
     """Bytes that one rank sends for all of them."""
-    return sum(exchange.wire_bytes for exchange in exchanges)
+    return sum(collective.wire_bytes for collective in collectives)
 
 
-def counts(exchanges: Iterable[Exchange]) -> dict[str, int]:
+def counts(collectives: Iterable[PredictedCollective]) -> dict[str, int]:
     """How many of each kind."""
     sums: dict[str, int] = {}
-    for exchange in exchanges:
-        sums[exchange.kind] = sums.get(exchange.kind, 0) + exchange.count
+    for collective in collectives:
+        sums[collective.kind] = sums.get(collective.kind, 0) + collective.count
     return sums
 
 
-def layer_exchanges(
+def layer_collectives(
     shape: ModelShape,
     parallel: Parallel,
     recompute: Recompute | str = "none",
     element_size: int = 2,
     keep_gathered_input: bool = False,
-) -> list[Exchange]:
+) -> list[PredictedCollective]:
     """Collectives of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
 
     keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError if t ranks
@@ -95,13 +95,13 @@ def layer_exchanges(
     if t == 1:
         return []
 
-    def each(kind: str, phase: str, where: str, count: int = 2) -> Exchange:
-        return Exchange(kind, phase, where, t, size, count)
+    def each(kind: str, phase: str, where: str, count: int = 2) -> PredictedCollective:
+        return PredictedCollective(kind, phase, where, t, size, count)
 
     # A block's first matmul needs the gathered sequence, and its last leaves partial sums.
-    products = PAPER_LAYER.products_again(recompute)
-    starts_again = len(products & {"QKV projection", "h→4h"})
-    ends_again = len(products & {"attention projection", "4h→h"})
+    matmuls = PAPER_LAYER.recomputed_matmuls(recompute)
+    starts_again = len(matmuls & {"QKV projection", "h→4h"})
+    ends_again = len(matmuls & {"attention projection", "4h→h"})
     if not parallel.sequence_parallel:
         rows = [
             each("all-reduce", "forward", "f̄, attention and MLP"),

@@ -18,7 +18,7 @@ from actmem.config import ModelShape, Parallel, check_layer, check_size
 from actmem.recipes import PAPER_LAYER, Recompute
 
 
-def layer_products(shape: ModelShape) -> dict[str, int]:
+def layer_matmuls(shape: ModelShape) -> dict[str, int]:
     """FLOPs of each matmul of one layer's forward pass of a microbatch, over all ranks, in order.  Appendix A."""
     _, b, h, s = shape.letters()
     linear, pairs = 2 * s * b * h * h, 2 * s * s * b * h
@@ -32,10 +32,10 @@ def layer_products(shape: ModelShape) -> dict[str, int]:
     }
 
 
-def forward_products(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
+def forward_matmuls(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
     """FLOPs of each matmul of one forward pass of the whole model over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
-    layer = layer_products(shape.with_sizes(micro_batch_size=B))
+    layer = layer_matmuls(shape.with_sizes(micro_batch_size=B))
     logits = 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size
     return {**{name: flops * shape.num_layers for name, flops in layer.items()}, "logits": logits}
 
@@ -46,8 +46,8 @@ def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompu
     Backward does not read the output of a region's last matmul, so the modes that stop early leave that matmul
     out; the text of the paper counts it.
     """
-    again = PAPER_LAYER.products_again(recompute)
-    return sum((3 + (name in again)) * flops for name, flops in forward_products(shape, global_batch_size).items())
+    again = PAPER_LAYER.recomputed_matmuls(recompute)
+    return sum((3 + (name in again)) * flops for name, flops in forward_matmuls(shape, global_batch_size).items())
 
 
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
@@ -83,9 +83,9 @@ def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     selective and elementwise 2s/(72h + 12s), paper-selective 4s/(72h + 12s), full
     (16h + 4s)/(72h + 12s), paper-full 1/3.
     """
-    products = layer_products(shape)
-    again = sum(products[name] for name in PAPER_LAYER.products_again(recompute))
-    return Fraction(again, 3 * sum(products.values()))
+    matmuls = layer_matmuls(shape)
+    again = sum(matmuls[name] for name in PAPER_LAYER.recomputed_matmuls(recompute))
+    return Fraction(again, 3 * sum(matmuls.values()))
 
 
 def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_second: float) -> float:
@@ -120,7 +120,7 @@ class Operation:
     name: str
     flops: int
     bytes: int
-    product: bool
+    matmul: bool
     core: bool = False
 
     @property
@@ -152,24 +152,24 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     def elementwise(name: str, kind: str, elements: int, moved: int, core: bool = False) -> Operation:
         return Operation(name, _PER_ELEMENT[kind] * elements, moved, False, core)
 
-    products = layer_products(shape)
+    matmuls = layer_matmuls(shape)
 
-    def product(name: str, moved: int, core: bool = False) -> Operation:
-        return Operation(name, products[name] // t, 2 * moved, True, core)
+    def matmul(name: str, moved: int, core: bool = False) -> Operation:
+        return Operation(name, matmuls[name] // t, 2 * moved, True, core)
 
     return [
         elementwise("layer norm 1", "layer norm", outside, 4 * outside),
-        product("QKV projection", whole + 3 * h * h // t + 3 * whole // t),
-        product("QKᵀ", 2 * whole // t + scores, True),
+        matmul("QKV projection", whole + 3 * h * h // t + 3 * whole // t),
+        matmul("QKᵀ", 2 * whole // t + scores, True),
         elementwise("softmax", "softmax", scores, 4 * scores, True),
         elementwise("softmax dropout", "dropout", scores, 5 * scores, True),
-        product("attention over V", scores + 2 * whole // t, True),
-        product("attention projection", whole // t + h * h // t + whole),
+        matmul("attention over V", scores + 2 * whole // t, True),
+        matmul("attention projection", whole // t + h * h // t + whole),
         elementwise("attention dropout and sum", "dropout and sum", outside, 7 * outside),
         elementwise("layer norm 2", "layer norm", outside, 4 * outside),
-        product("h→4h", whole + 4 * h * h // t + 4 * whole // t),
+        matmul("h→4h", whole + 4 * h * h // t + 4 * whole // t),
         elementwise("GeLU", "GeLU", 4 * whole // t, 16 * whole // t),
-        product("4h→h", 4 * whole // t + 4 * h * h // t + whole),
+        matmul("4h→h", 4 * whole // t + 4 * h * h // t + whole),
         elementwise("MLP dropout and sum", "dropout and sum", outside, 7 * outside),
     ]
 

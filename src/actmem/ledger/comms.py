@@ -18,7 +18,7 @@ from actmem.torch_private import TorchDispatchMode, tree_leaves
 
 @dataclass(frozen=True)
 class Collective:
-    """One exchange.  payload_bytes: of the whole tensor, over all ranks' shards: the input of an
+    """One collective.  payload_bytes: of the whole tensor, over all ranks' shards: the input of an
     all-reduce or reduce-scatter, the output of an all-gather."""
 
     kind: str

@@ -196,7 +196,7 @@ def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
 def settled(count: Callable[[], int]) -> int:
     """``count()``, once it no longer changes.
 
-    gloo's threads free a tensor a moment after its exchange ends, so an immediate count can
+    gloo's threads free a tensor a moment after its collective ends, so an immediate count can
     include the last one.  It never misses one: a count of zero is right at once.
     """
     number = count()

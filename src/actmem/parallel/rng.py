@@ -50,7 +50,7 @@ _REMEMBERED = 1024
 class DropoutMask(nn.Module):
     """Draws a dropout mask and keeps it for backward; ``Mask.drop`` applies it later.
 
-    A layer draws the mask before the matrix product whose output it drops: a checkpoint has then seen everything
+    A layer draws the mask before the matmul whose output it drops: a checkpoint has then seen everything
     that backward reads, and its second run can stop before that product.
 
     In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in ``terms``, which may

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq2, eq4
-from actmem.formulas.communication import Exchange, activation_bytes
+from actmem.formulas.communication import PredictedCollective, activation_bytes
 from actmem_course.figures.ch03_tensor_parallelism import Curve, lines_over_t, sizes_of_t
 from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
 from actmem_course.figures.marks import Drawing
@@ -130,7 +130,7 @@ def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[
     """Seconds of one matmul of the QKV projection's backward pass on one rank, and of one of its collectives."""
     _, b, h, s = shape.letters()
     t = tensor_parallel_size
-    half = Exchange("all-gather", "backward", "", t, activation_bytes(shape, 2))
+    half = PredictedCollective("all-gather", "backward", "", t, activation_bytes(shape, 2))
     return 2 * s * b * h * (3 * h // t) / FLOPS_PER_SECOND, half.wire_bytes / BYTES_PER_SECOND
 
 

@@ -139,9 +139,9 @@ def forward_pass(shape: ModelShape, parallel: Parallel) -> Drawing:
     operations = forward_operations(shape, parallel)
     core = [o for o in operations if o.core]
     time = least_seconds(operations, *_A100)
-    flops = sum(o.flops for o in operations if o.product)
+    flops = sum(o.flops for o in operations if o.matmul)
     shares = {
-        "FLOPs": [float(100 * o.flops / flops) if o.product else 0.0 for o in operations],
+        "FLOPs": [float(100 * o.flops / flops) if o.matmul else 0.0 for o in operations],
         "time": [float(100 * o.least_seconds(*_A100) / time) for o in operations],
     }
     starts = {name: [0, *accumulate(values)][:-1] for name, values in shares.items()}
@@ -156,7 +156,7 @@ def forward_pass(shape: ModelShape, parallel: Parallel) -> Drawing:
                 customdata=[[operations[i].name, _bound(operations[i])] for _, i in places],
             )
         )  # fmt: skip
-    core_flops = sum(o.flops for o in core if o.product) / flops
+    core_flops = sum(o.flops for o in core if o.matmul) / flops
     core_time = float(least_seconds(core, *_A100) / time)
     return chart(
         f"The attention core has {core_flops:.0%} of the matmuls' FLOPs<br>and {core_time:.0%} of the forward pass's "
@@ -176,7 +176,7 @@ def forward_pass(shape: ModelShape, parallel: Parallel) -> Drawing:
 
 def _grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
     """By _KINDS."""
-    kind = [0 if o.core else 1 if o.product else 2 for o in operations]
+    kind = [0 if o.core else 1 if o.matmul else 2 for o in operations]
     return [[o for o, own in zip(operations, kind) if own == number] for number in range(len(_KINDS))]
 
 

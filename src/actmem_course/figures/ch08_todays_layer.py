@@ -19,7 +19,7 @@ from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import llama_rows
 from actmem_more.per_tensor_choices import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
-from actmem_tools.plan.step_time import DEVICES, PRODUCT_SHARE
+from actmem_tools.plan.step_time import DEVICES, MATMUL_SHARE
 
 #: Mode → its words.
 _BARS = {
@@ -83,7 +83,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     """
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
     layer = PricedLayer.of(shape)
-    rate = DEVICES["a100"].flops_per_second * PRODUCT_SHARE
+    rate = DEVICES["a100"].flops_per_second * MATMUL_SHARE
     rates = Rates(rate, gigabytes * 1e9, sum(layer.flops.values()) / rate)
     recompute = recompute_choices(layer)
     added = {mode: float(100 * layer_overhead(shape, mode)) for mode in _NAMED}
@@ -94,7 +94,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         return 100 * choice.seconds(rates) / (3 * rates.forward)
 
     def said(choice: LayerChoice) -> str:
-        parts = [f"recompute: {', '.join(choice.products) or 'no matmul'}"]
+        parts = [f"recompute: {', '.join(choice.matmuls) or 'no matmul'}"]
         for action in ("offload", "compress"):
             terms = ", ".join(term for term, chosen in choice.actions.items() if chosen == action)
             parts += [f"{action}: {terms}"] if terms else []

@@ -16,7 +16,7 @@ from itertools import groupby
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_choice
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.communication import Exchange
+from actmem.formulas.communication import PredictedCollective
 from actmem.recipes import PAPER_LAYER, LayerTerms, Mode
 from actmem.rows import LAYER_TERMS, Row
 from actmem_course.figures.marks import Drawing
@@ -24,7 +24,7 @@ from actmem_course.figures.sketch import Block, Sketch, Transfer
 from actmem_course.figures.terms import TERMS, formula_of, llama_formula, term_of
 from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape, llama_layer_terms
-from actmem_more.llama_terms import FLOAT32, context_exchanges, llama_rows
+from actmem_more.llama_terms import FLOAT32, context_collectives, llama_rows
 
 Shape = ModelShape | LlamaShape
 #: Which collectives are drawn: those of a pass, or those that recomputation repeats in backward.
@@ -260,13 +260,14 @@ def transfers(
     def after(kind: str, terms: Collection[str], again: str = "") -> list[Transfer]:
         gathers_again = bool(again) and phase == "backward"
         return [
-            Transfer([Exchange(kind, phase, "", t, payload)], term, kind + again, kind, gathers_again) for term in terms
+            Transfer([PredictedCollective(kind, phase, "", t, payload)], term, kind + again, kind, gathers_again)
+            for term in terms
         ]
 
     if phase == "recompute":
-        products = PAPER_LAYER.products_again(recompute)
-        starts = [term for term, product in zip(starts, ("QKV projection", "h→4h")) if product in products]
-        ends = [term for term, product in zip(ends, ("attention projection", "4h→h")) if product in products]
+        matmuls = PAPER_LAYER.recomputed_matmuls(recompute)
+        starts = [term for term, matmul in zip(starts, ("QKV projection", "h→4h")) if matmul in matmuls]
+        ends = [term for term, matmul in zip(ends, ("attention projection", "4h→h")) if matmul in matmuls]
         if not parallel.sequence_parallel:
             return after("all-reduce", ends, " again")
         return after("all-gather", starts, " again") + after("reduce-scatter", ends, " again")
@@ -295,9 +296,11 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
     t, taken = parallel.tensor_parallel_size, shape.experts_per_token or 0
     pairs = shape.seq_length * shape.micro_batch_size * taken // parallel.sequence_parts
     if not parallel.sequence_parallel:
-        sums = [Exchange("all-reduce", phase, "", t, FLOAT32 * pairs)]
+        sums = [PredictedCollective("all-reduce", phase, "", t, FLOAT32 * pairs)]
         return [Transfer(sums, "routing weights", "all-reduce of weights", "all-reduce")] if phase == "backward" else []
-    rows, weights = (Exchange("all-to-all", phase, "", t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32))
+    rows, weights = (
+        PredictedCollective("all-to-all", phase, "", t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32)
+    )
     if phase == "forward":
         sent = [(weights, "dispatch order", "weights"), (rows, "dispatched weights", "dispatch")]
         sent += [(rows, "down input", "combine")]
@@ -310,15 +313,15 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
 def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:
     """K and V to all ranks, at once or around a ring, or all-to-alls from tokens to heads and back."""
     kind = "gather" if context_kind == "ring" else context_kind
-    exchanges = [each for each in context_exchanges(shape, parallel, kind) if each.phase == phase]
+    collectives = [each for each in context_collectives(shape, parallel, kind) if each.phase == phase]
     if kind == "ulysses":
-        *to_heads, back = exchanges
+        *to_heads, back = collectives
         return [
             Transfer(to_heads, "QKV projection input", "all-to-all: Q, K, V", "all-to-all"),
             Transfer([back], "attention output before all-to-all", "all-to-all: the result", "all-to-all"),
         ]
     name, look = ("ring of sends", "ring") if context_kind == "ring" else ("all-gather", "all-gather")
-    gathers, *sums = exchanges
+    gathers, *sums = collectives
     if phase == "forward":
         return [Transfer([gathers], "V", f"{name}, K and V", look)]
     gathered = Transfer([gathers], "V", f"{name}, K and V again", look, gathers_again=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actmem.formulas.communication import Exchange, wire_bytes
+from actmem.formulas.communication import PredictedCollective, wire_bytes
 from actmem.rows import Row
 from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
 from actmem_course.figures.marks import Drawing, line
@@ -91,14 +91,14 @@ class Transfer:
     """A row of arrows.
 
     Attributes:
-        exchanges: What is sent, all of one kind.
+        collectives: What is sent, all of one kind.
         after: The term below whose row it is drawn.
         name: What stands beside it.
-        kind: How it is drawn: as the exchanges' kind, or "ring" or "next stage", from rank to rank or from each on.
+        kind: How it is drawn: as the collectives' kind, or "ring" or "next stage", from rank to rank or from each on.
         gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
     """
 
-    exchanges: Sequence[Exchange]
+    collectives: Sequence[PredictedCollective]
     after: str
     name: str
     kind: str
@@ -107,7 +107,7 @@ class Transfer:
     @property
     def sent_bytes(self) -> int:
         """By each rank."""
-        return wire_bytes(self.exchanges)
+        return wire_bytes(self.collectives)
 
 
 @dataclass
@@ -237,7 +237,7 @@ class Sketch:
         return f"{three_digits(size / self.unit)} {self.unit_name}"
 
     def _transfer(self, move: Transfer) -> None:
-        """A row of arrows: down into the ranks' exchange and out of it, upwards in backward."""
+        """A row of arrows: down into the ranks' collective and out of it, upwards in backward."""
         top, bottom = self.y - 1, self.y + _TRANSFER - 6
         middle, ends = (top + bottom) / 2, (bottom, top) if self.is_backward else (top, bottom)
         middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]

@@ -74,7 +74,7 @@ def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) ->
     powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
     near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
     for exponents in sorted(near, key=lambda e: sum(map(abs, e))):
-        constants = {Fraction(f, t) / _product(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
+        constants = {Fraction(f, t) / _matmul(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
         if len(constants) == 1 and constants <= _CONSTANTS:
             return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
     (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
@@ -92,7 +92,7 @@ def explain_sum(found: Sequence[int], sizes: Sequence[Mapping[str, int]], *terms
     return said if made.mv(counts).equal(wanted) else ""
 
 
-def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
+def _matmul(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
     result = Fraction(1)
     for size, exponent in zip(letters.values(), exponents):
         result *= Fraction(size) ** exponent

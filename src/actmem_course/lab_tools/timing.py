@@ -108,7 +108,7 @@ def take_turns(
     samples: dict[Hashable, list[Sample]] = {name: [] for name in candidates}
     with _timed_second_runs(watch) as second_runs, _no_garbage_collection() as collect:
         for number in range(-warm_up, rounds):
-            # The same order on every rank, because they exchange data.
+            # The same order on every rank, because they communicate.
             order = random.Random(number).sample(list(candidates), len(candidates))
             for name in order:
                 sample = _step(candidates[name], watch, second_runs, meet, lead=device == "cuda")

@@ -127,7 +127,7 @@ def _backward_rows(decoder: LlamaShape, seq_length: int, b: int, t: int) -> list
     h, f = decoder.hidden_size, decoder.ffn_hidden_size
     sbh, sbf = 2 * seq_length * b * h, 2 * seq_length * b * f
     shard = Row("output gradient, shard", sbh // t, t, "residual stream")
-    product = [
+    matmul = [
         Row("output gradient, gathered", sbh, 1, "backward of the reduce-scatter"),
         shard,
         Row("gradient of the product", sbf // t, t, "down projection"),
@@ -137,7 +137,7 @@ def _backward_rows(decoder: LlamaShape, seq_length: int, b: int, t: int) -> list
         Row("gradients of product, SiLU and up", 3 * sbf // t, t, "gated unit"),
         Row("down projection input, freed by then", -sbf // t, t, "gated unit"),
     ]
-    fuller = max(product, gate, key=lambda rows: sum(row.bytes for row in rows))
+    fuller = max(matmul, gate, key=lambda rows: sum(row.bytes for row in rows))
     return [*fuller, Row("weight gradient of the down projection", 2 * h * f // t, t, "16-bit, before it is added")]
 
 

@@ -2,8 +2,8 @@
 
 A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.
 The first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.
-The other t − 1 steps pass the finished chunks around.  ``Exchange.wire_bytes`` has the closed form of the bytes
-counted here.
+The other t − 1 steps pass the finished chunks around.  ``PredictedCollective.wire_bytes`` has the closed form of the
+bytes counted here.
 """
 
 from __future__ import annotations

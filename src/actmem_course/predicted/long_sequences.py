@@ -9,7 +9,7 @@ from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
 from actmem.rows import total
 from actmem_more.llama_shape import LlamaShape
-from actmem_more.llama_terms import context_exchanges, llama_products, llama_recomputed_flops, llama_rows
+from actmem_more.llama_terms import context_collectives, llama_matmuls, llama_recomputed_flops, llama_rows
 from actmem_more.loss_peak import loss_peak_rows
 
 INPUTS, ATTENTION, MLP, LOSS = "inputs of the layers", "attention of one layer", "MLP of one layer", "loss"
@@ -82,14 +82,14 @@ def everything_kept(shape: LlamaShape) -> int:
 def long_steps(shape: LlamaShape, c: int = 8) -> list[LongStep]:
     """Recomputed layers, then one step after the other; the last one on each of c GPUs that share the sequence."""
     layers, tokens = shape.num_layers, shape.seq_length * shape.micro_batch_size
-    products = llama_products(shape)
+    matmuls = llama_matmuls(shape)
     output = 2 * tokens * shape.hidden_size * shape.vocab_size
-    step = 3 * (layers * sum(products.values()) + output)
+    step = 3 * (layers * sum(matmuls.values()) + output)
 
     copied = 2 * tokens * shape.hidden_size * layers
-    sent = layers * wire_bytes(context_exchanges(shape, Parallel(context_parallel_size=c), recompute="full"))
+    sent = layers * wire_bytes(context_collectives(shape, Parallel(context_parallel_size=c), recompute="full"))
     again = layers * llama_recomputed_flops(shape, "full")
-    of_mlp = layers * (products["gate and up"] + products["down"])
+    of_mlp = layers * (matmuls["gate and up"] + matmuls["down"])
     shared = shape.with_sizes(seq_length=shape.seq_length // c)
     return [
         LongStep("layers recomputed", "Chen et al., 2016", _peak(shape, "16 bits"), again / step),

@@ -9,7 +9,7 @@ from functools import cache
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
-from actmem.formulas.flops import layer_overhead, layer_products
+from actmem.formulas.flops import layer_matmuls, layer_overhead
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
@@ -98,11 +98,11 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
     In the order of the forward pass.  Bytes add up to equation 1 without the input's 2sbh,
     FLOPs to the forward pass without the last matmul, 4h→h, whose output nothing keeps.
     """
-    products = {"": 0, **layer_products(shape)}
+    matmuls = {"": 0, **layer_matmuls(shape)}
     sizes = {row.term: row.bytes for row in layer_rows(shape)}
     return [
-        Rebuild(name, terms, how, sum(sizes[term] for term in terms), products[product])
-        for name, terms, how, product in _GROUPS
+        Rebuild(name, terms, how, sum(sizes[term] for term in terms), matmuls[matmul])
+        for name, terms, how, matmul in _GROUPS
     ]
 
 

@@ -44,7 +44,7 @@ def _whole_again(model: PlannedModel, plan: Plan) -> list[str]:
     if plan.recompute not in ("full", OFFLOAD):
         return []
     axes = plan.layout.layer_axes
-    share = model.added_work(axes, plan.recompute).product_flops / (3 * model.layer_work(axes).product_flops)
+    share = model.added_work(axes, plan.recompute).matmul_flops / (3 * model.layer_work(axes).matmul_flops)
     return [
         f"# its checkpoint recomputes all of a layer, {1 / 3:.1%} more FLOPs; "
         f"the plan's stops early and adds {share:.1%}"

@@ -214,7 +214,7 @@ class OwnModel:
         """Of one step; what is recomputed is in ``compute``."""
         need, ranks = self.need(way), self.cluster.gpus
         (whole, block, _), number = self.num_elements(), self.num_microbatches(way)
-        compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
+        compute = work_seconds(RankWork(need.matmul_flops, need.moved_bytes), self.cluster)
         each = self.blocks.element_size
         shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if way.sharded else each)
         layout = Parallel(data_parallel_size=ranks, zero_stage=3 if way.sharded else 0)

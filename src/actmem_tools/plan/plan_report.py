@@ -15,8 +15,8 @@ from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
 from actmem_tools.plan.step_time import (
     GIBIBYTE,
+    MATMUL_SHARE,
     MODEL_ERROR,
-    PRODUCT_SHARE,
     Cluster,
     gib_or_mib,
 )
@@ -34,7 +34,7 @@ SECONDS_SOURCES = {
     "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
     "bubble": "counted from the schedule: (p − 1)/(nm) of the working time",
     "optimizer": "bytes counted, memory bandwidth",
-    "hidden": "not in the sum: exchanges beside computing, if it hides them as assumed",
+    "hidden": "not in the sum: collectives beside computing, if it hides them as assumed",
 }
 #: Characters of a line's name that leave room for its bytes.
 _LONGEST_LINE = 50
@@ -54,7 +54,7 @@ def as_object(request: Request, found: Found) -> dict:
             "global_batch_size": batch,
             **asdict(cluster),
             "device": cluster.device.name,
-            "product_share": PRODUCT_SHARE,
+            "product_share": MATMUL_SHARE,
             "fixed": dict(request.fixed),
         },
         "counted": found.counted,
@@ -109,7 +109,7 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
 
 def _ranking_text(found: Found) -> str:
     """The rule by which plans are ranked, and how many of them it can't tell apart."""
-    rule = "Ranked by predicted seconds, then bytes. Hidden: exchanges that must run beside computing."
+    rule = "Ranked by predicted seconds, then bytes. Hidden: collectives that must run beside computing."
     near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, closer than these times can tell apart."
     return f"{rule} {near}" if found.near > 1 else rule
 

@@ -24,14 +24,14 @@ from actmem.config import (
     shown,
 )
 from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer_rows
-from actmem.formulas.communication import Exchange, layer_exchanges
+from actmem.formulas.communication import PredictedCollective, layer_collectives
 from actmem.formulas.first_stage import check_stage, embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
 from actmem.formulas.states import State, parameter_counts
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row, on_host
 from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, input_on_host, llama_layer_terms, own_context_shape
-from actmem_more.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
+from actmem_more.llama_terms import context_collectives, forced_routed_tokens, llama_collectives, llama_rows
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
 from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
@@ -44,10 +44,10 @@ _LOSS_BYTES = 2 + 4 + 3 * 8
 class RankWork:
     """One rank's computation for one microbatch.
 
-    product_flops: of matmuls.  moved_bytes: read and written by all other operations, each alone.
+    matmul_flops: of matmuls.  moved_bytes: read and written by all other operations, each alone.
     """
 
-    product_flops: int
+    matmul_flops: int
     moved_bytes: int
 
 
@@ -169,7 +169,7 @@ class PlannedModel(ABC):
         """Elements of one layer."""
 
     @abstractmethod
-    def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
+    def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         """Collectives of one layer among tensor- and context-parallel ranks, forward and backward."""
 
     @abstractmethod
@@ -269,8 +269,8 @@ class PlannedGPT(PlannedModel):
     def layer_parameters(self, layout: Parallel) -> int:
         return sum(parameter_counts(*self._one_layer(layout)).values()) - self.end_parameters(layout, True, True)
 
-    def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
-        return layer_exchanges(*self._one_layer(layout), recompute)
+    def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
+        return layer_collectives(*self._one_layer(layout), recompute)
 
     def moved_bytes(self, layout: Parallel) -> int:
         return sum(operation.bytes for operation in forward_operations(*self._one_layer(layout)))
@@ -282,8 +282,8 @@ class PlannedGPT(PlannedModel):
         names = {"none": set(), "selective": core, "elementwise": core | {"layer norm 1", "layer norm 2", "GeLU"}}
         # Recomputation stops before the region's last matmul, whose output backward doesn't read, and so
         # before the last dropout of the layer.
-        products, others = PAPER_LAYER.products_again(recompute), names.get(recompute)
-        again = [o for o in operations if (o.name in products if o.product else others is None or o.name in others)]
+        matmuls, others = PAPER_LAYER.recomputed_matmuls(recompute), names.get(recompute)
+        again = [o for o in operations if (o.name in matmuls if o.matmul else others is None or o.name in others)]
         return sum(o.bytes for o in again if o.name != operations[-1].name)
 
 
@@ -366,9 +366,9 @@ class PlannedLlama(PlannedModel):
             return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
         return shared + d.mlp_weights // t
 
-    def layer_exchanges(self, layout: Parallel, recompute: str) -> list[Exchange]:
+    def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         shape, mode = self._whole_shape(layout), _run_as(recompute)
-        return llama_exchanges(shape, layout, mode) + context_exchanges(shape, layout, recompute=mode)
+        return llama_collectives(shape, layout, mode) + context_collectives(shape, layout, recompute=mode)
 
     def _key_value_size(self, layout: Parallel) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""
@@ -412,7 +412,7 @@ class PlannedLlama(PlannedModel):
         """With the bytes that the output layer moves."""
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
-        return RankWork(work.product_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))
+        return RankWork(work.matmul_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))
 
 
 def _run_as(mode: str) -> str:

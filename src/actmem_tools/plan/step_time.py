@@ -1,7 +1,7 @@
 """How long one step takes by counts and by the rates that data sheets state, and which part is an assumption.
 
 Counts: FLOPs of matmuls, bytes that operations move, bytes that ranks send, how often they
-send, the schedule's bubble.  Assumptions: matmuls reach ``PRODUCT_SHARE`` of the peak rate;
+send, the schedule's bubble.  Assumptions: matmuls reach ``MATMUL_SHARE`` of the peak rate;
 every operation, a matmul too, moves its operands at memory bandwidth and overlaps nothing; links
 run at ``LINK_SHARE`` of their rate after a ring's latency, one collective at a time; backward takes twice forward; what
 the text below calls hidden costs only what doesn't fit behind one layer's computation.
@@ -61,7 +61,7 @@ DEVICES = {
 }
 
 #: Share of the peak rate that large matmuls reach: an assumption, the same for every plan and device.
-PRODUCT_SHARE = 0.75
+MATMUL_SHARE = 0.75
 
 #: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
 LINK_SHARE = 0.8
@@ -155,8 +155,8 @@ class StepSeconds:
 def work_seconds(work: RankWork, cluster: Cluster) -> float:
     """Matmuls at their share of the peak, and all operands at memory bandwidth."""
     device = cluster.device
-    products = work.product_flops / (device.flops_per_second * PRODUCT_SHARE)
-    return products + work.moved_bytes / device.memory_bytes_per_second
+    matmuls = work.matmul_flops / (device.flops_per_second * MATMUL_SHARE)
+    return matmuls + work.moved_bytes / device.memory_bytes_per_second
 
 
 @dataclass
@@ -178,15 +178,15 @@ def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster
     """Collectives of one layer among tensor and context ranks, by whether they stay inside a node."""
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
     traffic = {True: Traffic(), False: Traffic()}
-    for exchange in model.layer_exchanges(layout, recompute):
-        in_pairs = exchange.where.startswith(CONTEXT_EXCHANGE)  # V follows K at once, so both have one latency
+    for collective in model.layer_collectives(layout, recompute):
+        in_pairs = collective.where.startswith(CONTEXT_EXCHANGE)  # V follows K at once, so both have one latency
         group = (cp, t) if in_pairs else (t, 1)
-        rings = exchange.count // 2 if in_pairs else exchange.count * (2 if exchange.kind == "all-reduce" else 1)
-        seconds = exchange.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
+        rings = collective.count // 2 if in_pairs else collective.count * (2 if collective.kind == "all-reduce" else 1)
+        seconds = collective.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
         place = traffic[cluster.inside_node(*group)]
-        if exchange.phase == "forward":
+        if collective.phase == "forward":
             place.forward += seconds
-        elif exchange.phase == "recompute" or exchange.where.startswith(_WAITED_FOR):
+        elif collective.phase == "recompute" or collective.where.startswith(_WAITED_FOR):
             place.backward += seconds
         else:
             place.beside += seconds

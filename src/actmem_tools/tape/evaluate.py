@@ -174,7 +174,7 @@ class Reading:
     peak_rows: list[Row] = field(default_factory=list)
     flops: Counter[str] = field(default_factory=Counter)
     moved_bytes: Counter[str] = field(default_factory=Counter)
-    exchanges: list[tuple[str, Transfer]] = field(default_factory=list)
+    collectives: list[tuple[str, Transfer]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ def read_events(events: Sequence[Event]) -> Reading:
             if phase == BACKWARD and live > reading.peak_bytes:
                 reading.peak_bytes, fullest = live, i
         elif isinstance(event, Transfer):
-            reading.exchanges.append((phase, event))
+            reading.collectives.append((phase, event))
     if fullest is not None:
         reading.peak_rows = _rows(alive_after(events, fullest))
     return reading

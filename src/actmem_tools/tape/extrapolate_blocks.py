@@ -191,13 +191,13 @@ class Need:
     kept_bytes: alive when forward ends.
     ends: the peak of forward, and of backward until its first block.
     blocks: the peak of what follows.
-    product_flops, moved_bytes: of forward, backward and recomputation.
+    matmul_flops, moved_bytes: of forward, backward and recomputation.
     """
 
     kept_bytes: int
     ends: Peak
     blocks: Peak
-    product_flops: int
+    matmul_flops: int
     moved_bytes: int
 
     @property

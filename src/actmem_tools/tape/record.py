@@ -1,4 +1,4 @@
-"""Record a step: what its operations make, what is freed, in order, with FLOPs, bytes moved and exchanges."""
+"""Record a step: what its operations make, what is freed, in order, with FLOPs, bytes moved and collectives."""
 
 from __future__ import annotations
 

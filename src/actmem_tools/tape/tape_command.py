@@ -89,7 +89,7 @@ def reading_as_object(sizes: dict[str, int], reading: Reading) -> dict:
         "peak_bytes": reading.peak_bytes,
         "kept": {row.term: row.bytes for row in reading.kept_rows},
         "peak": {row.term: row.bytes for row in reading.peak_rows},
-        "product_flops": dict(reading.flops),
+        "matmul_flops": dict(reading.flops),
         "moved_bytes": dict(reading.moved_bytes),
-        "exchanges": [{"phase": phase, **asdict(exchange)} for phase, exchange in reading.exchanges],
+        "collectives": [{"phase": phase, **asdict(collective)} for phase, collective in reading.collectives],
     }

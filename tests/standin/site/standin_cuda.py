@@ -71,13 +71,13 @@ class Device:
         self.number = index(device)
 
     def __enter__(self):
-        self.before = exchange(self.number)
+        self.before = collective(self.number)
 
     def __exit__(self, *error):
         _standin.set_device(self.before)
 
 
-def exchange(number):
+def collective(number):
     before = _standin.device()
     if number >= 0:
         _standin.set_device(number)
@@ -125,8 +125,8 @@ OF_CUDA = {
     "device": Device,
     "_DeviceGuard": Device,
     "device_of": lambda tensor: Device(tensor.device),
-    "_exchange_device": exchange,
-    "_maybe_exchange_device": exchange,
+    "_exchange_device": collective,
+    "_maybe_exchange_device": collective,
     "synchronize": lambda device=None: None,
     "_lazy_init": lambda: None,
     "init": lambda: None,

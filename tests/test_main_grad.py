@@ -7,15 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.states import state_rows
 from actmem.layers.gpt import GPT
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients
-from actmem.parallel.vocab import VocabParallelEmbedding
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term
 from tests.gradients import gradient_pairs, largest_difference
@@ -157,6 +155,7 @@ def largest_error_of_a_pipeline():
 
 def test_a_pipeline_scales_and_shares_them(pools):
     assert max(pools[2].run(largest_error_of_a_pipeline)) < 1e-12
+<<<<<<< HEAD
 
 
 def test_the_embeddings_gradient_is_added_up_without_one_of_all_its_rows():
@@ -183,3 +182,5 @@ class LargestResult(TorchDispatchMode):
         if isinstance(made, torch.Tensor) and made is not args[0]:
             self.numel = max(self.numel, made.numel())
         return made
+=======
+>>>>>>> parent of b7d3ca2 (The embedding adds its gradient to main_grad: no gradient of all its rows a microbatch)

@@ -92,6 +92,5 @@ def _main_dtype(parameter: nn.Parameter) -> torch.dtype:
 
 
 def _add_to_main_grad(parameter: Any) -> None:
-    if parameter.grad is not None:  # the embedding's backward pass has added its own
-        parameter.main_grad += parameter.grad
-        parameter.grad = None
+    parameter.main_grad += parameter.grad
+    parameter.grad = None

@@ -25,8 +25,7 @@ class VocabParallelEmbedding(ParallelModule):
     """Word vectors, ``weight`` ``[v/t, h]``.  seed: see ``weights.draw_normal``.
 
     In: token ids ``[s, b]``.  Out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Keeps a 4-byte copy of the ids, 4sb bytes.  With ``main_grad`` its backward pass adds to that, and makes no gradient
-    of all rows.  Raises ConfigError if t does not divide v, or if
+    Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
     an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
     """
 
@@ -47,7 +46,7 @@ class _Lookup(Function):
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.tp, ctx.num_rows, ctx.weight = tp, weight.shape[0], weight
+        ctx.tp, ctx.num_rows = tp, weight.shape[0]
         rows, mine = own_rows(ids, ctx.num_rows, tp)
         # Written over, not multiplied: a row that is no number must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
@@ -56,12 +55,6 @@ class _Lookup(Function):
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
-        main_grad = getattr(ctx.weight, "main_grad", None)
-        if main_grad is not None and not torch.is_grad_enabled():
-            # Added up where microbatches are: a microbatch has few of the words, and a gradient of all [v/t, h] rows.
-            own = grad.masked_fill(~mine.unsqueeze(-1), 0).to(main_grad.dtype)
-            main_grad.index_add_(0, rows.flatten(), own.flatten(0, -2))
-            return None, None, None
         rows.masked_fill_(~mine, -1)  # torch's number of a row to pass over: 0 times an infinite gradient is no number
         return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
 

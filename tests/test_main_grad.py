@@ -155,32 +155,3 @@ def largest_error_of_a_pipeline():
 
 def test_a_pipeline_scales_and_shares_them(pools):
     assert max(pools[2].run(largest_error_of_a_pipeline)) < 1e-12
-<<<<<<< HEAD
-
-
-def test_the_embeddings_gradient_is_added_up_without_one_of_all_its_rows():
-    """Twice the same microbatch; and no tensor of the weight's size is made on the way."""
-    layer: Any = VocabParallelEmbedding(1000, 8, TensorParallel(), seed=1)
-    ids = torch.tensor([[3, 3, 999]])
-    layer(ids).sum().backward()
-    expected, layer.weight.grad = 2 * layer.weight.grad, None
-    use_main_gradients(layer)
-    with LargestResult() as seen:
-        for _ in range(2):
-            layer(ids).sum().backward()
-    assert layer.weight.grad is None and torch.equal(layer.weight.main_grad, expected)
-    assert 0 < seen.numel < layer.weight.numel()
-
-
-class LargestResult(TorchDispatchMode):
-    """Elements of the largest tensor that any operation made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and made is not args[0]:
-            self.numel = max(self.numel, made.numel())
-        return made
-=======
->>>>>>> parent of b7d3ca2 (The embedding adds its gradient to main_grad: no gradient of all its rows a microbatch)

@@ -118,7 +118,10 @@ def found(where):
     return getattr(importlib.import_module(module if module.startswith("actmem_") else f"actmem.{module}"), name)
 
 
-@pytest.mark.parametrize(("where", "good", "name"), PLACES, ids=[f"{where}-{name}" for where, _, name in PLACES])
+IDS = [f"{getattr(where, '__name__', where)}-{name}" for where, _, name in PLACES]
+
+
+@pytest.mark.parametrize(("where", "good", "name"), PLACES, ids=IDS)
 def test_a_bad_argument_is_refused_in_one_line_that_names_it(where, good, name):
     argument, zero, none = name.rstrip("0?"), "0" in name, "?" in name
     if argument in CHOSEN:

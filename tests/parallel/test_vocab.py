@@ -224,7 +224,7 @@ def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token(cast):
     del losses
 
 
-@pytest.mark.parametrize(("needs_x", "needs_weight", "products"), [(True, True, 4), (True, False, 3), (False, True, 3)])
+@pytest.mark.parametrize(("needs_x", "needs_weight", "matmuls"), [(True, True, 4), (True, False, 3), (False, True, 3)])
 def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_weight, matmuls):
     x = torch.randn(3, 7, 8).transpose(0, 1).requires_grad_(needs_x)  # not contiguous
     weight = torch.randn(VOCABULARY, 8, requires_grad=needs_weight)

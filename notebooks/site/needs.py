@@ -51,16 +51,14 @@ def _imported(path: Path, at_load_only: bool = False, name: str = "") -> tuple[s
     while waiting:
         node = waiting.pop()
         found += [full for alias, full in _aliases(node) if name in ("", alias.asname or alias.name)]
-        if not (at_load_only and _runs_later(node)):
+        if not ((_for_types_alone(node) and not name) or (at_load_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))):
             waiting += ast.iter_child_nodes(node)
     return tuple(found)
 
 
-def _runs_later(node: ast.AST) -> bool:
-    """Whether loading the file leaves out what is in there: a function, or imports for type checkers alone."""
-    if isinstance(node, ast.If):
-        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse
-    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+def _for_types_alone(node: ast.AST) -> bool:
+    """Whether the imports in there are for type checkers and never run."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse
 
 
 def _aliases(node: ast.AST) -> Iterator[tuple[ast.alias, str]]:

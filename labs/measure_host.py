@@ -33,17 +33,23 @@ from actmem_course.process import lab
 
 #: Seconds after which a lab is ended; the others still run.
 LONGEST = 900
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One lab's run.  needs: how many ranks it takes at least; traced: whether it writes a profiler's trace."""
+    """One lab's run.
+
+    needs: how many ranks it takes at least.  is_timed: whether it has rounds.  traced: whether it writes a profiler's
+    trace.
+    """
 
     title: str
     script: str
     arguments: tuple[object, ...] = ()
     needs: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    is_timed: bool = False
     traced: bool = False
 
 
@@ -53,9 +59,16 @@ def steps(ranks: int) -> list[Step]:
         Step(f"Table 2 on {ranks} ranks", "measure_table2.py"),
         Step("Parity with one device", "measure_parity.py"),
         Step("Pipeline of 2 stages", "measure_pipeline.py", ("--pipeline", 2, "--tensor", max(1, ranks // 2)), needs=2),
-        Step("Communication, one queue", "measure_communication.py", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
-        Step("Communication, eight", "measure_communication.py", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
-        Step("Table 4", "measure_speed.py", traced=True),
+        *(
+            Step(
+                f"Communication, {queues} queues",
+                "measure_communication.py",
+                is_timed=True,
+                environment={QUEUES: queues},
+            )
+            for queues in ("1", "8")
+        ),
+        Step("Table 4", "measure_speed.py", is_timed=True, traced=True),
     ]
 
 
@@ -66,7 +79,7 @@ def main() -> int:
     usual = "one for each GPU, 2 without"
     parser.add_argument("--ranks", type=int, default=gpus or 2, metavar="N", help=f"ranks (default: {usual})")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--quick", action="store_true", help="two timed rounds instead of twenty")
+    parser.add_argument("--quick", action="store_true", help="a tiny layer, and two timed rounds")
     start = "what starts a lab on all ranks, such as 'srun … torchrun …' (default: this host's ranks)"
     parser.add_argument("--start", type=shlex.split, default=[], metavar="COMMAND", help=start)
     add_file_argument(parser, "html", "write one page with all tables and figures (needs plotly)")
@@ -84,9 +97,8 @@ def main() -> int:
         if args.ranks < step.needs:
             found: dict[str, Any] = {"skipped": f"needs {step.needs} ranks, here {args.ranks}"}
         else:
-            timed = step.script in ("measure_communication.py", "measure_speed.py")
-            more = (*step.arguments, "--device", args.device, *(("--rounds", 2) if args.quick and timed else ()))
-            found = run(step, more, args.ranks, args.start)
+            quick = ("--model", "tiny", *(("--rounds", 2) if step.is_timed else ())) if args.quick else ()
+            found = run(step, (*step.arguments, "--device", args.device, *quick), args.ranks, args.start)
         screen.print(found.get("skipped") or found["printed"], markup=False, highlight=False)
         results["labs"][step.title] = found
         if args.json:  # after each, so that nothing is lost

@@ -44,7 +44,7 @@ COUNTED_MODES = ("none", "selective", "full", "paper-full")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 #: Bytes of the whole tensor of which the bandwidth is measured, in float32; a collective alone is over in no time, so
 #: each is run at least so often.
-SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**24, 2**28)}
+SIZES = {"cpu": (2**16, 2**20, 2**22), "cuda": (2**20, 2**23, 2**26)}
 LEAST_ROUNDS = 10
 
 

@@ -108,15 +108,19 @@ def main() -> int:
             beside.write_text(page(results), encoding="utf-8")
         screen.print(f"wrote {args.html}")
     failed = [title for title, found in results["labs"].items() if found.get("exit_code")]
-    wrong = f"not as predicted, or failed: {', '.join(failed)}"
-    screen.print(wrong if failed else "All labs agree with their formulas.")
+    skipped = [title for title, found in results["labs"].items() if "skipped" in found]
+    for what, titles in (("not run", skipped), ("not as predicted, or failed", failed)):
+        if titles:
+            screen.print(f"{what}: {', '.join(titles)}")
+    if not failed:
+        screen.print(f"{len(results['labs']) - len(skipped)} of {len(results['labs'])} labs agree with their formulas.")
     return 1 if failed else 0
 
 
 def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str]) -> dict[str, Any]:
     """A lab's exit code, results and text, and how much of its collectives was hidden if it was traced."""
-    # In the present folder: ranks on other hosts see it, if it is on a disk that all hosts see.
-    with TemporaryDirectory(dir=".") as folder:
+    # Ranks on other hosts see the present folder, if it is on a disk that all hosts see.
+    with TemporaryDirectory(dir="." if start else None) as folder:
         rows, trace = Path(folder) / "rows.json", Path(folder) / "trace.json"
         call = [str(LABS / step.script), *map(str, arguments), "--json", str(rows)]
         call += ["--trace", str(trace)] if step.traced else []
@@ -142,7 +146,7 @@ def page(results: dict[str, Any]) -> str:
         parts.append(f"<h2>{html.escape(title)}</h2>")
         parts.append(f"<pre>{html.escape(found.get('skipped') or found['printed'])}</pre>")
         parts.extend(f"<p>{html.escape(line)}</p>" for line in hidden_lines(found.get("hidden") or []))
-        parts.extend(figures(found))
+        parts.extend(figures(found, has_plotly=any("Plotly.newPlot" in part for part in parts)))
     style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}pre{overflow:auto;font-size:13px}"
     return f"<!doctype html><meta charset=utf-8><title>actmem</title><style>{style}</style>\n" + "\n".join(parts) + "\n"
 
@@ -156,19 +160,19 @@ def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def figures(found: dict[str, Any]) -> Iterator[str]:
-    """The lab's figure, if it has one: HTML that needs no network."""
+def figures(found: dict[str, Any], has_plotly: bool) -> Iterator[str]:
+    """The lab's figure, if it has one: HTML that needs no network.  has_plotly: its code is on the page."""
     from actmem.formulas.schedule import one_forward_one_backward
     from actmem_course.figures.ch06_pipeline import measured_schedule
     from actmem_course.lab_figures import figure_html, speed_figure
 
     rows = found.get("rows")
     if rows and found["script"] == "measure_speed.py":
-        yield figure_html(speed_figure(rows, "one layer"))
+        yield figure_html(speed_figure(rows, "one layer"), not has_plotly)
     elif rows and found["script"] == "measure_pipeline.py":
         stages = max(row["pipeline_rank"] for row in rows) + 1
         firsts = [next(row for row in rows if row["pipeline_rank"] == stage) for stage in range(stages)]
-        yield figure_html(measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts))
+        yield figure_html(measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts), not has_plotly)
 
 
 if __name__ == "__main__":

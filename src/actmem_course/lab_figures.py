@@ -26,13 +26,13 @@ def write_page(drawing: Drawing, path: Path) -> None:
     path.write_text(f"<!doctype html><meta charset=utf-8>\n{figure_html(drawing)}\n", encoding="utf-8")
 
 
-def figure_html(drawing: Drawing) -> str:
-    """A drawing as HTML with plotly's own code in it."""
+def figure_html(drawing: Drawing, with_plotly: bool = True) -> str:
+    """A drawing as HTML, with plotly's own code in it, of which a page needs one copy."""
     import plotly.graph_objects as go  # loaded only to write
 
     spec = drawing.spec()
     figure = go.Figure({"data": spec["data"], "layout": spec["layout"]})
-    return figure.to_html(full_html=False, include_plotlyjs=True, config=spec["config"])
+    return figure.to_html(full_html=False, include_plotlyjs=with_plotly, config=spec["config"])
 
 
 def speed_figure(rows: Sequence[Mapping[str, Any]], setting: str) -> Drawing:

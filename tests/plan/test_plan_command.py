@@ -106,6 +106,7 @@ BAD = {
     "no memory": (["22b", "--gpus", "8", "--memory", "0"], "memory: must be a number of GiB above 0, got 0"),
     "too little for anything": (["22b", "--gpus", "8", "--memory", "3"], "leaves nothing for the model"),
     "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, b200"),
+    "letters of a named model's configuration": (["llama3-8b", "--framework", "hugging-face", "--letters", "h:8"], "letters: is for code of your own"),
     "no such optimizer": (["22b", "--gpus", "8", "--optimizer", "lion"], "optimizer: must be one of adamw"),
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),

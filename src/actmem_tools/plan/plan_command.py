@@ -262,6 +262,8 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
         given = {"s": named.seq_length, "b": 1} | given
     elif args.model.endswith(".json"):
         target = read_config(args.model)
+    if args.letters and (is_named or isinstance(target, dict)):
+        raise ConfigError("letters", "is for code of your own: a configuration runs at its own sizes")
     for letter in "sb":
         if letter not in given:
             raise ConfigError("at", f"{letter} is missing")

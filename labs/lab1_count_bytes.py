@@ -86,13 +86,13 @@ def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, fe
 
 # 1.4: read “Where attention takes over”
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
-    """The smallest seq_length at which the attention core saves more than the rest of the layer.
+    """The smallest seq_length at which the core attention saves more than the rest of the layer.
 
     Args:
         hidden_size, num_attention_heads: h, a.
 
     Returns:
-        s.  The attention core is the three tensors of softmax and its dropout; one device, no recomputation.
+        s.  The core attention is the three tensors of softmax and its dropout; one device, no recomputation.
 
     Source: 2205.05198 section 5.
     """

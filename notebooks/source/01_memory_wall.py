@@ -146,7 +146,7 @@ LiveFigure(layer_picture(gpt3.shape))
 # * $34\,sbh$: tensors with a vector for each token. A microbatch has the shape $[s, b, h]$, which takes $2sbh$ bytes
 #   in 16 bits; a dropout mask takes $sbh$, one byte per element.
 # * $5\,as^2b$: tensors with a number for each *pair* of tokens in each head: the softmax output, its dropout mask and
-#   the dropout output. The operation that makes them is the **attention core** (Megatron's *core attention*).
+#   the dropout output. The operation that makes them is the **core attention** (`core_attention` in Megatron).
 #
 # Test it: PyTorch runs a small layer in bfloat16, and `record` lists what autograd saves:
 
@@ -188,7 +188,7 @@ with am.emulated_rank(1):
         core.append(sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS))
         rest.append(total(rows) - core[-1])
 print(
-    f"Twice the tokens: {core[1] / core[0]:.0f} times the attention core, "
+    f"Twice the tokens: {core[1] / core[0]:.0f} times the core attention, "
     f"{rest[1] / rest[0]:.0f} times the rest."
 )
 checks.show()
@@ -271,7 +271,7 @@ print(f"With {m} groups of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = 
 # ## What does help
 #
 # Two methods help, each a few dozen lines of code. **Sequence parallelism** (chapter 4) shards what tensor
-# parallelism doesn't. **Selective recomputation** (chapter 5) drops the attention core and recomputes it in the
+# parallelism doesn't. **Selective recomputation** (chapter 5) drops the core attention and recomputes it in the
 # backward pass. Which of the two, added to tensor parallelism, makes a model fit, and which model? What a method
 # frees is dotted:
 
@@ -309,7 +309,7 @@ wall_remainder(wall)
 
 # %% [markdown]
 # In the step with selective recomputation, the forward pass fills the memory, layer by layer. The backward pass
-# empties it; each tooth is a layer that recomputes its attention core:
+# empties it; each tooth is a layer that recomputes its core attention:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_curve(wall))
@@ -343,7 +343,7 @@ worked(
 # >
 # > 1. Activations are what the forward pass saves for the backward pass. In all four models they take more memory
 # >    than parameters, gradients and optimizer states together.
-# > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the attention core, grows with $s^2$ and is the larger
+# > 2. A layer saves $34sbh + 5as^2b$ bytes. The second part, the core attention, grows with $s^2$ and is the larger
 # >    from $s = 34h/(5a)$ on.
 # > 3. More stages and more copies of the model leave a GPU's activations as they are. You have to shard or recompute
 # >    them.

@@ -410,7 +410,7 @@ checks
 # >
 # > 1. Autograd saves what gradients read: a linear layer its input, a matmul of two activations both, softmax its
 # >    output, dropout a mask, a sum nothing.
-# > 2. A layer saves 15 tensors, $34sbh + 5as^2b$ bytes. Three of them, the attention core, grow with $s^2$.
+# > 2. A layer saves 15 tensors, $34sbh + 5as^2b$ bytes. Three of them, the core attention, grow with $s^2$.
 # > 3. Memory holds a tensor once. Two operations that read the same tensor share it.
 # >
 # > **At work tomorrow:** run `am.record` around one block of your own model, and find the line that you didn't

@@ -163,7 +163,7 @@ Panel(
 # %% [markdown]
 # Look for *a copy on every rank*: the inputs of both layer norms ($4\,sbh$ bytes), the inputs of QKV and $h \to 4h$, which $f$
 # passes on whole ($4\,sbh$), two dropout masks ($2\,sbh$). Together that's $10\,sbh$, whatever $t$ is: the **floor**. The other 24 of
-# the layer's $34\,sbh$ are divided, and so is the attention core. This is the paper's equation 2:
+# the layer's $34\,sbh$ are divided, and so is the core attention. This is the paper's equation 2:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
 

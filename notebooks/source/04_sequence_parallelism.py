@@ -331,7 +331,7 @@ worked(
 # ## What people get wrong here
 #
 # * **"Sequence parallelism costs no communication."** Same bytes, more collectives, and two gathers for the shards.
-# * **"It divides everything but the attention core."** Tensor parallelism divides the core, by heads. The Ultra-Scale
+# * **"It divides everything but the core attention."** Tensor parallelism divides the core, by heads. The Ultra-Scale
 #   Playbook's memory widget drops that $t$ under $5as^2b$ as soon as SP is ticked.
 # * **"An all-gather in front of the linear is all it takes."** Then autograd saves the gathered input.
 # * **"The layer norm's weights are replicated, so their gradients are too."** They are partial. Without the sum every rank
@@ -345,6 +345,6 @@ worked(
 # > **At work tomorrow:** if your job uses tensor parallelism, check that sequence parallelism is on (Megatron-LM:
 # > `--sequence-parallel`). If the code is your own, run it under `am.record` and look for a saved tensor of $s$ tokens.
 #
-# **The lab:** [lab 3](../labs/lab3_sequence_parallel.py). Next, [chapter 5](05_recomputation.ipynb): recompute the attention core.
+# **The lab:** [lab 3](../labs/lab3_sequence_parallel.py). Next, [chapter 5](05_recomputation.ipynb): recompute the core attention.
 #
 # **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and 6, equation 4.

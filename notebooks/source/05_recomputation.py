@@ -10,7 +10,7 @@
 # | in a layer | bytes saved | FLOPs, forward pass |
 # |---|---|---|
 # | the linears (QKV, projection, h→4h, 4h→h), and what's between | $34sbh$ | $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ |
-# | the **attention core** (QKᵀ, softmax, dropout, attention over V) | $5as^2b$ | $2s^2bh$ for each of two matmuls |
+# | the **core attention** (QKᵀ, softmax, dropout, attention over V) | $5as^2b$ | $2s^2bh$ for each of two matmuls |
 #
 # The backward pass has two matmuls for each of these: together $72sbh^2 + 12s^2bh$. At GPT-3's size the core has more of the bytes.
 #
@@ -32,7 +32,7 @@ checks = Checks()
 
 question = Prediction(
     f"The figure shows 256 tokens. GPT-3 has {GPT3.seq_length:,}, and h = {GPT3.hidden_size:,}. Recompute the "
-    "attention core: QKᵀ once more, then softmax and dropout. By what percentage do the layer's FLOPs rise?",
+    "core attention: QKᵀ once more, then softmax and dropout. By what percentage do the layer's FLOPs rise?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "2s²bh more FLOPs, of 72sbh² + 12s²bh for the layer: 2s/(72h + 12s).",
@@ -78,7 +78,7 @@ Panel(
 #
 # ## How a checkpoint function works, in four steps
 #
-# Write one for the attention core, on small tensors. `gradients(run)` runs the core through `run`, each time with the same inputs
+# Write one for the core attention, on small tensors. `gradients(run)` runs the core through `run`, each time with the same inputs
 # and the same dropout, and returns the gradients of q, k and v. `saved(run)` returns what autograd saves.
 
 # %% jupyter={"source_hidden": true}
@@ -530,7 +530,7 @@ worked(
 # - **"Full always adds a third."** If it runs to the end, as in Megatron. It adds less if you stop early.
 #
 # > **Take away**
-# > 1. Recompute where a FLOP frees the most bytes: the attention core, $5a/2$ times as many as a linear.
+# > 1. Recompute where a FLOP frees the most bytes: the core attention, $5a/2$ times as many as a linear.
 # > 2. Restore the random-number state, or your gradients are wrong without an error. Stop when the last saved tensor is back.
 # > 3. The peak is what all layers save, plus what you recompute for one.
 # >

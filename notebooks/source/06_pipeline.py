@@ -157,7 +157,7 @@ for send, words in ((0, "no time"), (1, "half a forward pass")):
     )
 
 # %% [markdown]
-# Equation 5 saves everything. Equation 6, $34sbhL/t$, recomputes the attention core. Interleaving multiplies both by
+# Equation 5 saves everything. Equation 6, $34sbhL/t$, recomputes the core attention. Interleaving multiplies both by
 # the same factor:
 
 # %% jupyter={"source_hidden": true}

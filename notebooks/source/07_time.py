@@ -151,9 +151,8 @@ Varies(speed_facts(measured))
 # > **Why do this?** Recompute, and more sequences fit. They share the fixed cost of a pass. **Why not?** Each
 # > sequence carries the recomputation.
 #
-# Recomputation frees bytes, so $\rho$ times as many sequences fit: here 3.3 times without the core's tensors, 36 times
-# if only layers' inputs are saved. Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative
-# to the work of its sequences with nothing recomputed. How large must $\varphi$ be?
+# Recomputation frees bytes, so $\rho$ times as many sequences fit. Call $\varphi$ the fixed part of a pass (launching
+# kernels, small matmuls), relative to the work of its sequences with nothing recomputed. How large must $\varphi$ be?
 
 # %%
 GPT3 = PAPER_MODELS["175B"].shape
@@ -166,6 +165,8 @@ Panel(
 # %% jupyter={"source_hidden": true}
 from actmem_course.predicted.recomputation import batch_factor
 
+core_again, layer_again = (float(batch_factor(GPT3, mode)) for mode in ("selective", "paper-full"))
+print(f"ρ for GPT-3: {core_again:.1f} without the core's tensors, {layer_again:.0f} with the layers' inputs only.")
 pays_above = []
 for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
     slower = paper.TABLE4[way].combined_ms / baseline.combined_ms - 1
@@ -224,7 +225,7 @@ rows = am.layer_rows(SMALLEST, sharded)
 without_matmul = [operations[name] for name in ("layer norm 1", "layer norm 2", "GeLU")]
 their_outputs = {"QKV projection input", "h→4h input", "4h→h input"}
 freed = {
-    "attention core": (core, sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)),
+    "core attention": (core, sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)),
     "layer norms, GeLU": (without_matmul, sum(row.bytes for row in rows if row.term in their_outputs)),
     "all but the core": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
 }
@@ -235,7 +236,7 @@ for name, (group, size) in freed.items():
     costs["by FLOPs alone"][bar] = 1000 * by_flops / (size / 2**30)
 LiveFigure(
     bar_chart(
-        "A GiB of the attention core takes little time to recompute, and so does one of norms and GeLU",
+        "A GiB of the core attention takes little time to recompute, and so does one of norms and GeLU",
         costs,
         "time for each GiB that is freed, 22B layer, t = 8",
         "ms",
@@ -289,7 +290,7 @@ more = {mode: hardware_flops(GPT3, 1, mode) / eq7(GPT3, 1) - 1 for mode in ("ful
 worked(
     f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a "
     f"second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
-    f"Equation 7 counts the matmuls of the attention core and the output layer too: {flops:.3g} "
+    f"Equation 7 counts the matmuls of the core attention and the output layer too: {flops:.3g} "
     f"FLOPs, {flops / rate / 86400:.1f} days.",
     f"With full recomputation the same GPUs run {more['full']:.1%} more FLOPs if it stops "
     f"early, {more['paper-full']:.1%} if it goes to its end. At the same HFU the days grow as much.",

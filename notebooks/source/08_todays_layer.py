@@ -216,7 +216,7 @@ Panel(lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute"
 # backward. **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`:
 # `python my/labs/lab7_todays_layer.py --only 7.4`.
 #
-# In the paper's layer `elementwise` drops the attention core (QKᵀ is recomputed), both norm outputs, the GeLU's output
+# In the paper's layer `elementwise` drops the core attention (QKᵀ is recomputed), both norm outputs, the GeLU's output
 # and two dropout masks, drawn again from a seed. Of $34sbh/t$ it leaves $20sbh/t$:
 
 # %% jupyter={"source_hidden": true}

@@ -412,8 +412,8 @@ checks.show()
 #
 # ## What LoRA does save
 #
-# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's 0.516: half
-# a byte, an 8-bit scale for 64 weights, a 32-bit one for 256 scales. Activations are left, so recomputation matters
+# Gradients and optimizer states: a weight that trains takes 18 bytes with them, a frozen one 2. In QLoRA it's
+# $\frac12 + \frac1{64} + \frac4{64 \cdot 256}$: half a byte, an 8-bit scale for 64 weights, a 32-bit one for 256 scales. Activations are left, so recomputation matters
 # more now, not less:
 
 # %% jupyter={"source_hidden": true}

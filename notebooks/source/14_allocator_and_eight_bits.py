@@ -226,8 +226,8 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. FP8 linears save memory only with many tokens (Llama 3 8B: from 23,666, first figure). Below, copies of weights take
-# >    more.
+# > 1. FP8 linears save memory only with many tokens: for Llama 3 8B, as many as the first figure's title says.
+# >    Below, copies of weights take more.
 # > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
 # > 3. What is *reserved* must fit, not just what is allocated.
 # >

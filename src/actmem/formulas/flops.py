@@ -115,7 +115,7 @@ A100_BYTES_PER_SECOND = 2_039 * 10**9
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on one rank.  product: a matmul.  core: inside the attention core."""
+    """One operation on one rank.  product: a matmul.  core: inside the core attention."""
 
     name: str
     flops: int

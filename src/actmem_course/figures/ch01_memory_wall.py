@@ -78,7 +78,7 @@ def memory_wall(method: str = BASELINE_METHOD, with_activations: bool = True) ->
 
 
 def crossover_lines(shape: ModelShape) -> Drawing:
-    """Bytes of the attention core and of the rest of one layer for s from 128 to 32768, 16 bits.
+    """Bytes of the core attention and of the rest of one layer for s from 128 to 32768, 16 bits.
 
     Both axes are logarithmic: the core rises twice as steeply.  The crossover is at
     s = 34h/(5a); the markers are at the shape's own s.
@@ -86,7 +86,7 @@ def crossover_lines(shape: ModelShape) -> Drawing:
     a, b, h, s = shape.letters()
     cross = crossover_seq_length(h, a)
     core, rest = _core_and_rest(shape)
-    ahead, behind = ("the attention core", "all the rest") if core >= rest else ("all the rest", "the attention core")
+    ahead, behind = ("the core attention", "all the rest") if core >= rest else ("all the rest", "the core attention")
     times = three_digits(max(core / rest, rest / core))
     parts = [_core_and_rest(shape.with_sizes(seq_length=length)) for length in LENGTHS]
     cores, rests = zip(*parts)
@@ -101,7 +101,7 @@ def crossover_lines(shape: ModelShape) -> Drawing:
         f"At s = {s:,} {ahead} holds {times} times {behind};<br>they are equal at s = {cross:,.0f}",
         [
             along(line, "all the rest, 34sbh", LENGTHS, rests, HELD, "solid"),
-            along(line, "attention core, 5as²b", LENGTHS, cores, VERMILION, "dash"),
+            along(line, "core attention, 5as²b", LENGTHS, cores, VERMILION, "dash"),
             along(points, "the rest at this s", (s,), (rest,), HELD, "circle", showlegend=False),
             along(points, "the core at this s", (s,), (core,), VERMILION, "diamond", showlegend=False),
             line(

@@ -20,7 +20,7 @@ _MODES = {"save everything": "none", "selective": "selective", "full": "full"}
 #: What a tensor's group looks like in the price of its bytes.
 _KIND = {
     "Q, K, V": "Q, K, V",
-    "attention core": "softmax",
+    "core attention": "softmax",
     "attention projection input": "input of a linear",
     "layer-norm 2 input": "layer-norm input",
     "GeLU input": "GeLU input",
@@ -43,7 +43,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
     again = list(added)[1:]
     return bar_chart(
-        f"s = {shape.seq_length:,}: without the attention core a layer saves {float(selective_saves(shape)):.0%} fewer "
+        f"s = {shape.seq_length:,}: without the core attention a layer saves {float(selective_saves(shape)):.0%} fewer "
         f"bytes,<br>for {_percent(added['selective'])} more FLOPs; full recomputation adds {_percent(added['full'])}",
         {
             "forward and backward": dict.fromkeys(added, 100),
@@ -102,7 +102,7 @@ def rebuild_price(shape: ModelShape) -> Drawing:
     groups = rebuilds(shape)
     priced = sorted((r for r in groups if r.flops), key=lambda r: Fraction(r.bytes, r.flops), reverse=True)
     return bar_chart(
-        f"A FLOP in the attention core frees {float(core_over_gelu(groups)):,.0f} times<br>"
+        f"A FLOP in the core attention frees {float(core_over_gelu(groups)):,.0f} times<br>"
         f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
         {r.name: {r.name: 1000 * r.bytes / r.flops} for r in priced},
         "freed per 1,000 FLOPs",

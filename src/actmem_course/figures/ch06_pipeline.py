@@ -260,7 +260,7 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
         f"With {size_text(budget_bytes)} a rank, {float(share):.0%} of all passes recompute nothing;<br>"
         f"in flight and saved whole, ranks 0 to {p - 1}: {counts}",
         f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: of those in flight "
-        f"{counts} save everything; {float(1 - share):.1%} of all passes recompute their attention core.",
+        f"{counts} save everything; {float(1 - share):.1%} of all passes recompute their core attention.",
         spans, curves, lambda action: _WINDOW[action.kind, saves_all(action)], ("memory", budget_bytes),
         min(p, n) * size[True],
     )  # fmt: skip

@@ -25,7 +25,7 @@ _PASSES = {"forward": FILLS["forward"], "backward, with what it recomputes": FIL
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 #: Kinds of operation: name, colour and marker of a point, fill of a bar.
 _KINDS = (
-    ("attention core", VERMILION, "diamond", FILLS["softmax"]),
+    ("core attention", VERMILION, "diamond", FILLS["softmax"]),
     ("linear", BLUE, "circle", FILLS["input of a linear"]),
     ("norms, GeLU, dropouts, sums", COMPARED, "square", FILLS["layer-norm input"]),
 )
@@ -75,7 +75,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     device = f"A100: {A100_FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s, {A100_BYTES_PER_SECOND / 1e9:,.0f} GB/s"
     log = {"type": "log", "dtick": 1, "exponentformat": "none"}
     return chart(
-        f"{len(slow)} of {len(operations)} operations wait for memory; in the attention core<br>"
+        f"{len(slow)} of {len(operations)} operations wait for memory; in the core attention<br>"
         f"{min(core):.1f} to {max(core):.0f} FLOPs per byte; the ridge is at {ridge:.0f}",
         [
             line(device, [_LEFT, ridge, _RIGHT], rates, INK, width=2),
@@ -159,7 +159,7 @@ def forward_pass(shape: ModelShape, parallel: Parallel) -> Drawing:
     core_flops = sum(o.flops for o in core if o.matmul) / flops
     core_time = float(least_seconds(core, *_A100) / time)
     return chart(
-        f"The attention core has {core_flops:.0%} of the matmuls' FLOPs<br>and {core_time:.0%} of the forward pass's "
+        f"The core attention has {core_flops:.0%} of the matmuls' FLOPs<br>and {core_time:.0%} of the forward pass's "
         f"{1000 * float(time):.2f} ms at least",
         traces,
         f"Two strips at {_sizes(shape, parallel)}, in the order of the forward pass, shares of FLOPs and of time: "

@@ -78,7 +78,7 @@ FIGURE7_FULL_PERCENT = 10
 #: Figure 9 and appendix B: saved on rank 0 of the 530B model by freeing outputs; printed as "GB".
 FIGURE9_SAVED_GB = 2.73
 
-#: Section 5: the attention core's coefficient 5as/h, the share of bytes that selective recomputation
+#: Section 5: the core attention's coefficient 5as/h, the share of bytes that selective recomputation
 #: saves, and the FLOPs that it adds, both in percent.
 SECTION5_CORE_COEFFICIENT = {"175B": 80, "530B": 64}
 SECTION5_SAVED_PERCENT = {"175B": 70, "530B": 65}

@@ -83,7 +83,7 @@ class Rebuild:
 _GROUPS = (
     ("layer-norm outputs", ("QKV projection input", "h→4h input"), "layer norm of its input", ""),
     ("Q, K, V", ("Q", "K", "V"), "QKV projection", "QKV projection"),
-    ("attention core", CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
+    ("core attention", CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
     ("attention projection input", ("attention projection input",), "attention over V", "attention over V"),
     ("layer-norm 2 input", ("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
     ("GeLU input", ("GeLU input",), "h→4h", "h→4h"),
@@ -107,8 +107,8 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
 
 
 def core_over_gelu(groups: Sequence[Rebuild]) -> Fraction:
-    """Bytes freed per FLOP in the attention core, relative to h→4h."""
-    core, gelu = (next(one for one in groups if one.name == name) for name in ("attention core", "GeLU input"))
+    """Bytes freed per FLOP in the core attention, relative to h→4h."""
+    core, gelu = (next(one for one in groups if one.name == name) for name in ("core attention", "GeLU input"))
     return Fraction(core.bytes, core.flops) / Fraction(gelu.bytes, gelu.flops)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 from torch.autograd.profiler import emit_nvtx
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from actmem.layers.attention import CoreAttention, SelfAttention
 from actmem.layers.transformer import MLP
@@ -69,7 +69,9 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
     for work in candidates.values():  # so that one-time work is not part of a step
         work.backward(work.forward())
         work.finish()
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
+    # A torch without CUPTI prints a stack for each operation if it is asked to trace CUDA.
+    wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if device == "cuda" else {ProfilerActivity.CPU}
+    activities = wanted & supported_activities()
     with paper_ranges(), profile(activities=activities) as recorded:
         _steps(candidates)
     if path is not None:

@@ -31,10 +31,19 @@ from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient,
 from actmem_tools.torch_private import WEIGHTS_NODE, ranks_of
 
 GENERATOR_STATE = "generator state"
+
+
+def _spread(q: Tensor, grouped: Tensor) -> tuple[int, ...]:
+    """The shape of K or V with as many heads as Q: before 2.13 torch's counter refuses grouped heads."""
+    return (*q.shape[:2], *grouped.shape[2:])
+
+
 #: torch's counter doesn't know the CPU's kernels.
 _CPU_FLOPS: dict[Any, Callable[..., int]] = {
-    flash_on_cpu: lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape),
-    flash_on_cpu_backward: lambda g, q, k, v, *_: sdpa_backward_flop_count(g.shape, q.shape, k.shape, v.shape),
+    flash_on_cpu: lambda q, k, v, *_: sdpa_flop_count(q.shape, _spread(q, k), _spread(q, v)),
+    flash_on_cpu_backward: lambda g, q, k, v, *_: sdpa_backward_flop_count(
+        g.shape, q.shape, _spread(q, k), _spread(q, v)
+    ),
 }
 
 

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from actmem.config import ConfigError, check_size
 from actmem_course.files import check_files, replacing, write_text
+from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.options import add_file_argument, lab_parser
 from actmem_course.lab_tools.trace import hidden_collectives
 from actmem_course.launch import LABS
@@ -56,7 +57,7 @@ class Step:
 def steps(ranks: int) -> list[Step]:
     """What is run on so many ranks, in order."""
     return [
-        Step(f"Table 2 on {ranks} ranks", "measure_table2.py"),
+        Step(f"Table 2 on {counted(ranks, 'rank')}", "measure_table2.py"),
         Step("Parity with one device", "measure_parity.py"),
         Step("Pipeline of 2 stages", "measure_pipeline.py", ("--pipeline", 2, "--tensor", max(1, ranks // 2)), needs=2),
         *(
@@ -99,7 +100,7 @@ def main() -> int:
         else:
             quick = ("--model", "tiny", *(("--rounds", 2) if step.is_timed else ())) if args.quick else ()
             found = run(step, (*step.arguments, "--device", args.device, *quick), args.ranks, args.start)
-        screen.print(found.get("skipped") or found["printed"], markup=False, highlight=False)
+        screen.print(found.get("skipped") or found["printed"], markup=False, highlight=False, soft_wrap=True)
         results["labs"][step.title] = found
         if args.json:  # after each, so that nothing is lost
             write_text(args.json, json.dumps(results, indent=1) + "\n")

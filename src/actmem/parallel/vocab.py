@@ -27,26 +27,38 @@ class VocabParallelEmbedding(ParallelModule):
     In: token ids ``[s, b]``.  Out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
     an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
+
+    sparse: as torch's ``nn.Embedding`` has it.  The weight's gradient is sparse, one row of h for each of the sb ids,
+    where a dense one takes [v/t, h] in every microbatch; ``use_main_gradients`` adds it to the dense ``main_grad``.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, *, seed: int | None = None, **factory):
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        tp: TensorParallel,
+        *,
+        seed: int | None = None,
+        sparse: bool = False,
+        **factory,
+    ):
         super().__init__()
-        self.tp = tp
+        self.tp, self.sparse = tp, sparse
         rows = check_vocab_size(vocab_size, tp.size)
         self.weight = own_weight(tp, seed, rows, hidden_size, dim=0, **factory)
 
     def forward(self, ids: Tensor) -> Tensor:
         own_copy = checked_copy("token ids", ids, self.weight.shape[0] * self.tp.size)
-        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
+        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp, self.sparse), self.tp)
 
 
 class _Lookup(Function):
     """This rank's rows for the ids it holds, zeros for the others: a partial sum over t."""
 
     @staticmethod
-    def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel, sparse: bool) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.tp, ctx.num_rows = tp, weight.shape[0]
+        ctx.tp, ctx.num_rows, ctx.sparse = tp, weight.shape[0], sparse
         rows, mine = own_rows(ids, ctx.num_rows, tp)
         # Written over, not multiplied: a row that is no number must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
@@ -55,8 +67,13 @@ class _Lookup(Function):
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
+        if ctx.sparse:
+            vectors = grad.masked_fill(~mine.unsqueeze(-1), 0).flatten(0, 1)
+            size = ctx.num_rows, grad.shape[-1]
+            sparse = torch.sparse_coo_tensor(rows.view(1, -1), vectors, size, check_invariants=False)
+            return None, sparse, None, None
         rows.masked_fill_(~mine, -1)  # torch's number of a row to pass over: 0 times an infinite gradient is no number
-        return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
+        return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None, None
 
 
 def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
@@ -34,7 +34,7 @@ from actmem_course.lab_tools.machine import EMULATED, check_fits, clock_name, de
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_figure, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import time_in_turns
-from actmem_course.lab_tools.trace import mark_for_nsys, write_trace
+from actmem_course.lab_tools.trace import write_trace
 from actmem_course.others import paper
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
@@ -78,17 +78,12 @@ def main() -> int:
     options.add_timing_arguments(parser)
     options.add_file_argument(parser, "html", "write figure 8: forward, recomputation, backward (needs plotly)")
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
-    parser.add_argument(
-        "--nvtx", action="store_true", help="run one more step of each with NVTX ranges, for nsys (GPUs only)"
-    )
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json", "html", "trace")
         size = check_ranks(args, parser.prog)
         dtype = options.check_timing(args)
         shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
-        if args.nvtx and args.device != "cuda":
-            raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
 
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
@@ -97,8 +92,6 @@ def main() -> int:
         rows = measure_speed(*place, rounds=args.rounds)
         if args.trace:
             trace(args.trace, *place)
-        if args.nvtx:
-            mark_for_nsys({name: runner.work() for name, runner in runners_of(*place).items()})
         wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
         title = f"Table 4 measured: {described(shape, here, dtype)}"
         screen.print(speed_table(rows, title), noise_line(rows[0]["noise"], args.rounds, clock_name(here.device)))

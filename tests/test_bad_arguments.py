@@ -35,7 +35,7 @@ from actmem.rows import Row
 from actmem_course.others import paper
 from actmem_course.others.nanotron import NANOTRON_MODEL, nanotron_peak
 from actmem_course.others.ring import ring
-from actmem_course.predicted.iteration import pipeline_sends
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part
 from actmem_more.llama import LlamaLayer, LlamaStage
@@ -81,8 +81,7 @@ ENTER: list[tuple[Any, dict[str, Any], str]] = [
     ("formulas.first_stage.stage_rows", LAYER, "num_microbatches? recompute device_type"),
     ("formulas.schedule.recomputed_share", {"capacity": 1, "in_flight": 2, "num_microbatches": 4}, "capacity0 in_flight num_microbatches"),
     ("formulas.communication.layer_collectives", LAYER, "recompute"),
-    ("actmem_course.predicted.iteration.pipeline_sends", STAGE, "num_microbatches"),
-    ("actmem_course.predicted.iteration.iteration_collectives", STAGE, "num_microbatches recompute"),
+    ("actmem_course.predicted.pipeline_sends.pipeline_sends", STAGE, "num_microbatches"),
     ("formulas.flops.hardware_flops", {"shape": S, "global_batch_size": 4}, "global_batch_size recompute"),
     ("formulas.flops.eq7", {"shape": S, "global_batch_size": 4}, "global_batch_size"),
     ("actmem_more.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),

@@ -365,16 +365,17 @@ Fold(
 # Why use tensor and pipeline parallelism together? Compare what one of GPT-3's GPUs sends, laid out as in table 3:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import wire_bytes
-from actmem_course.predicted.iteration import iteration_collectives
+from actmem.formulas.communication import layer_collectives, wire_bytes
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 
 model = PAPER_MODELS["175B"]
-for rank in (0, model.parallel.pipeline_parallel_size - 1):
-    collectives = iteration_collectives(model.shape, model.parallel, model.global_batch_size, rank, "selective")
-    sent, to_stages = wire_bytes(collectives), wire_bytes([e for e in collectives if e.kind == "send"])
+shape, parallel, count = model.shape, model.parallel, model.global_batch_size // model.shape.micro_batch_size
+layers = shape.num_layers // parallel.pipeline_parallel_size
+in_layers = count * layers * wire_bytes(layer_collectives(shape, parallel, "selective"))
+for rank in (0, parallel.pipeline_parallel_size - 1):
     print(
-        f"Rank {rank}, one iteration: {size_text(to_stages)} to other stages, "
-        f"{size_text(sent - to_stages)} to the {model.parallel.tensor_parallel_size - 1} GPUs that share its layers"
+        f"Rank {rank}, one iteration: {size_text(wire_bytes(pipeline_sends(shape, parallel, count, rank)))} to other "
+        f"stages, {size_text(in_layers)} to the {parallel.tensor_parallel_size - 1} GPUs that share its layers"
     )
 
 # %% [markdown]

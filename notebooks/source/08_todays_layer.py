@@ -173,15 +173,13 @@ checks.show()
 # the rotation's tables.)
 
 # %%
-from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
+from actmem_course.others.others_keep import OTHERS, bytes_of_other
 
-names = ("Hugging Face Llama, sdpa", "torchtitan's style, torch.compile", "ours", "ours, elementwise")
-layers = {layer.name: layer for layer in (*OTHERS, *FRAMEWORKS) if layer.dtype == "bfloat16"}
 sbh = LLAMA.seq_length * LLAMA.micro_batch_size * LLAMA.hidden_size
-lines = [
-    (name, layers[name].formula, f"{bytes_of_other(layers[name], LLAMA) / sbh:.1f} sbh")
-    for name in names
-]
+lines = []
+for name, terms in OTHERS.items():
+    formula = " + ".join(f"{count}{product}" for product, count in terms.items())
+    lines.append((name, formula, f"{bytes_of_other(name, LLAMA) / sbh:.1f} sbh"))
 print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 
 # %% [markdown]

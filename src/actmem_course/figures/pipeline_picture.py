@@ -18,7 +18,7 @@ from actmem_course.figures.style import FILLS
 from actmem_course.figures.terms import KINDS, term_of
 from actmem_course.figures.units import size_text
 from actmem_course.others.timeline import Span, timeline
-from actmem_course.predicted.iteration import pipeline_sends
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 
 #: Pixels: what each rank does, the arrows between ranks, a microbatch, its box, the words at the foot.
 _HEAD, _SENDS, _ROW, _BOX, _FOOT = 46, 34, 24, 18, 48

@@ -37,9 +37,9 @@ Reveal(
     question,
     Panel(
         lambda p, m, n: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, p, m), n),
-        p=steps("p", "pipeline ranks", show.ranks_that_fit(GPT3.num_layers, 8), 8),
+        p=steps("p", "pipeline ranks", (1, 2, 3, 4, 6, 8), 8),
         m=steps("m", "chunks a rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
-        n=steps("n", "microbatches", lambda p: show.microbatches_that_fit(p, 16), 16),
+        n=steps("n", "microbatches", lambda p: range(p, 17, p), 16),
     ),
     m=3,
 )

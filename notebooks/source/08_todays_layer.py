@@ -10,9 +10,10 @@
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem.rows import total
-from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal
+from actmem_course.figures import Checks, LiveFigure, Panel, Prediction, Reveal
 from actmem_course.figures import choice, size_text, steps, text_table, worked
 from actmem_course.figures import ch08_todays_layer as show
+from actmem_course.figures.layer_picture import layer_picture
 from actmem_more import llama_shape as shapes, llama_terms as llama
 
 LLAMA = shapes.llama_shape("llama3-8b")
@@ -28,22 +29,18 @@ question = Prediction(
     freed("elementwise"),
     "%",
     "The outputs of both norms go, 4sbh bytes, and the product of the MLP's gate, silu(gate) · up, 2sbf bytes.",
-    GuessLine(-saved / 100, saved),
 )
-ALL = "each way"
+MODES = ["none", "selective", "elementwise", "full"]
 Reveal(
     question,
     Panel(
-        lambda s, k, f, shown: show.saved_today(
-            shapes.LlamaShape(s, 1, 4096, 32, k, f),
-            modes=("none", "selective", "elementwise", "full") if shown == ALL else ("none",),
-        ),
+        lambda s, k, f, mode: layer_picture(shapes.LlamaShape(s, 1, 4096, 32, k, f), recompute=mode),
         s=steps("s", "tokens", (1024, 2048, 4096, 8192, 16384, 32768), 8192),
         k=steps("k", "key and value heads", (1, 2, 4, 8, 16, 32), 8),
         f=steps("f", "width of the MLP", (8192, 11008, 14336, 16384), 14336),
-        shown=choice("recompute", ["nothing", ALL], "nothing"),
+        mode=choice("recompute", MODES, "none"),
     ),
-    shown=ALL,
+    mode="elementwise",
 )
 
 # %% [markdown]
@@ -69,8 +66,6 @@ Reveal(
 # So this layer saves **nothing twice**:
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.figures.layer_picture import layer_picture
-
 LiveFigure(layer_picture(LLAMA))
 
 # %% [markdown]
@@ -203,8 +198,7 @@ print(f"selective with a causal kernel, half of the scores: {100 * (core / 2) / 
 # so not `down`. Megatron's recomputes the whole layer: a third more FLOPs.
 
 # %%
-MODES = ["none", "selective", "elementwise", "full"]
-Panel(lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute", MODES, "elementwise"))
+LiveFigure(layer_picture(LLAMA, recompute="elementwise"))
 
 # %% [markdown]
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations

@@ -12,7 +12,7 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table,
+    Checks, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table,
     worked,
 )
 from actmem_course.figures import ch13_experts as show
@@ -30,7 +30,7 @@ def predicted(parallel, routing):
 
 
 balanced = predicted(EIGHT, "even")
-of_experts = total(row for row in balanced if row.term in show.ROUTED)
+of_experts = total(row for row in balanced if row.term in ("dispatched weights", "gate", "up", "down input"))
 question = Prediction(
     f"The figure shows what one rank saves if routing is balanced: {size_text(total(balanced))}, of which "
     f"{size_text(of_experts)} are the experts'. How much does the rank save that takes every token?",
@@ -38,17 +38,15 @@ question = Prediction(
     "MiB",
     "It gets 8 times as many token-expert assignments, and saves 8 times as much for them. "
     "What it saves for its own tokens, such as all of attention, doesn't grow.",
-    GuessLine(2**20),
 )
-BOTH = "balanced, and imbalanced"
 Reveal(
     question,
     Panel(
-        lambda t, routing: show.routed_bars(EXPERTS, t, list(show.ROUTINGS)[: 1 + (routing == BOTH)]),
-        t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
-        routing=choice("routing", ["balanced", BOTH], "balanced"),
+        lambda t, routing: show.experts(EXPERTS, routing, t),
+        t=steps("t", "ranks", (2, 4, 8), 8),
+        routing=choice("routing", list(show.ROUTINGS), "balanced"),
     ),
-    routing=BOTH,
+    routing="imbalanced",
 )
 
 # %% [markdown]

@@ -11,7 +11,7 @@ from actmem_course.figures import ch09_your_model as planned
 from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
+from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, recompute_trade
 from actmem_course.figures.ch07_time import table4_bars
 from actmem_course.figures.ch10_the_loss import loss_bars
 from actmem_course.figures.ch11_adapters import adapter_bars
@@ -99,12 +99,6 @@ def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_m
     assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel] and TABLE2[1].name == "tensor"
     with pytest.raises(ConfigError):
         memory_ladder(2048, 3)
-
-
-def test_prices_fall_and_the_cores_is_5_over_2d():
-    prices = list(sums(rebuild_price(GPT3)).values())
-    assert prices == sorted(prices, reverse=True)
-    assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
 
 
 @pytest.mark.parametrize(("drawing", "said"), [

@@ -54,7 +54,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     ],
     sequence_parallel.backward_timeline: [(GPT3, 8), (TINY, 2)],
     recomputation.recompute_trade: [(GPT3,), (LONG,), (TINY,)],
-    recomputation.rebuild_price: [(GPT3,), (LONG,), (TINY,)],
     recomputation.memory_ladder: [(2048, 8), (512, 1)],
     schedules.pipeline_schedule: [
         *((GPT3, schedules.with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
@@ -63,7 +62,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     schedules.moving_window_chart: [(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
     schedules.measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
     times.roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
-    times.forward_pass: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
     times.table4_bars: [()],
     times.batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
     ends.loss_bars: [(LLAMA.with_sizes(seq_length=131072), 1, "full"), (LLAMA, 8)],
@@ -78,7 +76,6 @@ DRAWN: dict[Callable, list[tuple]] = {
         (moment, segments, order) for moment in (1, 6, 18) for segments in allocator.SEGMENTS for order in allocator.ORDERS
     ],
     allocator.growing_batches: [(newest("allocator"),), ({},)],
-    today.saved_today: [(LLAMA, CUT)],
     experts.experts: [(LLAMA_MODELS["qwen3-30b-a3b"], routing) for routing in experts.ROUTINGS],
     experts.latent_layer: [(terms,) for terms in experts.RECOMPUTED],
     experts.routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("balanced",))],

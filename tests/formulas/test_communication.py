@@ -51,3 +51,31 @@ def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathere
     collectives = layer_collectives(SHAPE, Parallel(t, sequence_parallel), recompute, 2, keep_gathered_input)
     assert seen_in(forward.collectives) == expected(x for x in collectives if x.phase == "forward")
     assert seen_in(backward.collectives) == expected(x for x in collectives if x.phase != "forward")
+
+
+@given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.booleans())
+def test_the_same_bytes_until_inputs_are_gathered_again(cut, recompute, keep):
+    shape, parallel = cut
+    t = parallel.tensor_parallel_size
+    if t == 1:
+        assert layer_collectives(shape, parallel, recompute, 2, keep) == []
+        return
+    _, b, h, s = shape.letters()
+    unit = Fraction(t - 1, t) * 2 * s * b * h
+    again_tensor, again_sequence = {"full": (2, 3), "paper-full": (4, 4)}.get(recompute, (0, 0))
+    tensor, sequence = 8 + again_tensor, (8 if keep else 10) + again_sequence
+    assert wire_bytes(layer_collectives(shape, Parallel(t), recompute)) == tensor * unit
+    assert wire_bytes(layer_collectives(shape, Parallel(t, True), recompute, 2, keep)) == sequence * unit
+
+
+@given(model_cuts(), st.booleans())
+def test_what_is_sent_between_stages(cut, sequence_parallel):
+    shape, parallel, n = cut
+    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
+    sent = [pipeline_sends(shape, parallel, n, rank) for rank in range(p)]
+    boundaries = p * m - 1
+    for phase in ("forward", "backward"):
+        assert sum(x.count for rows in sent for x in rows if x.phase == phase) == boundaries * n
+    _, b, h, s = shape.letters()
+    size = 2 * s * b * h // parallel.sequence_parts
+    assert {x.payload_bytes for rows in sent for x in rows} <= {size}

@@ -59,10 +59,7 @@ def _values() -> list[list[Value]]:
         for name in paper.SECTION5_ADDED_FLOPS_PERCENT
         for how, mode in ways
     }
-    by_text = {
-        name: paper.percent_of_peak(name, text_selective(model.shape, model.global_batch_size), paper.TABLE5[name].seconds)
-        for name, model in PAPER_MODELS.items()
-    }
+    flops = {name: text_selective(model.shape, model.global_batch_size) for name, model in PAPER_MODELS.items()}
     _, b, h, s = mt.shape.letters()
     t, p, count = mt.parallel.tensor_parallel_size, mt.parallel.pipeline_parallel_size, in_flight(mt.parallel)
     saved, held = 2 * s * b * h * p, 2 * s * b * h * count
@@ -73,7 +70,7 @@ def _values() -> list[list[Value]]:
         _percents({name: baseline_share("tensor+sequence+selective", model) for name, model in PAPER_MODELS.items()}),
         _percents({name: baseline_share("full", model) for name, model in PAPER_MODELS.items()}),
         _percents(added),
-        [Value(name, percent, "%") for name, percent in by_text.items()],
+        [Value(n, paper.percent_of_peak(n, each, paper.TABLE5[n].seconds), "%") for n, each in flops.items()],
         _percents({name: layer_overhead(model.shape, "full") for name, model in PAPER_MODELS.items()}),
         [
             Value("sbhp elements", Fraction(saved, 2**30), "GiB"),

@@ -132,8 +132,7 @@ layer_times(on_gpu)
 # parallelism divides the norms and dropouts outside the core, which pays for most of it.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* ones,
-# which recompute to the end. The layer is tiny, so don't expect the paper's ratios; where an overhead could be noise, you
-# see how large the noise is.
+# which recompute to the end. The layer is tiny, so don't expect the paper's ratios; “within” is noise.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Progress, Varies, speed_facts

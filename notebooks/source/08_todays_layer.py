@@ -10,10 +10,9 @@
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem.rows import total
-from actmem_course.figures import Checks, LiveFigure, Panel, Prediction, Reveal
-from actmem_course.figures import choice, size_text, steps, text_table, worked
+from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal
+from actmem_course.figures import bar_chart, choice, size_text, steps, text_table, worked
 from actmem_course.figures import ch08_todays_layer as show
-from actmem_course.figures.layer_picture import layer_picture
 from actmem_more import llama_shape as shapes, llama_terms as llama
 
 LLAMA = shapes.llama_shape("llama3-8b")
@@ -29,18 +28,32 @@ question = Prediction(
     freed("elementwise"),
     "%",
     "The outputs of both norms go, 4sbh bytes, and the product of the MLP's gate, silu(gate) · up, 2sbf bytes.",
+    GuessLine(-saved / 100, saved),
 )
-MODES = ["none", "selective", "elementwise", "full"]
+MODES = ("none", "selective", "elementwise", "full")
+
+
+def bars(s, k, f, shown):
+    """What the layer saves in each mode that is shown."""
+    shape = shapes.LlamaShape(s, 1, 4096, 32, k, f)
+    sizes = {mode: total(llama.llama_rows(shape, recompute=mode)) for mode in MODES}
+    title = f"A Llama layer saves {size_text(sizes['none'])}"
+    if shown == "each way":
+        title = f"Of {size_text(sizes['none'])}, {1 - sizes['elementwise'] / sizes['none']:.0%} goes without a matmul"
+    saved = {mode: size if mode == "none" or shown == "each way" else None for mode, size in sizes.items()}
+    return bar_chart(title, {"saved": saved}, "saved by one layer")
+
+
 Reveal(
     question,
     Panel(
-        lambda s, k, f, mode: layer_picture(shapes.LlamaShape(s, 1, 4096, 32, k, f), recompute=mode),
+        bars,
         s=steps("s", "tokens", (1024, 2048, 4096, 8192, 16384, 32768), 8192),
         k=steps("k", "key and value heads", (1, 2, 4, 8, 16, 32), 8),
         f=steps("f", "width of the MLP", (8192, 11008, 14336, 16384), 14336),
-        mode=choice("recompute", MODES, "none"),
+        shown=choice("recompute", ["nothing", "each way"], "nothing"),
     ),
-    mode="elementwise",
+    shown="each way",
 )
 
 # %% [markdown]
@@ -66,6 +79,8 @@ Reveal(
 # So this layer saves **nothing twice**:
 
 # %% jupyter={"source_hidden": true}
+from actmem_course.figures.layer_picture import layer_picture
+
 LiveFigure(layer_picture(LLAMA))
 
 # %% [markdown]

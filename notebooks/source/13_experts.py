@@ -12,7 +12,7 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table,
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
     worked,
 )
 from actmem_course.figures import ch13_experts as show
@@ -38,12 +38,23 @@ question = Prediction(
     "MiB",
     "It gets 8 times as many token-expert assignments, and saves 8 times as much for them. "
     "What it saves for its own tokens, such as all of attention, doesn't grow.",
+    GuessLine(2**20),
 )
+
+
+def bars(t, routing):
+    """What a rank saves if routing is balanced, and if wanted what it saves if it takes every token."""
+    saved = {way: total(predicted(am.Parallel(t, t > 1), option)) for way, option in show.ROUTINGS.items()}
+    title = f"{routing.capitalize()} routing: the fullest of {t} ranks saves {size_text(saved[routing])}"
+    shown = {way: size if way in ("balanced", routing) else None for way, size in saved.items()}
+    return bar_chart(title, {"saved": shown}, "saved by one layer on the fullest rank")
+
+
 Reveal(
     question,
     Panel(
-        lambda t, routing: show.experts(EXPERTS, routing, t),
-        t=steps("t", "ranks", (2, 4, 8), 8),
+        bars,
+        t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
         routing=choice("routing", list(show.ROUTINGS), "balanced"),
     ),
     routing="imbalanced",

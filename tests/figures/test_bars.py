@@ -8,7 +8,6 @@ from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
 from actmem_course.figures import ch08_todays_layer as today
 from actmem_course.figures import ch09_your_model as planned
-from actmem_course.figures import ch13_experts as experts
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
 from actmem_course.figures.ch05_recomputation import LADDER, memory_ladder, recompute_trade
@@ -49,7 +48,6 @@ def loss_totals(shape, t):
 
 #: A figure, and what its bars add up to, from the top.
 SUMS = {
-    "a layer of today": (today.saved_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
     "the loss": (loss_bars(LONG, 1, "full"), [32 * total(llama_rows(LONG, Parallel(), "full")), *loss_totals(LONG, 1)]),
     "the loss on 8 ranks": (loss_bars(LLAMA, 8), [32 * total(llama_rows(LLAMA, CUT)), *loss_totals(LLAMA, 8)]),
     "adapters": (
@@ -168,7 +166,7 @@ def test_bytes_stay_bytes_on_every_axis(before, now):
 
 
 def test_words_beside_bars_go_where_the_bars_end():
-    drawn = after(today.saved_today(LLAMA), today.saved_today(LLAMA.with_sizes(seq_length=2048)))
+    drawn = after(at(2048), at(1024))
     found = list(sums(drawn).values())
     # The others are the bars' names.
     beside = [note for note in drawn.layout["annotations"] if note.get("xref") != "paper"]
@@ -181,16 +179,6 @@ def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
     assert after(first, at(8192)).axis == at(8192).axis  # too long
     assert after(at(8192), at(256)).axis == at(256).axis  # too short
     assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
-
-
-@pytest.mark.parametrize("routing, ranks", [("imbalanced", (8, 16)), ("balanced", (2, 4))])
-def test_an_axis_that_stays_says_the_new_sizes(routing, ranks):
-    """The second pair alone would have two units, GiB and MiB."""
-    before, alone = (experts.routed_bars(QWEN, t, [routing]) for t in ranks)
-    drawn = after(before, alone)
-    assert (before.axis.unit == alone.axis.unit) == (routing == "imbalanced") and drawn.axis.unit == before.axis.unit
-    words = f"saved by one layer on the most loaded of {ranks[1]} ranks (GiB)"
-    assert drawn.layout["xaxis"]["title"]["text"] == drawn.axis.title == words
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from actmem.config import Parallel, padded_vocab_size
-from actmem.formulas.first_stage import in_flight
 from actmem.rows import total
 from actmem_course.others.nanotron import (
     NANOTRON_GLOBAL_BATCH,
@@ -58,26 +57,6 @@ def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
 @pytest.mark.parametrize(("pp", "first"), [(1, 24), (2, 14), (4, 7), (8, 4), (16, 2)])
 def test_the_block_that_crosses_a_ranks_share_stays(pp, first):
     assert first_stage_layers(MODEL, pp) == first
-
-
-def test_parameters_are_those_of_the_whole_model():
-    h, f, v = MODEL.hidden_size, MODEL.ffn_hidden_size, MODEL.vocab_size
-    weights = peak().parts["weights"]
-    assert total(weights) == 2 * (24 * (4 * h * h + 3 * h * f + 2 * h) + v * h + h)
-
-
-def test_activations_are_layers_times_microbatches_in_flight():
-    layout = Parallel(2, True, 4, micro_batch_size=4)
-    layers = total(nanotron_layer_rows(MODEL, LENGTH, 4, 2)) * first_stage_layers(MODEL, 4)
-    bill = nanotron_bills(MODEL, layout, LENGTH, 64)[0]
-    assert total(bill.parts["activations"]) == in_flight(layout, 0) * (layers + 8 * LENGTH * 4)
-
-
-def test_few_microbatches_leave_the_pipeline_part_empty():
-    layout = Parallel(1, False, 16, micro_batch_size=16, data_parallel_size=64)
-    assert total(nanotron_bills(MODEL, layout, LENGTH, 1)[0].parts["activations"]) * 16 == total(
-        nanotron_bills(MODEL, layout, LENGTH, 16)[0].parts["activations"]
-    )
 
 
 def test_the_fullest_moment():

@@ -54,7 +54,8 @@ _LISTED = 4
 class Comparison:
     """Pairs of a prediction and a count, of one kind.
 
-    A value is a number, the sizes of a tensor, or a statement.  Whole numbers, fractions and lists agree if they are equal: there is no tolerance.  Booleans are statements.
+    A value is a number, the sizes of a tensor, or a statement, which is a boolean.  Values agree if they are equal:
+    there is no tolerance.
     are_parts: the pairs are parts of one thing, so their sum means something.
     """
 

@@ -372,11 +372,10 @@ model = PAPER_MODELS["175B"]
 shape, parallel, count = model.shape, model.parallel, model.global_batch_size // model.shape.micro_batch_size
 layers = shape.num_layers // parallel.pipeline_parallel_size
 in_layers = count * layers * wire_bytes(layer_collectives(shape, parallel, "selective"))
-for rank in (0, parallel.pipeline_parallel_size - 1):
-    print(
-        f"Rank {rank}, one iteration: {size_text(wire_bytes(pipeline_sends(shape, parallel, count, rank)))} to other "
-        f"stages, {size_text(in_layers)} to the {parallel.tensor_parallel_size - 1} GPUs that share its layers"
-    )
+print(
+    f"Rank 1, one iteration: {size_text(wire_bytes(pipeline_sends(shape, parallel, count, 1)))} to other stages, "
+    f"{size_text(in_layers)} to the {parallel.tensor_parallel_size - 1} GPUs that share its layers"
+)
 
 # %% [markdown]
 # So tensor parallelism stays on the fast links inside a machine, and stages go on different machines.

@@ -147,7 +147,6 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "recompute": variant.recompute,
             "literal": variant.literal,
             **timed.medians(name),
-            **timed.quartiles(name),
             "recompute_seconds": median(sample.recompute_seconds for sample in timed.samples[name]),
             "over": None if name == BASELINE else timed.over(name, BASELINE),
             "noise": timed.noise,
@@ -181,17 +180,14 @@ def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> Non
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Table 4.  Three lines a variant: medians; quartiles, bytes held, FLOPs; peak bytes and the paper's overhead."""
+    """Table 4.  Three lines a variant: medians; bytes held, FLOPs; peak bytes and the paper's overhead."""
     columns = map(numbers, ("forward", "backward", "both", "overhead"))
     made = table(title, "one layer, milliseconds", *columns, tight=True)
     for row in rows:
         label = Text(row["name"], style=red_if(not row["exact"]))
         held = f"\n  holds {size_text(row['held_bytes'])}\n  peak {size_text(row['peak_bytes'])}"
         label.append(held, style="dim not bold")
-        times = []
-        for part in PARTS:
-            quartiles = "–".join(map(milliseconds, row[f"{part}_quartiles"]))
-            times.append(two_lines(milliseconds(row[f"{part}_seconds"]), quartiles))
+        times = (milliseconds(row[f"{part}_seconds"]) for part in PARTS)
         below = [f"FLOPs +{100 * row['flops_overhead']:.1f}%" if row["flops_overhead"] else ""]
         if row["paper_overhead_percent"] is not None:
             below.append(f"paper {row['paper_overhead_percent']:+}%")

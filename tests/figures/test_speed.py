@@ -26,9 +26,8 @@ def around(value, margin, is_real, noise=0.03):
 def line(variant, number):
     return {
         "name": variant.name, "sequence_parallel": variant.sequence_parallel, "recompute": variant.recompute,
-        "forward_seconds": 0.1234, "forward_quartiles": (0.1111, 0.1999), "backward_seconds": 0.3,
-        "backward_quartiles": (0.2501, 0.4321), "recompute_seconds": 0.05, "combined_seconds": 0.4234,
-        "combined_quartiles": (0.4, 0.5), "over": around(0.1 * number, 0.02, number > 1, 0.118) if number else None,
+        "forward_seconds": 0.1234, "backward_seconds": 0.3,
+        "recompute_seconds": 0.05, "combined_seconds": 0.4234, "over": around(0.1 * number, 0.02, number > 1, 0.118) if number else None,
         "noise": 0.118, "flops_overhead": 0.3333, "paper_overhead_percent": 39, "held_bytes": 10**9,
         "peak_bytes": 2 * 10**9, "exact": True,
     }  # fmt: skip
@@ -48,7 +47,7 @@ def test_eighty_columns_cut_nothing_off():
     text = printed(speed_table(LINES, "title"))
     assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
     assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
-    assert "111–200" in text and "paper +39%" in text and "FLOPs +33.3%" in text
+    assert "paper +39%" in text and "FLOPs +33.3%" in text
 
 
 def test_noise_is_never_printed_as_an_overhead():
@@ -72,7 +71,7 @@ def test_figure_8_adds_up_to_forward_and_backward():
         assert sum(trace["x"][number] for trace in bars) == pytest.approx(1000 * seconds)
     assert drawing.layout["title"]["text"] == "Full recomputation costs +20%, selective with sequence parallelism +40%"
     assert "selective, literal" in drawing.alt and "423 ms, +30.0% ±2.0" in drawing.alt
-    assert drawing.layout["title"]["subtitle"]["text"] == "on this machine"
+    assert "on this machine" in drawing.axis.title
 
 
 def test_the_title_does_not_name_noise_either():

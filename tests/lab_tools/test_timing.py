@@ -95,7 +95,7 @@ def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards():
 def test_spread_of_known_samples():
     assert timing.spread([3.0]) == timing.Spread(3, 3, 3, count=1)
     found = timing.spread([5, 1, 4, 2, 3])
-    assert found.median == 3 and timing.quartiles([5, 1, 4, 2, 3]) == (2, 4) and timing.quartiles([3.0]) == (3, 3)
+    assert found.median == 3
     # Of nine samples the true median lies outside the second and eighth with probability 2 · 10 / 512.
     found = timing.spread(range(9))
     assert (found.low, found.high, found.margin) == (1, 7, 3)

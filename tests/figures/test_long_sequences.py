@@ -48,11 +48,6 @@ def test_a_million_tokens_step_by_step():
     assert [cost(step) for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
 
 
-def test_an_mlp_in_tiles_of_all_tokens_is_no_cheaper():
-    assert mlp_peak_bytes(TILE, H, F, TILE) >= mlp_peak_bytes(TILE, H, F)
-    assert mlp_peak_bytes(10**6, H, F, TILE) == 10 * 10**6 * H
-
-
 @pytest.mark.parametrize("tile, gradients_there", [(None, 1), (TILE, 3)])
 def test_the_mlps_peak_is_what_a_step_allocates(tile, gradients_there):
     """Without the weights; gradients_there: of the three weights, those that exist at the peak."""

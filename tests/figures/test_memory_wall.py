@@ -38,16 +38,6 @@ def test_what_is_held_and_what_is_freed_add_up_to_tensor_parallelism_alone(metho
     assert sizes == {name: sum(memory_wall.gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}
 
 
-def test_without_activations_all_models_fit():
-    drawing = memory_wall.memory_wall(with_activations=False)
-    assert "all four models fit" in drawing.layout["title"]["text"]
-    assert "activations" not in {trace["name"] for trace in drawing.traces}
-    for name, model in PAPER_MODELS.items():
-        parts = memory_wall.gpu_bytes(model)
-        shown = sum(trace["x"][trace["y"].index(name)] for trace in drawing.traces[:-1]) * 2**30
-        assert shown == sum(parts.values()) - parts["activations"]
-
-
 def test_the_two_lines_cross_where_the_formula_says():
     gpt3 = model_shape("175B")
     rest, core = (dict(zip(trace["x"], trace["y"])) for trace in memory_wall.crossover_lines(gpt3).traces[:2])

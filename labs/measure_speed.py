@@ -153,7 +153,7 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "flops_overhead": float(layer_overhead(shape, variant.recompute)),
             "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
             "predicted_bytes": predicted,
-            **{key: own[key] for key in ("held_bytes", "peak_bytes", "allocated_bytes", "requested_bytes", "finite")},
+            **own,
             "exact": own["held_bytes"] == predicted,
         })  # fmt: skip
     return rows

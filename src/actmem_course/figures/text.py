@@ -52,7 +52,7 @@ def saved_text(saved: Iterable) -> str:
     saved = list(saved)
     if not saved:
         return "nothing is kept"
-    lines = [
+    lines: list[tuple] = [
         (
             t.module or "(itself)",
             t.op,

@@ -1,9 +1,9 @@
 """torchrun --nproc-per-node 2 labs/measure_communication.py
 
 The collectives of one transformer layer's ranks (2205.05198 section 4.2): number, kind and bytes of the collectives in
-every mode, by formula and counted; the bus bandwidth of each kind at several sizes; the time of one all-reduce against
-a reduce-scatter and an all-gather of the same bytes; and how much of backward's collectives the matmuls hide, by its
-time with and without overlap.
+every mode, by formula and counted; time and bus bandwidth of each kind at several sizes, so also of one all-reduce
+against a reduce-scatter and an all-gather of the same bytes; and how much of backward's collectives the matmuls hide,
+by its time with and without overlap.
 Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
 """
 
@@ -72,7 +72,8 @@ def main() -> int:
         own = count_layers(*place)
         counted = gather_rows(here, own)
         bandwidths = [] if here.emulated else measure_bandwidths(here, args.rounds)
-        compared = [] if here.emulated else time_collectives(*place, args.rounds)
+        forms = () if here.emulated else (False, True)
+        compared = [compare_overlap(*place, sequence_parallel, args.rounds) for sequence_parallel in forms]
         screen.print(counts_table(own, f"Collectives: {described(shape, here, dtype)}"))
         if bandwidths:
             screen.print(bandwidths_table(bandwidths))
@@ -88,8 +89,7 @@ def main() -> int:
         if here.emulated:
             screen.print("One emulated rank sends nothing, so nothing is timed.")
         else:
-            alone = f"of collectives alone {10 * args.rounds}"
-            screen.print(f"Times: medians of {args.rounds} rounds, {alone}; {clock_name(here.device)}.")
+            screen.print(f"Times: medians of {args.rounds} rounds; {clock_name(here.device)}.")
         if args.device == "cuda" and compared:
             queues = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
             screen.print(f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: with 1 a collective starts before its matmul.")
@@ -169,45 +169,15 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def time_collectives(shape: ModelShape, here: Ranks, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
-    """The three comparisons.  Every rank must call it."""
-    # A collective alone is over in no time, so it is timed more often.
-    rows = [compare_collectives(shape, here, dtype, 10 * rounds)]
-    for title, sequence_parallel in (("Backward, tensor parallel", False), ("Backward, tensor + sequence", True)):
-        show_progress(here.rank, title)
-        rows.append({"comparison": title, **compare_overlap(shape, here, dtype, sequence_parallel, rounds)})
-    show_progress(here.rank)
-    return rows
-
-
-def compare_collectives(shape: ModelShape, here: Ranks, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Time one all-reduce of a layer's activations against a reduce-scatter and an all-gather of the same."""
-    tp = tensor_parallel(sequence_parallel=True)
-    x = layer_input(shape, TensorParallel(), here.device, dtype).detach()
-    first, second = "all-reduce", "reduce-scatter, all-gather"
-    work = {
-        first: Work(lambda: all_reduce(x, tp), lambda _: None),
-        second: Work(lambda: all_gather(reduce_scatter(x, tp), tp), lambda _: None),
-    }
-    timed = time_in_turns(work, first, here, rounds=rounds)
-    return {
-        "comparison": "Same bytes",
-        "first": first,
-        "second": second,
-        "first_seconds": timed.medians(first)["combined_seconds"],
-        "second_seconds": timed.medians(second)["combined_seconds"],
-        "over": timed.over(second, first),
-        "hidden": None,
-    }
-
-
 def compare_overlap(
     shape: ModelShape, here: Ranks, dtype: torch.dtype, sequence_parallel: bool, rounds: int
 ) -> dict[str, Any]:
-    """Time backward of one layer, and the same if it waits for each collective at once.
+    """Time backward of one layer, and the same if it waits for each collective at once.  Every rank must call it.
 
     hidden: the share of the collectives' own time that overlap takes off backward; None if that could be noise.
     """
+    title = f"Backward, tensor {'+ sequence' if sequence_parallel else 'parallel'}"
+    show_progress(here.rank, title)
     tp = tensor_parallel(sequence_parallel=sequence_parallel)
     layer = layer_runner(shape, tp, here.device, dtype).work()
     full = layer_input(shape, TensorParallel(), here.device, dtype).detach()
@@ -228,7 +198,9 @@ def compare_overlap(
     seconds = [timed.medians(name)["backward_seconds"] for name in (first, second)]
     over = timed.over(second, first)
     saved = seconds[1] - seconds[0]
+    show_progress(here.rank)
     return {
+        "comparison": title,
         "first": first,
         "second": second,
         "first_seconds": seconds[0],

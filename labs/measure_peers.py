@@ -175,7 +175,7 @@ def row_of(mode: str, name: str, timed: Timings, found: Held | str, shape: Model
     times = dict.fromkeys(("forward_seconds", "backward_seconds", "combined_seconds"))
     compared = dict.fromkeys(("ours", "over", "noise"))
     if isinstance(found, str):
-        counts = dict.fromkeys(("held_bytes", "peak_bytes", "allocated_bytes", "requested_bytes", "finite"))
+        counts = dict.fromkeys(("held_bytes", "peak_bytes", "finite"))
         return {**row, "unavailable": found, **times, **compared, "sequences": 1, **counts}
     key, without = (mode, name), ("none", name)
     sequences = here.size * own_sequences(shape, here) if name == "FSDP2" else shape.micro_batch_size

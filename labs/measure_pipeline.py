@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2
 
 One training step on a pipeline (2205.05198 section 4.2.3): what every rank holds when it holds
-most, by formula and counted, the schedule that torch ran, and each rank's memory over the step.
+most, by formula and counted, and the schedule that torch ran; --html draws each rank's memory over the step.
 Exit code 0 if all agrees to the byte, 1 if anything does not, 2 on wrong use.
 """
 
@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -77,12 +77,13 @@ def main() -> int:
         screen.print(bytes_table(rows, plan.shape))
         screen.print("Schedule, a backward taking twice a forward's time:", style="bold")
         screen.print(draw(timeline(plan.schedule)), markup=False, soft_wrap=True)
-        screen.print(memory_table(rows))
-        for row in (row for row in rows if not row["exact"]):
-            screen.print(f"rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
-        other_order = [row["rank"] for row in rows if not row["order_as_drawn"]]
-        for rank in other_order:
-            screen.print(f"rank {rank} ran its actions in another order than the one drawn", style=WRONG)
+        beside = ", ".join(f"{row['output_bytes']:,} + {row['buffer_bytes']:,}" for row in rows)
+        screen.print(f"Beside the graphs, outputs held and idle receive buffers of each rank: {beside}")
+        for row in rows:
+            if not row["exact"]:
+                screen.print(f"rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
+            if not row["order_as_drawn"]:
+                screen.print(f"rank {row['rank']} ran its actions in another order than the one drawn", style=WRONG)
         agree = sum(row["exact"] for row in rows)
         screen.print(f"{agree} of {len(rows)} ranks agree with the formulas to the byte")
         write_rows(args.json, here.rank, rows)
@@ -91,7 +92,7 @@ def main() -> int:
 
             write_figure(args.html, measured_schedule(plan.schedule, rows))
             screen.print(f"wrote {args.html}")
-    return 0 if agree == len(rows) and not other_order else 1
+    return 0 if all(row["exact"] and row["order_as_drawn"] for row in rows) else 1
 
 
 @dataclass(frozen=True)
@@ -163,28 +164,15 @@ def plan_from(args: argparse.Namespace, size: int) -> Plan:
     return Plan(shape, parallel, microbatches, args.recompute, args.free_outputs)
 
 
-@dataclass(frozen=True)
-class MemorySample:
-    """What a rank held right after one action of its schedule.
+class MemoryWatcher(Watcher):
+    """Watches a Pipeline: what its graphs, and torch's runtime beside them, hold after each action.
 
-    kind: "F" or "B".  in_flight: chunk-microbatches whose forward is done and backward is not.
-    kept_bytes: held by graphs.  output_bytes, buffer_bytes: held by torch's runtime in addition.
+    samples: after each action its kind, stage and microbatch; how many chunk-microbatches are in flight; and the bytes
+    that graphs keep, and that torch's runtime has in outputs and in receive buffers besides.
     """
 
-    kind: str
-    stage: int
-    microbatch: int
-    in_flight: int
-    kept_bytes: int
-    output_bytes: int
-    buffer_bytes: int
-
-
-class MemoryWatcher(Watcher):
-    """Watches a Pipeline: what its graphs, and torch's runtime beside them, hold after each action."""
-
     def __init__(self) -> None:
-        self.samples: list[MemorySample] = []
+        self.samples: list[dict[str, Any]] = []
         #: By term, when the graphs held most; with torch's own tensors.
         self.peak_rows: list[Row] = []
         self._ledgers: dict[tuple[int, int], list[Ledger]] = {}
@@ -209,9 +197,9 @@ class MemoryWatcher(Watcher):
         outputs = sum(beside(one.held_outputs()) for one in self._stages.values())
         buffers = sum(beside(one.receive_buffers()) for one in self._stages.values())
         kept_bytes = sum(kept.values())
-        most = max((sample.kept_bytes for sample in self.samples), default=0)
-        place = kind, stage.stage_index, microbatch
-        self.samples.append(MemorySample(*place, len(self._ledgers), kept_bytes, outputs, buffers))
+        most = max((sample["kept_bytes"] for sample in self.samples), default=0)
+        place = {"kind": kind, "stage": stage.stage_index, "microbatch": microbatch, "in_flight": len(self._ledgers)}
+        self.samples.append({**place, "kept_bytes": kept_bytes, "output_bytes": outputs, "buffer_bytes": buffers})
         if kept_bytes >= most:  # the last maximum: the steady state, not the warm-up
             merged = merge(row for ledger in ledgers for row in rows_by_term(ledger.saved))
             assert total(merged) == kept_bytes, "two microbatches share a storage"
@@ -220,11 +208,6 @@ class MemoryWatcher(Watcher):
                 Row("outputs held by the runtime", outputs, extra=OUTPUTS_HELD),
                 Row("receive buffers not in use", buffers, extra=BUFFERS_HELD),
             ]
-
-    @property
-    def peak_in_flight(self) -> int:
-        """The most chunk-microbatches that this rank held at once."""
-        return max(sample.in_flight for sample in self.samples)
 
 
 def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
@@ -259,7 +242,7 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
         "rank": here.rank,
         "pipeline_rank": stage,
         "predicted_in_flight": in_flight(parallel, stage, plan.num_microbatches, plan.per_round),
-        "measured_in_flight": watcher.peak_in_flight,
+        "measured_in_flight": max(sample["in_flight"] for sample in watcher.samples),
         "predicted_bytes": total(paper_rows(predicted)),
         "extra_bytes": total(extra_rows(predicted)),
         "measured_bytes": total(measured),
@@ -268,8 +251,8 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
         "buffer_bytes": buffers,
         "exact": comparison.exact,
         "disagreement": "" if comparison.exact else comparison.describe(),
-        "order_as_drawn": [(one.kind, one.stage, one.microbatch) for one in watcher.samples] == order,
-        "samples": [asdict(sample) for sample in watcher.samples],
+        "order_as_drawn": [(one["kind"], one["stage"], one["microbatch"]) for one in watcher.samples] == order,
+        "samples": watcher.samples,
     }
 
 
@@ -286,24 +269,6 @@ def bytes_table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
         counts = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
         made.add_row(str(row["rank"]), str(row["pipeline_rank"]), flight, *counts, style=red_if(not row["exact"]))
     return made
-
-
-def memory_table(rows: list[dict[str, Any]]) -> Table:
-    """What torch's runtime held besides the graphs, and the rank's memory after each action as a curve."""
-    columns = map(numbers, ("rank", "outputs held", "idle receive buffers"))
-    made = table("Beside the graphs, and the graphs' bytes after each action", *columns)
-    made.add_column("memory over the step", no_wrap=True, overflow="fold")
-    for row in rows:
-        curve = sparkline([sample["kept_bytes"] for sample in row["samples"]])
-        made.add_row(str(row["rank"]), f"{row['output_bytes']:,}", f"{row['buffer_bytes']:,}", curve)
-    return made
-
-
-def sparkline(values: list[int]) -> str:
-    """A character for each value: its height is the value as a share of the largest."""
-    levels = " ▁▂▃▄▅▆▇█"
-    top = max(values, default=0) or 1
-    return "".join(levels[-(-value * 8 // top)] for value in values)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
@@ -34,7 +34,7 @@ from actmem_course.lab_tools.machine import EMULATED, check_fits, clock_name, de
 from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_figure, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import time_in_turns
-from actmem_course.lab_tools.trace import mark_for_nsys, write_trace
+from actmem_course.lab_tools.trace import write_trace
 from actmem_course.others import paper
 from actmem_course.process import lab
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
@@ -78,17 +78,12 @@ def main() -> int:
     options.add_timing_arguments(parser)
     options.add_file_argument(parser, "html", "write figure 8: forward, recomputation, backward (needs plotly)")
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
-    parser.add_argument(
-        "--nvtx", action="store_true", help="run one more step of each with NVTX ranges, for nsys (GPUs only)"
-    )
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json", "html", "trace")
         size = check_ranks(args, parser.prog)
         dtype = options.check_timing(args)
         shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
-        if args.nvtx and args.device != "cuda":
-            raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
 
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
@@ -97,8 +92,6 @@ def main() -> int:
         rows = measure_speed(*place, rounds=args.rounds)
         if args.trace:
             trace(args.trace, *place)
-        if args.nvtx:
-            mark_for_nsys({name: runner.work() for name, runner in runners_of(*place).items()})
         wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
         title = f"Table 4 measured: {described(shape, here, dtype)}"
         screen.print(speed_table(rows, title), noise_line(rows[0]["noise"], args.rounds, clock_name(here.device)))
@@ -154,14 +147,13 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "recompute": variant.recompute,
             "literal": variant.literal,
             **timed.medians(name),
-            **timed.quartiles(name),
             "recompute_seconds": median(sample.recompute_seconds for sample in timed.samples[name]),
             "over": None if name == BASELINE else timed.over(name, BASELINE),
             "noise": timed.noise,
             "flops_overhead": float(layer_overhead(shape, variant.recompute)),
             "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
             "predicted_bytes": predicted,
-            **{key: own[key] for key in ("held_bytes", "peak_bytes", "allocated_bytes", "requested_bytes", "finite")},
+            **own,
             "exact": own["held_bytes"] == predicted,
         })  # fmt: skip
     return rows
@@ -188,17 +180,14 @@ def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> Non
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Table 4.  Three lines a variant: medians; quartiles, bytes held, FLOPs; peak bytes and the paper's overhead."""
+    """Table 4.  Three lines a variant: medians; bytes held, FLOPs; peak bytes and the paper's overhead."""
     columns = map(numbers, ("forward", "backward", "both", "overhead"))
     made = table(title, "one layer, milliseconds", *columns, tight=True)
     for row in rows:
         label = Text(row["name"], style=red_if(not row["exact"]))
         held = f"\n  holds {size_text(row['held_bytes'])}\n  peak {size_text(row['peak_bytes'])}"
         label.append(held, style="dim not bold")
-        times = []
-        for part in PARTS:
-            quartiles = "–".join(map(milliseconds, row[f"{part}_quartiles"]))
-            times.append(two_lines(milliseconds(row[f"{part}_seconds"]), quartiles))
+        times = (milliseconds(row[f"{part}_seconds"]) for part in PARTS)
         below = [f"FLOPs +{100 * row['flops_overhead']:.1f}%" if row["flops_overhead"] else ""]
         if row["paper_overhead_percent"] is not None:
             below.append(f"paper {row['paper_overhead_percent']:+}%")

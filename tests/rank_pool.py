@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actmem_course.supervisor import served_store
+from actmem_course.ranks import served_store
 from tests.patience import SECONDS
 
 #: Every rank is forked from one process that has loaded these, and nothing else: it has no threads and no groups.

@@ -33,9 +33,8 @@ from actmem.pipeline import check_pipeline
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
 from actmem_course.others import paper
-from actmem_course.others.nanotron import NANOTRON_MODEL, nanotron_peak
 from actmem_course.others.ring import ring
-from actmem_course.predicted.iteration import pipeline_sends
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 from actmem_more.chunked_loss import LinearCrossEntropy
 from actmem_more.context import ContextParallel, attend_part
 from actmem_more.llama import LlamaLayer, LlamaStage
@@ -45,7 +44,6 @@ from actmem_more.loss_peak import loss_peak_rows
 from actmem_more.store import HostMemory
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.step_time import Cluster
-from tests.shapes import decoder
 
 S, P, LLAMA = ModelShape(8, 2, 16, 4, num_layers=4, vocab_size=32), Parallel(2, True, 2), LlamaShape(8, 2, 16, 4, 2, 24)
 EXPERTS = LLAMA.with_sizes(num_experts=4, experts_per_token=2)
@@ -81,8 +79,7 @@ ENTER: list[tuple[Any, dict[str, Any], str]] = [
     ("formulas.first_stage.stage_rows", LAYER, "num_microbatches? recompute device_type"),
     ("formulas.schedule.recomputed_share", {"capacity": 1, "in_flight": 2, "num_microbatches": 4}, "capacity0 in_flight num_microbatches"),
     ("formulas.communication.layer_collectives", LAYER, "recompute"),
-    ("actmem_course.predicted.iteration.pipeline_sends", STAGE, "num_microbatches"),
-    ("actmem_course.predicted.iteration.iteration_collectives", STAGE, "num_microbatches recompute"),
+    ("actmem_course.predicted.pipeline_sends.pipeline_sends", STAGE, "num_microbatches"),
     ("formulas.flops.hardware_flops", {"shape": S, "global_batch_size": 4}, "global_batch_size recompute"),
     ("formulas.flops.eq7", {"shape": S, "global_batch_size": 4}, "global_batch_size"),
     ("actmem_more.llama_terms.llama_rows", {"shape": LLAMA, "parallel": P}, "recompute element_size context_kind"),
@@ -223,9 +220,6 @@ LINES = [
     (lambda: emulate(4, 4), "rank: must be at most 3, got 4"),
     (lambda: ring("broadcast", 2, 8), "kind: must be one of reduce-scatter"),
     (lambda: ring("all-reduce", 0, 8), "ranks: must be at least 1"),
-    (lambda: nanotron_peak(decoder(2048, 4096, 24, 32, 8, 50257), Parallel(), 8, 16), "num_key_value_heads: nanotron packs Q, K and V"),
-    (lambda: nanotron_peak(NANOTRON_MODEL, Parallel(3, True), 8, 16), "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3"),
-    (lambda: nanotron_peak(NANOTRON_MODEL, Parallel(zero_stage=3), 8, 16), "layout: these runs have one chunk a rank"),
     (lambda: HostMemory(0), "ahead: must be at least 1, got 0"),
     (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, stores={"offload": 4}), "stores: must have one for 'offload', as actmem_more.store has, got"),  # type: ignore[dict-item]
     (lambda: TransformerLayer(S)(torch.zeros(9, 2, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),

@@ -23,7 +23,6 @@ NOT_RUN = {
     "conda": "makes an environment of gigabytes",
     "docker": "needs GPUs and Docker",
     "git": "works on the reader's clone",
-    "nsys": "needs a GPU and Nsight",
     "pip": "downloads packages",
     "pre-commit": "writes a hook into the reader's clone",
     "python3": "serves files until it is stopped",

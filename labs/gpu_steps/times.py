@@ -38,7 +38,7 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
     whole = timed.medians("none")["combined_seconds"]
     rows = []
     for name in work:
-        row: dict[str, Any] = {"mode": name, **timed.medians(name), **timed.quartiles(name)}
+        row: dict[str, Any] = {"mode": name, **timed.medians(name)}
         row["over_none"] = None if name == "none" else timed.over(name, "none")
         row["flops_overhead"] = float(layer_overhead(shape, name)) if name in modes else None
         rows.append(row)

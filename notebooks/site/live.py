@@ -27,7 +27,7 @@ PYTHON_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_st
 #: What the packages of a notebook's widgets are, which no page has.
 WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
 #: What the planner's peaks are read from, and the tables about others.
-DATA = (SOURCE / "actmem_tools" / "tape" / "stage_tapes.json", *FIGURES.glob("*.tsv"), *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
+DATA = (SOURCE / "actmem_tools" / "tape" / "stage_tapes.json", *FIGURES.glob("*.tsv"), FIGURES / "template.json", *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
 #: The front page's figure.
 FRONT = """from actmem_course.figures import Panel, choice
 from actmem_course.figures.ch01_memory_wall import METHODS, memory_wall

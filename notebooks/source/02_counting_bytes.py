@@ -362,7 +362,7 @@ checks.show()
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest
 
-on_gpu = newest("table2").get("table2", [])
+on_gpu = newest("table2")["table2"]
 for count in ("ledger", "requested", "allocated"):
     checks.add(
         "layers of two models, six ways, on a GPU",

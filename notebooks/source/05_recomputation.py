@@ -245,20 +245,31 @@ checks.show()
 # The MLP saves large tensors too: $8sbh$ bytes before GeLU and $8sbh$ after it. Why not recompute those? Ask of each group of
 # tensors how many bytes one FLOP frees:
 
-# %%
-Panel(
-    lambda s, heads: show.rebuild_price(am.ModelShape(s, 1, 128 * heads, heads)),
-    s=slider("s", "tokens", 256, 16384, 256, 2048),
-    heads=slider("a", "heads of 128", 8, 200, 8, 96),
+# %% jupyter={"source_hidden": true}
+from fractions import Fraction
+from actmem_course.figures import size_text
+from actmem_course.predicted.recomputation import rebuilds
+
+frees = {group.name: Fraction(group.bytes, group.flops) for group in rebuilds(GPT3) if group.flops}
+lines = [
+    (group.name, group.how, size_text(group.bytes), f"{group.flops / 1e9:,.0f}", f"{1000 * float(frees[group.name]):.3f}")
+    for group in sorted(rebuilds(GPT3), key=lambda group: -frees.get(group.name, 0))
+    if group.flops
+]
+print(text_table(("recomputed", "by", "frees", "GFLOP", "bytes per 1,000 FLOPs"), lines, "  rrr"))
+ratio = frees["core attention"] / frees["GeLU input"]
+checks.add(
+    "bytes per FLOP, the core over h→4h", [(Fraction(5 * GPT3.num_attention_heads, 2), ratio)], "", ("5a/2", "of the table")
 )
+checks.show()
 
 # %% [markdown]
-# Move $s$: the core's bar stays, since its bytes and its FLOPs both grow with $s^2$. Compare it with a linear that has $x$ times
-# $h$ outputs:
+# The core's number is the same for any $s$, since its bytes and its FLOPs both grow with $s^2$. Compare it with a linear that
+# has $x$ times $h$ outputs:
 #
 # $$\frac{5as^2b}{2s^2bh} = \frac{5a}{2h}, \qquad \frac{2sbh\,x}{2sbh^2\,x} = \frac{1}{h}.$$
 #
-# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each other bar is what one more matmul brings back. Three
+# Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each other line is what one more matmul brings back. Three
 # groups take no matmul: the outputs of the norms and of GeLU, and the dropout masks. In time they cost about as much per byte
 # as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-modules layernorm`), if
 # its norms aren't fused with the next linear.

@@ -37,9 +37,9 @@ Reveal(
     question,
     Panel(
         lambda p, m, n: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, p, m), n),
-        p=steps("p", "pipeline ranks", show.ranks_that_fit(GPT3.num_layers, 8), 8),
+        p=steps("p", "pipeline ranks", (1, 2, 3, 4, 6, 8), 8),
         m=steps("m", "chunks a rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
-        n=steps("n", "microbatches", lambda p: show.microbatches_that_fit(p, 16), 16),
+        n=steps("n", "microbatches", lambda p: range(p, 17, p), 16),
     ),
     m=3,
 )
@@ -365,17 +365,17 @@ Fold(
 # Why use tensor and pipeline parallelism together? Compare what one of GPT-3's GPUs sends, laid out as in table 3:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import wire_bytes
-from actmem_course.predicted.iteration import iteration_collectives
+from actmem.formulas.communication import layer_collectives, wire_bytes
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 
 model = PAPER_MODELS["175B"]
-for rank in (0, model.parallel.pipeline_parallel_size - 1):
-    collectives = iteration_collectives(model.shape, model.parallel, model.global_batch_size, rank, "selective")
-    sent, to_stages = wire_bytes(collectives), wire_bytes([e for e in collectives if e.kind == "send"])
-    print(
-        f"Rank {rank}, one iteration: {size_text(to_stages)} to other stages, "
-        f"{size_text(sent - to_stages)} to the {model.parallel.tensor_parallel_size - 1} GPUs that share its layers"
-    )
+shape, parallel, count = model.shape, model.parallel, model.global_batch_size // model.shape.micro_batch_size
+layers = shape.num_layers // parallel.pipeline_parallel_size
+in_layers = count * layers * wire_bytes(layer_collectives(shape, parallel, "selective"))
+print(
+    f"Rank 1, one iteration: {size_text(wire_bytes(pipeline_sends(shape, parallel, count, 1)))} to other stages, "
+    f"{size_text(in_layers)} to the {parallel.tensor_parallel_size - 1} GPUs that share its layers"
+)
 
 # %% [markdown]
 # So tensor parallelism stays on the fast links inside a machine, and stages go on different machines.

@@ -132,8 +132,7 @@ layer_times(on_gpu)
 # parallelism divides the norms and dropouts outside the core, which pays for most of it.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* ones,
-# which recompute to the end. The layer is tiny, so don't expect the paper's ratios; overheads within noise aren't
-# printed.
+# which recompute to the end. The layer is tiny, so don't expect the paper's ratios; “within” is noise.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Progress, Varies, speed_facts
@@ -198,10 +197,7 @@ print(f"The figure counts FLOPs. By the times of table 4, for the 22B model, it 
 
 # %%
 Panel(
-    lambda s, b, t: [
-        draw(SMALLEST.with_sizes(seq_length=s, micro_batch_size=b), am.Parallel(t, True))
-        for draw in (show.roofline, show.forward_pass)
-    ],
+    lambda s, b, t: show.roofline(SMALLEST.with_sizes(seq_length=s, micro_batch_size=b), am.Parallel(t, True)),
     s=steps("s", "tokens", (256, 512, 1024, 2048, 4096, 8192, 16384), 2048),
     b=slider("b", "sequences", 1, 8, 1, 4),
     t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
@@ -219,6 +215,12 @@ from actmem_course.figures import bar_chart
 
 sharded = am.Parallel(8, True)
 operations = {o.name: o for o in forward_operations(SMALLEST, sharded)}
+in_core, flops = [o for o in operations.values() if o.core], lambda some: sum(o.flops for o in some if o.matmul)
+time = least_seconds(operations.values(), *A100)
+print(
+    f"The core attention has {flops(in_core) / flops(operations.values()):.0%} of the matmuls' FLOPs, and takes "
+    f"{float(least_seconds(in_core, *A100) / time):.0%} of the forward pass's {1000 * float(time):.2f} ms at least."
+)
 core = [operations[name] for name in ("QKᵀ", "softmax", "softmax dropout")]
 rest = [o for name, o in operations.items() if o not in core and name not in ("4h→h", "MLP dropout and sum")]
 rows = am.layer_rows(SMALLEST, sharded)
@@ -346,6 +348,9 @@ worked(
 # **Next:** [chapter 8](08_todays_layer.ipynb), the layers that everyone trains today. Last, the paper's errata:
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.figures import in_the_paper
+from actmem_course.figures import Fold
+from actmem_course.others.disagreements import disagreements
 
-in_the_paper()
+places = disagreements()
+title = f"Where the paper's text, its formulas and our counts differ: {len(places)} places"
+Fold(title, "\n\n".join(map(str, places)), prose=True)

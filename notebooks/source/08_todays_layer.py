@@ -11,7 +11,7 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal
-from actmem_course.figures import choice, size_text, steps, text_table, worked
+from actmem_course.figures import bar_chart, choice, size_text, steps, text_table, worked
 from actmem_course.figures import ch08_todays_layer as show
 from actmem_more import llama_shape as shapes, llama_terms as llama
 
@@ -30,20 +30,30 @@ question = Prediction(
     "The outputs of both norms go, 4sbh bytes, and the product of the MLP's gate, silu(gate) · up, 2sbf bytes.",
     GuessLine(-saved / 100, saved),
 )
-ALL = "each way"
+MODES = ("none", "selective", "elementwise", "full")
+
+
+def bars(s, k, f, shown):
+    """What the layer saves in each mode that is shown."""
+    shape = shapes.LlamaShape(s, 1, 4096, 32, k, f)
+    sizes = {mode: total(llama.llama_rows(shape, recompute=mode)) for mode in MODES}
+    title = f"A Llama layer saves {size_text(sizes['none'])}"
+    if shown == "each way":
+        title = f"Of {size_text(sizes['none'])}, {1 - sizes['elementwise'] / sizes['none']:.0%} goes without a matmul"
+    saved = {mode: size if mode == "none" or shown == "each way" else None for mode, size in sizes.items()}
+    return bar_chart(title, {"saved": saved}, "saved by one layer")
+
+
 Reveal(
     question,
     Panel(
-        lambda s, k, f, shown: show.saved_today(
-            shapes.LlamaShape(s, 1, 4096, 32, k, f),
-            modes=("none", "selective", "elementwise", "full") if shown == ALL else ("none",),
-        ),
+        bars,
         s=steps("s", "tokens", (1024, 2048, 4096, 8192, 16384, 32768), 8192),
         k=steps("k", "key and value heads", (1, 2, 4, 8, 16, 32), 8),
         f=steps("f", "width of the MLP", (8192, 11008, 14336, 16384), 14336),
-        shown=choice("recompute", ["nothing", ALL], "nothing"),
+        shown=choice("recompute", ["nothing", "each way"], "nothing"),
     ),
-    shown=ALL,
+    shown="each way",
 )
 
 # %% [markdown]
@@ -173,15 +183,13 @@ checks.show()
 # the rotation's tables.)
 
 # %%
-from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
+from actmem_course.others.others_keep import OTHERS, bytes_of_other
 
-names = ("Hugging Face Llama, sdpa", "torchtitan's style, torch.compile", "ours", "ours, elementwise")
-layers = {layer.name: layer for layer in (*OTHERS, *FRAMEWORKS) if layer.dtype == "bfloat16"}
 sbh = LLAMA.seq_length * LLAMA.micro_batch_size * LLAMA.hidden_size
-lines = [
-    (name, layers[name].formula, f"{bytes_of_other(layers[name], LLAMA) / sbh:.1f} sbh")
-    for name in names
-]
+lines = []
+for name, terms in OTHERS.items():
+    formula = " + ".join(f"{count}{product}" for product, count in terms.items())
+    lines.append((name, formula, f"{bytes_of_other(name, LLAMA) / sbh:.1f} sbh"))
 print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 
 # %% [markdown]
@@ -205,8 +213,7 @@ print(f"selective with a causal kernel, half of the scores: {100 * (core / 2) / 
 # so not `down`. Megatron's recomputes the whole layer: a third more FLOPs.
 
 # %%
-MODES = ["none", "selective", "elementwise", "full"]
-Panel(lambda mode: layer_picture(LLAMA, recompute=mode), mode=choice("recompute", MODES, "elementwise"))
+LiveFigure(layer_picture(LLAMA, recompute="elementwise"))
 
 # %% [markdown]
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations

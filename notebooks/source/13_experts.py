@@ -12,7 +12,7 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, steps, text_table,
+    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
     worked,
 )
 from actmem_course.figures import ch13_experts as show
@@ -30,7 +30,7 @@ def predicted(parallel, routing):
 
 
 balanced = predicted(EIGHT, "even")
-of_experts = total(row for row in balanced if row.term in show.ROUTED)
+of_experts = total(row for row in balanced if row.term in ("dispatched weights", "gate", "up", "down input"))
 question = Prediction(
     f"The figure shows what one rank saves if routing is balanced: {size_text(total(balanced))}, of which "
     f"{size_text(of_experts)} are the experts'. How much does the rank save that takes every token?",
@@ -40,15 +40,24 @@ question = Prediction(
     "What it saves for its own tokens, such as all of attention, doesn't grow.",
     GuessLine(2**20),
 )
-BOTH = "balanced, and imbalanced"
+
+
+def bars(t, routing):
+    """What a rank saves if routing is balanced, and if wanted what it saves if it takes every token."""
+    saved = {way: total(predicted(am.Parallel(t, t > 1), option)) for way, option in show.ROUTINGS.items()}
+    title = f"{routing.capitalize()} routing: the fullest of {t} ranks saves {size_text(saved[routing])}"
+    shown = {way: size if way in ("balanced", routing) else None for way, size in saved.items()}
+    return bar_chart(title, {"saved": shown}, "saved by one layer on the fullest rank")
+
+
 Reveal(
     question,
     Panel(
-        lambda t, routing: show.routed_bars(EXPERTS, t, list(show.ROUTINGS)[: 1 + (routing == BOTH)]),
+        bars,
         t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
-        routing=choice("routing", ["balanced", BOTH], "balanced"),
+        routing=choice("routing", list(show.ROUTINGS), "balanced"),
     ),
-    routing=BOTH,
+    routing="imbalanced",
 )
 
 # %% [markdown]

@@ -213,12 +213,11 @@ Panel(
 from actmem_course.figures.gpu_results import newest
 
 on_gpu = newest("allocator")
-if on_gpu:
-    checks.add(
-        "reserved after each batch",
-        [(row["model_reserved_bytes"], row["reserved_bytes"]) for row in on_gpu["allocator"][0]["rows"]],
-    )
-    display(checks.show())
+checks.add(
+    "reserved after each batch",
+    [(row["model_reserved_bytes"], row["reserved_bytes"]) for row in on_gpu["allocator"][0]["rows"]],
+)
+display(checks.show())
 LiveFigure(show.growing_batches(on_gpu))
 
 # %% jupyter={"source_hidden": true}

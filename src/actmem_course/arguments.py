@@ -42,12 +42,10 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
         raise ConfigError("device", "torch finds no CUDA GPU here")
     if asked == "cpu" or not gpus:
         return "cpu"
-    if ranks <= gpus:
-        return "cuda"
-    if asked == "cuda" or not alone:
+    if ranks > gpus and (asked == "cuda" or not alone):
         found = gpus_found(gpus)
         raise ConfigError("device", f"{ranks} processes on this host but {found}: start {gpus}, or add --device cpu")
-    return "cpu"
+    return "cuda" if ranks <= gpus else "cpu"
 
 
 def gpus_found(number: int) -> str:

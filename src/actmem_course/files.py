@@ -22,24 +22,24 @@ def check_files(args: argparse.Namespace, *names: str) -> None:
         path = getattr(args, name)
         if path is None:
             continue
-        with _refused(name, path):
-            target = path.resolve()
-        if target in named:
-            raise ConfigError(name, f"{path} is the file of --{named[target]} already")
-        named[target] = name
-        if int(os.environ.get("RANK", "0")) == 0:
-            check_writable(name, path)
+        try:
+            if (other := named.setdefault(path.resolve(), name)) != name:
+                raise ConfigError(name, f"{path} is the file of --{other} already")
+            if int(os.environ.get("RANK", "0")) == 0:
+                _try_to_write(path)
+        except (OSError, RuntimeError) as error:  # resolve() raises RuntimeError on links that lead to themselves
+            reason = error.strerror if isinstance(error, OSError) else "its links lead to themselves"
+            raise ConfigError(name, f"cannot write {path}: {reason}") from None
 
 
-def check_writable(argument: str, path: Path) -> None:
-    """Raise ConfigError if ``path`` can't be written; an existing file keeps its contents."""
-    with _refused(argument, path):
-        for place in {path, path_beside(path)} if _replaceable(path) else {path}:
-            existed = place.exists()
-            with open(place, "a"):
-                pass
-            if not existed:
-                place.unlink()
+def _try_to_write(path: Path) -> None:
+    """Raise OSError if ``path`` can't be written; an existing file keeps its contents."""
+    for place in {path, _beside(path)} if _replaceable(path) else {path}:
+        existed = place.exists()
+        with open(place, "a"):
+            pass
+        if not existed:
+            place.unlink()
 
 
 @contextmanager
@@ -48,35 +48,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If the block fails, or the disk is full, the old file stays.  A device or a pipe is written itself.
     """
-    if not _replaceable(path):
-        try:
-            yield path
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        return
-    beside = path_beside(path)
+    beside = _beside(path) if _replaceable(path) else None
     try:
-        yield beside
-        with open(beside, "rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(path.resolve())
+        yield beside or path
+        if beside:
+            with open(beside, "rb") as written:
+                os.fsync(written.fileno())
+            beside.replace(path.resolve())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+        if beside:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Put ``text`` into the file, or leave the old file as it is."""
-    with replacing(path) as beside:
-        try:
-            beside.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+    with replacing(path) as place:
+        place.write_text(text, encoding="utf-8")
 
 
-def path_beside(path: Path) -> Path:
+def _beside(path: Path) -> Path:
     """Where the next contents are written, to take the place of ``path`` when they are complete."""
     path = path.resolve()
     return path.with_name(path.name + ".part")
@@ -84,15 +77,6 @@ def path_beside(path: Path) -> Path:
 
 def _replaceable(path: Path) -> bool:
     return path.is_file() or not path.exists()
-
-
-@contextmanager
-def _refused(argument: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # resolve() raises RuntimeError on links that lead to themselves
-        reason = error.strerror if isinstance(error, OSError) else "its links lead to themselves"
-        raise ConfigError(argument, f"cannot write {path}: {reason}") from None
 
 
 def read_object(path: Path) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds
-
-_PARTS = {
-    "forward": FILLS["forward"],
-    "forward again, in backward": FILLS["recomputed"],
-    "backward": FILLS["backward"],
-}
 
 
 def write_page(drawing: Drawing, path: Path) -> None:
@@ -42,31 +35,23 @@ def speed_figure(rows: Sequence[Mapping[str, Any]], setting: str) -> Drawing:
         rows: of labs/measure_speed.py.
         setting: what was run where, in one line.
     """
-    seconds = {
-        row["name"]: (
-            row["forward_seconds"],
-            row["recompute_seconds"],
-            row["backward_seconds"] - row["recompute_seconds"],
-        )
-        for row in rows
-    }
-    notes = {row["name"]: f"{milliseconds(sum(seconds[row['name']]))} ms" for row in rows}
+    notes = {row["name"]: f"{milliseconds(row['forward_seconds'] + row['backward_seconds'])} ms" for row in rows}
     for row in rows:
         if row["over"]:
             notes[row["name"]] += f", {overhead_text(row['over'])}"
-    drawing = bar_chart(
+    again = {row["name"]: 1000 * row["recompute_seconds"] for row in rows}
+    return bar_chart(
         overhead_finding(rows),
         {
-            part: dict(zip(seconds, (1000 * size for size in sizes)))
-            for part, sizes in zip(_PARTS, zip(*seconds.values()))
+            "forward": {row["name"]: 1000 * row["forward_seconds"] for row in rows},
+            "forward again, in backward": again,
+            "backward": {row["name"]: 1000 * row["backward_seconds"] - again[row["name"]] for row in rows},
         },
-        "one layer, one microbatch",
+        f"one layer, one microbatch: {setting}",
         "ms",
-        fills=list(_PARTS.values()),
+        fills=[FILLS[what] for what in ("forward", "recomputed", "backward")],
         notes=notes,
     )
-    title = {**drawing.layout["title"], "subtitle": {"text": setting}}
-    return replace(drawing, layout={**drawing.layout, "title": title})
 
 
 def overhead_finding(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -41,10 +41,7 @@ def rank_environment(number: int, size: int, address: tuple[str, int] | None = N
 
 def loopback_listener() -> socket.socket:
     """A socket that listens where nobody on another machine reaches it; nobody else can take its port meanwhile."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    return listener
+    return socket.create_server(("127.0.0.1", 0))
 
 
 def run(script: str, *arguments: object, processes: int | None = None) -> subprocess.CompletedProcess:

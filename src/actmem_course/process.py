@@ -41,9 +41,7 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
             sys.stdout.flush()
         except KeyboardInterrupt:
             leave(130)
-        except SystemExit:
-            raise
-        except BaseException as error:  # not an Exception, but an error: torch's CheckpointException
+        except Exception as error:
             fail(os.path.basename(sys.argv[0]), error)
         gc.collect()  # what main held is free now
         return code
@@ -74,9 +72,6 @@ def leave(code: int) -> NoReturn:
 
 def cause_of(error: BaseException) -> str:
     """An error in a line: what happened, and where in the course's files."""
-    if failures := getattr(error, "failures", None):  # of torch's CheckpointException: by rank, with where it was
-        rank, (first, _) = min(failures.items())
-        return f"a save or its reading failed on rank {rank}: {cause_of(first)}"
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = lines[0][:200]
     if isinstance(error, OSError) and error.strerror and not isinstance(error, (ConnectionError, TimeoutError)):

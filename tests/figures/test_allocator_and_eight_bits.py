@@ -5,10 +5,8 @@ import pytest
 from actmem.rows import total
 from actmem_course.figures.ch14_allocator_and_eight_bits import (
     EVENTS_PLAYED,
-    IN_16_BITS,
     ORDERS,
     SEGMENTS,
-    eight_bit_bars,
     free_in_pieces,
     memory_after,
     memory_map,
@@ -32,18 +30,6 @@ def test_linears_in_8_bits_save_from_the_break_even_on():
         assert (total(rows) < total(llama_rows(at(tokens + more)))) is saves
     one, both = (total(eight_bit_rows(at(8192), n)) for n in (1, 2))
     assert both - one == 8192 * (3 * LLAMA.hidden_size + LLAMA.ffn_hidden_size)
-
-
-def test_bars_in_8_bits_are_their_rows():
-    drawing = eight_bit_bars(at(8192))
-    held = {}
-    for trace in drawing.traces:
-        for name, size in zip(trace["y"], trace["x"]):
-            held[name] = held.get(name, 0) + size * drawing.axis.unit
-    scales = total(row for row in eight_bit_rows(at(8192)) if row.term == "scales")
-    totals = [total(llama_rows(at(8192))), *(total(eight_bit_rows(at(8192), n)) - scales for n in (1, 2))]
-    assert list(held.values()) == pytest.approx(totals)
-    assert len(eight_bit_bars(at(8192), IN_16_BITS).traces[0]["x"]) == 1
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -39,11 +39,8 @@ WALL = wall(
         (gpu.wall_bars, "wall"), (gpu.step_curve, "wall"), (gpu.table4_bars, "table4"), (gpu.strangers_bars, "strangers"),
     ],
 )  # fmt: skip
-def test_each_drawing_is_valid_of_the_results_that_are_there_and_without_any(draw, step):
+def test_each_drawing_is_valid_of_the_results_that_are_there(draw, step):
     assert_valid(draw(gpu.newest(step)))
-    nothing = draw({})
-    assert_valid(nothing)
-    assert not nothing.traces and gpu.NO_RESULTS in nothing.alt
 
 
 def test_the_walls_bars_are_the_bytes_and_words_stand_where_memory_ran_out():
@@ -72,11 +69,11 @@ def test_what_the_prediction_lacks_is_named_or_said_to_be_unexplained():
 
 
 def test_the_newest_file_that_has_a_step_is_taken(tmp_path):
-    assert gpu.newest("wall", tmp_path) == {} and gpu.newest("wall", tmp_path / "none") == {}
+    with pytest.raises(FileNotFoundError, match="no GPU's results"):
+        gpu.newest("wall", tmp_path)
     for name, date, steps in (("a", "2", {"wall": [1]}), ("b", "1", {"wall": [2]}), ("c", "3", {"wall": []})):
         (tmp_path / f"{name}.json").write_text(json.dumps({"date": date, **steps}))
     assert gpu.newest("wall", tmp_path)["wall"] == [1]
-    assert gpu.conditions({}) == gpu.layer_times({}).line == gpu.wall_remainder({}).line == gpu.NO_RESULTS
 
 
 def test_recomputations_time_stands_beside_the_papers_in_whole_percent():

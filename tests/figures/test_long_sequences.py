@@ -48,19 +48,6 @@ def test_a_million_tokens_step_by_step():
     assert [cost(step) for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
 
 
-@pytest.mark.parametrize("tokens", [2**k for k in range(15, 21)])
-def test_each_step_removes_what_is_largest_before_it(tokens):
-    recomputed, chunks, host, tiles, _ = long_steps(at(tokens))
-    largest = [max(step.parts, key=lambda part: step.parts[part]) for step in (recomputed, chunks, host)]
-    assert largest == ["loss", "inputs of the layers", "MLP of one layer"]
-    assert tiles.parts.get("MLP of one layer", 0) < host.parts["MLP of one layer"]
-
-
-def test_an_mlp_in_tiles_of_all_tokens_is_no_cheaper():
-    assert mlp_peak_bytes(TILE, H, F, TILE) >= mlp_peak_bytes(TILE, H, F)
-    assert mlp_peak_bytes(10**6, H, F, TILE) == 10 * 10**6 * H
-
-
 @pytest.mark.parametrize("tile, gradients_there", [(None, 1), (TILE, 3)])
 def test_the_mlps_peak_is_what_a_step_allocates(tile, gradients_there):
     """Without the weights; gradients_there: of the three weights, those that exist at the peak."""

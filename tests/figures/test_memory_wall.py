@@ -27,16 +27,6 @@ def test_segments_are_the_fullest_stages_bytes(name, method):
     assert by_rank[0] == max(by_rank), "the first stage is the one drawn because it holds most"
 
 
-@pytest.mark.parametrize("method, words", [
-    ("tensor", "Tensor parallelism alone:"),
-    ("tensor+sequence", "Tensor and sequence parallelism:"),
-    ("tensor+sequence+selective", "Tensor and sequence parallelism, selective recomputation:"),
-    ("full", "Tensor parallelism, full recomputation:"),
-])  # fmt: skip
-def test_the_wall_says_its_method(method, words):
-    assert memory_wall.memory_wall(method).layout["title"]["text"].startswith(words)
-
-
 @pytest.mark.parametrize("method", memory_wall.METHODS)
 def test_what_is_held_and_what_is_freed_add_up_to_tensor_parallelism_alone(method):
     drawing = memory_wall.memory_wall(method)
@@ -48,25 +38,9 @@ def test_what_is_held_and_what_is_freed_add_up_to_tensor_parallelism_alone(metho
     assert sizes == {name: sum(memory_wall.gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}
 
 
-def test_without_activations_all_models_fit():
-    drawing = memory_wall.memory_wall(with_activations=False)
-    assert "all four models fit" in drawing.layout["title"]["text"]
-    assert "activations" not in {trace["name"] for trace in drawing.traces}
-    for name, model in PAPER_MODELS.items():
-        parts = memory_wall.gpu_bytes(model)
-        shown = sum(trace["x"][trace["y"].index(name)] for trace in drawing.traces[:-1]) * 2**30
-        assert shown == sum(parts.values()) - parts["activations"]
-
-
 def test_the_two_lines_cross_where_the_formula_says():
     gpt3 = model_shape("175B")
     rest, core = (dict(zip(trace["x"], trace["y"])) for trace in memory_wall.crossover_lines(gpt3).traces[:2])
     cross = crossover_seq_length(gpt3.hidden_size, gpt3.num_attention_heads)
     assert [core[s] > rest[s] for s in memory_wall.LENGTHS] == [s > cross for s in memory_wall.LENGTHS]
     assert rest[2048] * 2**30 == 34 * 2048 * 12288 and core[2048] * 2**30 == 5 * 96 * 2048**2
-
-
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_the_crossovers_title_names_the_larger_part(name):
-    for s, first in ((128, "all the rest holds"), (16384, "the core attention holds")):
-        assert first in memory_wall.crossover_lines(model_shape(name).with_sizes(seq_length=s)).layout["title"]["text"]

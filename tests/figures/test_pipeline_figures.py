@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 
-from actmem.config import ConfigError, Parallel, model_shape
+from actmem.config import Parallel, model_shape
 from actmem.formulas.first_stage import capacity, eq5, first_stage_bytes, in_flight
 from actmem.formulas.schedule import one_forward_one_backward, recomputed_share
 from actmem_course.figures import ch06_pipeline as schedules
@@ -61,25 +61,6 @@ def test_the_first_curves_top_is_the_formula(p, m, n):
     assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
 
 
-def test_where_the_chapter_begins_more_chunks_hold_more():
-    assert tops(chart(8, 1, 16))[0] == eq5(GPT3, 8)
-    assert eq5(GPT3, 8) < tops(chart(8, 4, 16))[0] < tops(chart(8, 3, 16))[0] < tops(chart(8, 2, 16))[0]
-
-
-@pytest.mark.parametrize(
-    "p, m, n, argument",
-    [
-        (5, 1, 8, "num_layers"),
-        (4, 3, 6, "num_microbatches"),
-        (1, 2, 4, "num_model_chunks"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(p, m, n, argument):
-    with pytest.raises(ConfigError) as error:
-        chart(p, m, n)
-    assert error.value.argument == argument
-
-
 @pytest.mark.parametrize("gib", range(11, 40, 4))
 def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says(gib):
     parallel = schedules.with_pipeline(CUT, 4, 1)
@@ -89,11 +70,6 @@ def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says
     for rank in range(4):
         share = recomputed_share(capacity(GPT3, parallel, gib * GIB, rank, 9), 4 - rank, 9)
         assert Fraction(sum(trace["y"].count(rank) for trace in again), 9) == share
-
-
-def test_too_little_memory_for_recomputing_all_is_refused():
-    with pytest.raises(ConfigError, match="budget_bytes"):
-        schedules.moving_window_chart(GPT3, schedules.with_pipeline(CUT, 4, 1), 9, 5 * GIB)
 
 
 def result(pipeline_rank, held, **more):

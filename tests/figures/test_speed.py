@@ -26,9 +26,8 @@ def around(value, margin, is_real, noise=0.03):
 def line(variant, number):
     return {
         "name": variant.name, "sequence_parallel": variant.sequence_parallel, "recompute": variant.recompute,
-        "forward_seconds": 0.1234, "forward_quartiles": (0.1111, 0.1999), "backward_seconds": 0.3,
-        "backward_quartiles": (0.2501, 0.4321), "recompute_seconds": 0.05, "combined_seconds": 0.4234,
-        "combined_quartiles": (0.4, 0.5), "over": around(0.1 * number, 0.02, number > 1, 0.118) if number else None,
+        "forward_seconds": 0.1234, "backward_seconds": 0.3,
+        "recompute_seconds": 0.05, "combined_seconds": 0.4234, "over": around(0.1 * number, 0.02, number > 1, 0.118) if number else None,
         "noise": 0.118, "flops_overhead": 0.3333, "paper_overhead_percent": 39, "held_bytes": 10**9,
         "peak_bytes": 2 * 10**9, "exact": True,
     }  # fmt: skip
@@ -48,7 +47,7 @@ def test_eighty_columns_cut_nothing_off():
     text = printed(speed_table(LINES, "title"))
     assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
     assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
-    assert "111–200" in text and "paper +39%" in text and "FLOPs +33.3%" in text
+    assert "paper +39%" in text and "FLOPs +33.3%" in text
 
 
 def test_noise_is_never_printed_as_an_overhead():
@@ -57,14 +56,9 @@ def test_noise_is_never_printed_as_an_overhead():
     assert overhead_text(overhead(0.01, -0.03, 0.05, False, 0.002)) == "within ±4.0%"
     assert overhead_text(overhead(-0.031, -0.034, -0.028, True, 0.002)) == "-3.1% ±0.3"
     assert "up to 11.8% apart (wall clock)" in noise_line(0.118, 20, "wall clock")
-
-
-def test_a_layer_that_holds_something_else_stands_out():
-    wrong = {**LINES[0], "exact": False}
-    console = Console(width=80, force_terminal=True, color_system="standard")
-    with console.capture() as capture:
-        console.print(speed_table([wrong], ""))
-    assert "\x1b[1;31mbaseline" in capture.get()
+    facts = speed_facts(LINES)
+    assert facts["selective"] == "forward 123, backward 300, both 423 ms, overhead +30.0% ±2.0"
+    assert facts[VARIANTS[1].name].endswith("overhead within ±12%") and "overhead" not in facts[VARIANTS[0].name]
 
 
 def test_figure_8_adds_up_to_forward_and_backward():
@@ -77,7 +71,7 @@ def test_figure_8_adds_up_to_forward_and_backward():
         assert sum(trace["x"][number] for trace in bars) == pytest.approx(1000 * seconds)
     assert drawing.layout["title"]["text"] == "Full recomputation costs +20%, selective with sequence parallelism +40%"
     assert "selective, literal" in drawing.alt and "423 ms, +30.0% ±2.0" in drawing.alt
-    assert drawing.layout["title"]["subtitle"]["text"] == "on this machine"
+    assert "on this machine" in drawing.axis.title
 
 
 def test_the_title_does_not_name_noise_either():
@@ -110,16 +104,6 @@ def test_peers_table():
     assert missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
 
 
-def test_bytes_per_sequence():
-    ours, other, *_ = PEER_LINES
-    sharded = {**other, "name": "FSDP2", "sequences": 2, "held_bytes": 2 * 10**6}
-    unsure = {**other, "ours": around(0.0, 0.5, False)}
-    text = printed(peers_table([ours, sharded, {**unsure, "name": "DTensor, our collective"}], "selective"))
-    assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
-    assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
-    assert "our collective" in text
-
-
 def test_overheads_over_the_same_layer():
     lines = [
         {**PEER_LINES[0], "over": around(0.04, 0.01, True)},
@@ -129,14 +113,3 @@ def test_overheads_over_the_same_layer():
     rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
     assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
     assert ["PlainTP", "within", "±3.0%"] in rows
-
-
-def test_the_same_lines_in_words_for_notebooks():
-    facts = speed_facts(LINES)
-    assert list(facts) == [*(variant.name for variant in VARIANTS), "overheads"]
-    assert facts["selective"] == "forward 123, backward 300, both 423 ms, overhead +30.0% ±2.0 (paper +39%)"
-    assert facts[VARIANTS[1].name] == "forward 123, backward 300, both 423 ms", "noise is no overhead"
-    noise = "stand out from noise (the baseline against itself: up to 11.8% apart)"
-    assert facts["overheads"] == f"{len(VARIANTS) - 2} of {len(VARIANTS) - 1} {noise}"
-    quiet = speed_facts([{**line, "over": line["over"] and {**line["over"], "is_real": False}} for line in LINES])
-    assert quiet["overheads"] == f"none {noise.replace('stand', 'stands')}" and "overhead" not in quiet["selective"]

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 
 from actmem.config import TINY, Parallel, model_shape
-from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
-from actmem_course.figures.ch07_time import SHARES, batch_payoff, forward_pass, roofline
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations
+from actmem_course.figures.ch07_time import SHARES, batch_payoff, roofline
 from actmem_course.predicted.recomputation import throughput
 
 GPT3, SMALL, SHARDED = model_shape("175B"), model_shape("22B"), Parallel(8, True)
@@ -31,29 +31,6 @@ def test_every_operation_is_on_the_roof_and_named(shape, parallel):
         assert 10**low < x < 10**high, "off the axis"
     assert roof["x"][1] == A100[0] / A100[1]
     assert set(zip(names["x"], names["y"])) <= set(drawn.values()), "names stand at markers"
-
-
-@pytest.mark.parametrize("shape, parallel", SIZES)
-def test_the_forward_pass_is_in_order_without_gaps_and_adds_up(shape, parallel):
-    operations = forward_operations(shape, parallel)
-    seconds, flops = least_seconds(operations, *A100), sum(o.flops for o in operations if o.matmul)
-    shares = {
-        "time": {o.name: float(100 * o.least_seconds(*A100) / seconds) for o in operations},
-        "FLOPs": {o.name: float(100 * o.flops / flops) if o.matmul else 0 for o in operations},
-    }
-    for row, share in shares.items():
-        drawn = {
-            about[0]: (start, size)
-            for trace in forward_pass(shape, parallel).traces
-            for name, start, size, about in zip(trace["y"], trace["base"], trace["x"], trace["customdata"])
-            if name == row
-        }
-        end = 0.0
-        for o in operations:
-            start, size = drawn[o.name]
-            assert (start, size) == (pytest.approx(end), pytest.approx(share[o.name]))
-            end = start + size
-        assert end == pytest.approx(100)
 
 
 def test_the_payoffs_lines_and_markers_are_the_step_model():

@@ -2,9 +2,11 @@
 
 import json
 
+import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets import widget
 
+from actmem_course.figures.ch01_memory_wall import memory_wall
 from actmem_course.figures.controls import steps
 from actmem_course.figures.in_page import LiveFigure, Panel, Prediction, Reveal
 from actmem_course.figures.live import PICTURE_MIME, PICTURES, WIDGET_MIME, PlotlyScript, Widget
@@ -86,3 +88,10 @@ def test_a_wait_is_shown_with_its_seconds_which_are_not_stored():
     with pytest.raises(ValueError), waiting:
         raise ValueError
     assert "ended after 0 s" in waiting.carried["text"]
+
+
+def test_a_fingerprint_changes_with_the_drawing_only_whatever_plotly_does_with_it(tmp_path):
+    spec = memory_wall().spec()
+    before = memory_wall().fingerprint()
+    go.Figure(spec["data"], spec["layout"]).write_html(tmp_path / "page.html", config=spec["config"])
+    assert memory_wall().fingerprint() == before != memory_wall("full").fingerprint()

@@ -13,14 +13,12 @@ from actmem.formulas.communication import (
     layer_collectives,
     wire_bytes,
 )
-from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.comms import count_collectives
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
-from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
-from actmem_course.predicted.iteration import ends_collectives, iteration_collectives, pipeline_sends, step_collectives
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 from tests.shapes import layer_cuts, model_cuts
 from tests.tiers import covering
 
@@ -55,25 +53,6 @@ def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathere
     assert seen_in(backward.collectives) == expected(x for x in collectives if x.phase != "forward")
 
 
-@pytest.mark.by_day(4)
-@pytest.mark.parametrize(
-    ("sequence_parallel", "recompute", "dtype"),
-    covering([False, True], ["none", "selective", "full"], [torch.bfloat16, torch.float32]),
-)
-def test_the_real_model_makes_them_in_an_iteration(sequence_parallel, recompute, dtype):
-    n = 2
-    with emulated_rank(4):
-        tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        model = GPT(SHAPE, tp, recompute=recompute, dtype=dtype)
-        ids = torch.zeros(3, 8, dtype=torch.int64)
-        with count_collectives() as seen:
-            for _ in range(n):
-                model.loss(model(ids), ids).backward()
-            reduce_partial_gradients(model, tp)
-    collectives = iteration_collectives(SHAPE, Parallel(4, sequence_parallel), n, 0, recompute, dtype.itemsize)
-    assert seen_in(seen.collectives) == expected(collectives)
-
-
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.booleans())
 def test_the_same_bytes_until_inputs_are_gathered_again(cut, recompute, keep):
     shape, parallel = cut
@@ -100,22 +79,3 @@ def test_what_is_sent_between_stages(cut, sequence_parallel):
     _, b, h, s = shape.letters()
     size = 2 * s * b * h // parallel.sequence_parts
     assert {x.payload_bytes for rows in sent for x in rows} <= {size}
-
-
-def test_the_two_ends_of_a_pipeline_share_what_one_rank_would_do():
-    whole = ends_collectives(SHAPE, Parallel(2, True))
-    parts = [ends_collectives(SHAPE, Parallel(2, True, 2), rank) for rank in (0, 1)]
-    assert parts[0] + parts[1] == whole
-    assert ends_collectives(SHAPE.with_sizes(num_layers=3), Parallel(2, True, 3), 1) == []
-
-
-def test_gradients_once_an_iteration():
-    shape = SHAPE.with_sizes(num_layers=4)
-    h, s = shape.hidden_size, shape.seq_length
-    rows = step_collectives(shape, Parallel(2, True, 2, 2), 1)
-    partial, embedding = [x.payload_bytes for x in rows[:2]], rows[2]
-    assert partial == [2 * 6 * h, 2 * (6 * h + 2 * h)]
-    assert (embedding.ranks, embedding.payload_bytes) == (2, 2 * shape.vocab_size * h // 2)
-    first = step_collectives(shape, Parallel(2, True, 2, 2), 0)
-    assert first[0].payload_bytes == 2 * (6 * h + s * h)
-    assert step_collectives(shape, Parallel(2)) == step_collectives(shape, Parallel(1, True)) == []

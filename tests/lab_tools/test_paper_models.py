@@ -1,18 +1,13 @@
 """Emulated pipeline ranks of the paper's models: the right layers, the right moment, the exact bytes."""
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import PAPER_MODELS, ModelShape
 from actmem.formulas import first_stage
 from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.layers.gpt import GPT
-from actmem.ledger.emulate import emulated_rank
-from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
-from actmem.rows import by_term, compare, extra_rows, total
+from actmem.rows import by_term, compare, extra_rows
 from actmem_course.lab_tools.paper_models import (
     STAGE_CONFIGURATIONS,
     PaperStage,
@@ -21,7 +16,7 @@ from actmem_course.lab_tools.paper_models import (
     measure_paper_stage,
     schedule,
 )
-from tests.tiers import at_night, covering
+from tests.tiers import covering
 
 BOTH = "tensor+sequence+selective"
 
@@ -75,38 +70,12 @@ def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
     assert sum(terms.values()) == printed + (0 if m == 1 else masks // 2)
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        PaperStage("22B", "full"),
-        *map(at_night, [PaperStage("1T", "tensor", 63), PaperStage("175B", "tensor+selective", 7)]),
-    ],
-    ids=str,
-)
-def test_other_ranks_and_configurations(stage):
-    measured = measure_paper_stage(stage)
-    assert compare(stage.rows() + stage.extra_rows(), measured).exact
-    assert total(measured) > total(stage.rows()) > 0
-
-
 SHAPE = ModelShape(16, 2, 48, 8, num_layers=3, vocab_size=40)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
 def test_every_mode_on_a_small_model(recompute):
     assert sum(count_flops(SHAPE, recompute).values()) == hardware_flops(SHAPE, 2, recompute)
-
-
-@pytest.mark.by_day(2)
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
-def test_an_emulated_rank_runs_its_share(recompute):
-    """No product is run twice or left out by the cut: t ranks together run what one device runs."""
-    with emulated_rank(8):
-        model = GPT(SHAPE, tensor_parallel(sequence_parallel=True), recompute=recompute)
-        tokens = torch.zeros(2, 16, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model.loss(model(tokens), tokens).backward()
-    assert 8 * counter.get_total_flops() == sum(count_flops(SHAPE, recompute).values())
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)

@@ -22,7 +22,6 @@ FAULTS = {
     "loops": "time.sleep(10**6)",
     "has no memory": "import torch; torch.empty(2**60, dtype=torch.uint8)",
     "has no GPU memory": "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has')",
-    "cannot save": "from torch.distributed.checkpoint import CheckpointException; raise CheckpointException('write', {1: (OSError(28, 'No space left on device', 'x/y'), None)})",
     "meets NCCL's error": "raise dist.DistBackendError('NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO), NCCL version 2.27.5\\nncclSystemError: System call failed.\\nLast error:\\nError while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)')",
     "loses the other": "raise RuntimeError('[x/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1')",
 }

@@ -10,7 +10,6 @@ from tests.labs.in_process import judge_exit, lab_refusal
 ALONE = [
     ("measure_gpu.py", "", "--device: there is no GPU that this torch can use; try --device cpu --quick"),
     ("measure_gpu.py", "--device cpu", "--device: a CPU would need days for these layers: add --quick"),
-    ("measure_paper.py", "--model tiny", "--model: invalid choice: 'tiny'"),
     ("measure_paper.py", "--processes 0", "--processes: must be at least 1, got 0"),
     ("measure_peers.py", "--emulate 2 --rounds 10000000", "--rounds: must be at most"),
     ("measure_pipeline.py", "", "not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py, or python labs/measure_pipeline.py --ranks 2"),
@@ -20,13 +19,8 @@ ALONE = [
     ("measure_table2.py", "", "run torchrun --nproc-per-node 2 labs/measure_table2.py"),
     ("measure_table2.py", "--emulate 2 --ranks 2", "--ranks: --emulate needs none: leave one of them out"),
     ("measure_table2.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
-    ("measure_table2.py", "--emulate 8 --seq-length 12", "--seq-length: 12 must be divisible by"),
-    ("measure_table2.py", "--emulate 2 --hidden-size 100", "--hidden-size: 100 must be divisible by num_attention_heads = 8"),
-    ("measure_table2.py", "--emulate 2 --micro-batch-size 0", "--micro-batch-size: must be at least 1, got 0"),
     ("measure_table2.py", "--emulate 2 --hidden-size 8000000000000", "--hidden-size: must be at most"),
     ("measure_table2.py", "--emulate 1 --seq-length 1073741824 --num-attention-heads 256", "one tensor would have"),
-    ("measure_table2.py", "--emulate 2 --model 9B", "--model: invalid choice: '9B'"),
-    ("measure_table2.py", "--emulate 0", "--emulate: must be at least 1, got 0"),
     ("measure_table2.py", "--emulate 2 --json /proc/actmem/x.json", "--json: cannot write /proc/actmem/x.json"),
     ("measure_table2.py", "--emulate 2 --device cuda", "--device: torch finds no CUDA GPU here"),
     ("measure_today.py", "--emulate 2 --context 4", "--context: must be at most 2, got 4"),
@@ -36,13 +30,11 @@ ALONE = [
     ("measure_today.py", "--emulate 2 --context 2 --context-kind ulysses --num-key-value-heads 1", "--num-key-value-heads: 1 must be divisible by"),
     ("measure_today.py", "--emulate 2 --model llama9", "--model: must be one of tiny-llama, llama3-8b"),
     ("measure_today.py", "--emulate 2 --paper-layer --num-key-value-heads 4", "--num-key-value-heads: the paper's layer has none"),
-    ("measure_today.py", "--emulate 2 --num-key-value-heads 3", "--num-attention-heads: 8 must be divisible by"),
     (
         "measure_today.py",
         "--emulate 2 --model deepseek-v3-dense --num-attention-heads 64",
         "--num-key-value-heads: latent attention has a key for each of 64 query heads, got 128",
     ),
-    ("measure_today.py", "--emulate 2 --ffn-hidden-size 0", "--ffn-hidden-size: must be at least 1, got 0"),
 ]  # fmt: skip
 
 
@@ -57,12 +49,10 @@ def test_bad_input_is_one_line_and_exit_code_2(script, typed, expected, monkeypa
 ON_TWO_RANKS = [
     ("measure_paper.py", "", "started by torchrun: needs a single process: python labs/measure_paper.py"),
     ("measure_parity.py", "--num-attention-heads 1", "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2"),
-    ("measure_parity.py", "--seq-length 33", "--seq-length: 33 must be divisible by tensor_parallel_size = 2"),
     ("measure_parity.py", "--model 22B", "model shape: too large for a comparison in float64"),
     ("measure_pipeline.py", "--pipeline 3", "--pipeline: "),
     ("measure_pipeline.py", "--pipeline 4", "p · t = 4 · 1 = 4 ranks wanted, 2 started"),
     ("measure_pipeline.py", "--num-layers 3", "--num-layers: 3 must be divisible by pipeline_parallel_size · num_model_chunks = 2"),
-    ("measure_pipeline.py", "--chunks 4", "--num-layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 8"),
     ("measure_pipeline.py", "--chunks 2 --microbatches 3", "--microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
     ("measure_pipeline.py", "--microbatches 1", "--microbatches: torch's 1F1B needs at least one a stage, 2, got 1"),
     ("measure_pipeline.py", "--microbatches 1000000000", "--microbatches: the schedule would list 2,000,000,000 forward passes, at most 250,000"),
@@ -71,7 +61,6 @@ ON_TWO_RANKS = [
     ("measure_pipeline.py", "--device cpu --model 1T", "model shape: 2 ranks need about "),
     ("measure_speed.py", "--device cpu --json {file} --html {file}", "is the file of --json already"),
     ("measure_table2.py", "--ranks 2", "--ranks: torchrun has started the ranks"),
-    ("measure_table2.py", "--num-attention-heads 5", "--hidden-size: 256 must be divisible by num_attention_heads = 5"),
     ("measure_table2.py", "--device cpu --model 1T --seq-length 65536", "use --emulate"),
     ("measure_table2.py", "--emulate 2", "--emulate: needs a single process"),
 ]  # fmt: skip

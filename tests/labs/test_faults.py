@@ -59,11 +59,10 @@ LOST = r"RuntimeError: .*Connection closed by peer"
 SAID: list[Any] = [
     ("is killed", {"place": "a collective"}, "rank 1 was ended by SIGKILL"),
     at_night(("is killed", {"place": "backward"}, "rank 1 was ended by SIGKILL")),
-    # No supervisor sees more than an exit code of 0: another rank says that it has lost one.
+    # No parent sees more than an exit code of 0: another rank says that it has lost one.
     ("leaves", {}, f"rank 0: {LOST}"),
     ("has no memory", {}, "rank 1: out of memory: "),
     at_night(("has no GPU memory", {}, r"rank 1: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB\.")),
-    ("cannot save", {"everywhere": True}, "rank [01]: a save or its reading failed on rank 1: cannot write x/y: No space left on device"),
     at_night(("meets NCCL's error", {"everywhere": True}, f"rank [01]: {NCCL}")),
     at_night(("loses the other", {"everywhere": True}, f"rank [01]: {LOST}")),
     # Nothing exists yet over which one could hear of the others, but the store where they meet.

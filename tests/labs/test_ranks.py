@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from actmem.config import ConfigError
 from actmem_course.rank_store import BadMessage, RankStore, decoded, encoded
-from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.supervisor import served_store
+from actmem_course.ranks import add_rank_arguments, check_ranks, served_store
 
 
 def parse(*arguments):

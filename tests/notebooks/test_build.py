@@ -30,10 +30,6 @@ from notebooks.source.build import (
     write,
 )
 
-#: The one with processes of its own and a picture of what they measured.
-REBUILT = "06_pipeline"
-
-
 @pytest.mark.parametrize("source", sources(), ids=lambda source: source.stem)
 def test_its_cells_are_the_sources(source):
     fresh, stored = read(source), nbformat.read(target(source), as_version=4)
@@ -41,13 +37,6 @@ def test_its_cells_are_the_sources(source):
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     assert fresh.cells == stored.cells, f"run: python -m notebooks.source.build {source.stem[:2]}"
-
-
-@pytest.mark.nightly
-def test_rebuilt_it_is_the_same():
-    (source,) = (source for source in sources() if source.stem == REBUILT)
-    fresh, stored = build(source), nbformat.read(target(source), as_version=4)
-    assert without_pictures(fresh) == without_pictures(stored), f"run: python -m notebooks.source.build {REBUILT[:2]}"
 
 
 SOURCE = """# %% [markdown]
@@ -124,38 +113,6 @@ def test_a_cell_that_teaches_nothing_says_so(source):
     )
     source.write_text("".join(f"{mark}{cell}\n# %%\n{cell}\n" for cell in cells), encoding="utf-8")
     assert [cell.metadata == builder.FOLDED for cell in read(source).cells] == [True, False] * len(cells)
-
-
-def test_a_build_leaves_no_mark_on_this_process(source):
-    execute(read(source))
-    assert PICTURES not in os.environ
-
-
-def test_comparing_leaves_out_nothing_but_pictures(source):
-    notebook = read(source)
-    notebook.cells[1].outputs = [
-        nbformat.v4.new_output("display_data", {"text/plain": "2", "image/png": "x"}, metadata={"fingerprint": "a"})
-    ]
-    for change in ({"text/plain": "3"}, {"text/html": "2"}):
-        other = nbformat.from_dict(notebook)
-        other.cells[1].outputs[0].data.update(change)
-        assert without_pictures(other) != without_pictures(notebook)
-    other = nbformat.from_dict(notebook)
-    other.cells[1].outputs[0].data["image/png"] = "y"
-    assert without_pictures(other) == without_pictures(notebook)
-
-
-def test_a_cell_that_fails_stops_the_build(source):
-    source.write_text("# %%\n1 / 0\n", encoding="utf-8")
-    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        execute(read(source))
-
-
-def test_a_name_that_no_source_has_is_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "notebooks.source.build", "99"], cwd=NOTEBOOKS.parent, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and "begins with 99" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.nightly

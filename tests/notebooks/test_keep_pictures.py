@@ -45,24 +45,3 @@ def test_what_is_no_widget_is_saved_as_it_is():
     add_pictures(notebook)
     drop_widgets(notebook)
     assert notebook == before
-
-
-def test_every_stored_picture_can_be_found_by_its_words():
-    found = []
-    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
-        notebook = nbformat.read(path, as_version=4)
-        as_run = copy.deepcopy(notebook)
-        pictures = 0
-        for cell in as_run.cells:
-            for output in cell.get("outputs", []):
-                if output.get("data", {}).pop(PICTURE, None):
-                    output["data"][WIDGET_VIEW] = VIEW
-                    output["metadata"] = {}
-                    pictures += 1
-        as_json = json.loads(nbformat.writes(as_run))
-        add_pictures(as_json)
-        drop_widgets(as_json)
-        again = [o for cell in as_json["cells"] for o in cell.get("outputs", []) if PICTURE in o.get("data", {})]
-        assert len(again) == pictures and WIDGET_VIEW not in json.dumps(as_json)
-        found.append(pictures)
-    assert sum(found) > len(found)  # a chapter whose figures all wait for a guess stores none

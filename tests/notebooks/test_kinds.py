@@ -36,10 +36,11 @@ def test_every_control_moves_its_figures_and_moves_them_back(name):
         for index, control in enumerate(panel.controls):
             before, values = panel.values, panel.options(control)
             place = values.index(before[control])
-            message = panel.move(control, values[place + 1 if place + 1 < len(values) else place - 1])
-            after = panel.values
-            assert after[control] != before[control]
-            assert all(before[earlier] == after[earlier] for earlier in list(panel.controls)[:index])
-            shown_matches(panel, message)
-            assert not panel.move(control, before[control]) and panel.values == before
-            shown_matches(panel, "")
+            beside = values[place + 1 if place + 1 < len(values) else place - 1]
+            for wanted in dict.fromkeys((beside, values[0], values[-1])):
+                message = panel.move(control, wanted)
+                assert panel.values[control] == wanted
+                assert all(before[earlier] == panel.values[earlier] for earlier in list(panel.controls)[:index])
+                shown_matches(panel, message)
+                assert not panel.move(control, before[control]) and panel.values == before
+                shown_matches(panel, "")

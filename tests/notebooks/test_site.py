@@ -372,32 +372,6 @@ def test_bars_that_plotly_gets_as_one_trace_are_those_that_python_drew(reader):
     assert sum(after for _, (after, _) in found) < sum(before for (before, _), _ in found)
 
 
-#: How far the words beside a figure's bars are from where Plotly would write them, in pixels.
-FROM_PLOTLY = """
-async (plot, notes) => {
-  const places = (selector) => [...plot.querySelectorAll(selector)].map((node) => [node.textContent.trim(), node.getBoundingClientRect()]);
-  const ours = places(".actmem-notes span");
-  await Plotly.relayout(plot, { annotations: notes });
-  return places(".annotation-text").map(([words, { left, top, bottom }], number) => {
-    const [said, place] = ours[number];
-    return [said === words, Math.max(Math.abs(place.left - left), Math.abs((place.top + place.bottom - top - bottom) / 2))];
-  });
-}
-"""
-
-
-@pytest.mark.parametrize("width", [at_night(1280), 390])
-def test_words_beside_bars_stand_where_plotly_would_write_them(width, reader):
-    page = reader.open("notebooks/10_the_loss.html", width=width).page
-    place = page.locator(".actmem-shown").first
-    place.scroll_into_view_if_needed()
-    expect(place).to_have_attribute("data-drawn", "true")
-    notes = place.evaluate("(place) => place.figure.state.drawings[0].layout.annotations")
-    found = place.locator(".actmem-plot").evaluate(FROM_PLOTLY, notes)
-    assert len(found) == len(notes) > 4 and all(same for same, _ in found)
-    assert max(pixels for _, pixels in found) < 2.5
-
-
 REPLIES = [
     (2.671, "GiB", "1", "You said 1 GiB. It is 2.67 GiB: 2.67 times your guess."),
     (2.671, "GiB", "2.65", "You said 2.65 GiB. It is 2.67 GiB: you have it."),
@@ -474,19 +448,6 @@ def test_axe_finds_nothing_and_a_dark_page_has_no_white_slabs(path, reader, shot
             shot = base64.b64encode(page.screenshot()).decode()
             assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == (scheme == "light")
     shots(page, f"dark-{path.replace('/', '-')}")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_the_page_of_any_lab(scheme, reader, site):
-    page = reader.open("index.html").page
-    page.emulate_media(color_scheme=scheme)
-    for path in sorted((site / "labs").glob("*.html")):
-        page.goto(f"{reader.address}/labs/{path.name}")
-        page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
-        assert page.locator("article h1").count() == 1
-        page.evaluate(FADED)
-        assert page.evaluate(AXE) == [], path.name
 
 
 def test_a_page_opened_as_a_file_says_why_its_figures_stand_still(browser, site):

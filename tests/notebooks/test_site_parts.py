@@ -126,13 +126,3 @@ def test_an_npm_that_fails_is_one_line_and_leaves_nothing(empty):
         cache.npm_package("some@1.0")
     npm(empty, GOOD)
     assert cache.npm_package("some@1.0").exists()
-
-
-def test_what_is_missing_is_said_in_one_line(monkeypatch, capsys):
-    def fail(*arguments):
-        raise cache.SiteError("npm is missing")
-
-    monkeypatch.setattr(build, "build", fail)
-    monkeypatch.setattr("sys.argv", ["build"])
-    assert build.main() == 1
-    assert capsys.readouterr() == ("", "make site: npm is missing\n")

@@ -6,25 +6,16 @@ import pytest
 import torch
 
 from actmem.config import Parallel, padded_vocab_size
-from actmem.formulas.first_stage import in_flight
 from actmem.rows import total
 from actmem_course.others.nanotron import (
-    NANOTRON_GLOBAL_BATCH,
     NANOTRON_MODEL,
-    NANOTRON_SEQ_LENGTH,
     first_stage_layers,
     nanotron_bills,
     nanotron_layer_rows,
-    nanotron_peak,
     nanotron_runs,
 )
 
-MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
-
-
-def peak(dp=1, tp=1, pp=1, mbz=1):
-    layout = Parallel(tp, True, pp, micro_batch_size=mbz, data_parallel_size=dp)
-    return nanotron_peak(MODEL, layout, LENGTH, layout.num_microbatches(NANOTRON_GLOBAL_BATCH))
+MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_MODEL.seq_length
 
 
 @pytest.mark.parametrize(("tp", "mbz"), [*product((1, 2, 4, 8), (1, 2, 8))])
@@ -32,14 +23,14 @@ def test_a_layers_rows_are_the_closed_form(tp, mbz):
     h, f, a, s = MODEL.hidden_size, MODEL.ffn_hidden_size, MODEL.num_attention_heads, LENGTH
     inner = (9 if mbz > 1 else 8) * h + 4 * f
     closed = mbz * (2 * s * 2 * h + (2 * s * inner + 4 * s * a + 8 * s) // tp)
-    assert total(nanotron_layer_rows(MODEL, s, mbz, tp)) == closed
+    assert total(nanotron_layer_rows(mbz, tp)) == closed
 
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
     """The tensors of sharded_cross_entropy, made here in its order, and the inputs of the norm and of the head."""
     layout, tokens = Parallel(tp, True, 1, micro_batch_size=2), 2 * LENGTH
-    (loss,) = (bill for bill in nanotron_bills(MODEL, layout, LENGTH, 8) if bill.moment == "loss")
+    (loss,) = (bill for bill in nanotron_bills(layout, 8) if bill.moment == "loss")
     with torch.device("meta"):
         logits = torch.empty(tokens, padded_vocab_size(MODEL.vocab_size, tp, multiple=1) // tp)
         highest = logits.amax(-1)
@@ -57,35 +48,7 @@ def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
 
 @pytest.mark.parametrize(("pp", "first"), [(1, 24), (2, 14), (4, 7), (8, 4), (16, 2)])
 def test_the_block_that_crosses_a_ranks_share_stays(pp, first):
-    assert first_stage_layers(MODEL, pp) == first
-
-
-def test_parameters_are_those_of_the_whole_model():
-    h, f, v = MODEL.hidden_size, MODEL.ffn_hidden_size, MODEL.vocab_size
-    weights = peak().parts["weights"]
-    assert total(weights) == 2 * (24 * (4 * h * h + 3 * h * f + 2 * h) + v * h + h)
-
-
-def test_activations_are_layers_times_microbatches_in_flight():
-    layout = Parallel(2, True, 4, micro_batch_size=4)
-    layers = total(nanotron_layer_rows(MODEL, LENGTH, 4, 2)) * first_stage_layers(MODEL, 4)
-    bill = nanotron_bills(MODEL, layout, LENGTH, 64)[0]
-    assert total(bill.parts["activations"]) == in_flight(layout, 0) * (layers + 8 * LENGTH * 4)
-
-
-def test_few_microbatches_leave_the_pipeline_part_empty():
-    layout = Parallel(1, False, 16, micro_batch_size=16, data_parallel_size=64)
-    assert total(nanotron_bills(MODEL, layout, LENGTH, 1)[0].parts["activations"]) * 16 == total(
-        nanotron_bills(MODEL, layout, LENGTH, 16)[0].parts["activations"]
-    )
-
-
-def test_the_fullest_moment():
-    assert peak(pp=1).moment == "loss"
-    assert peak(pp=4).moment == "backward of the last MLP"
-    bills = nanotron_bills(MODEL, Parallel(data_parallel_size=2), LENGTH, 512)
-    assert [bill.moment for bill in bills] == ["backward of the last MLP", "loss", "optimizer step"]
-    assert nanotron_peak(MODEL, Parallel(data_parallel_size=2), 1, 512).moment == "optimizer step"
+    assert first_stage_layers(pp) == first
 
 
 def test_18_runs_are_predicted_within_a_tenth_of_a_percent():

@@ -31,25 +31,3 @@ def test_reduce_scatter_leaves_rank_r_with_the_sum_of_chunk_r(t, payload):
 def test_the_others_leave_everything_with_everyone(kind, t, payload):
     last = ring(kind, t, payload)[-1]
     assert all(last.complete(rank, chunk) for rank in range(t) for chunk in range(t))
-
-
-@given(ranks, payloads)
-def test_an_all_reduce_is_the_two_halves_one_after_the_other(t, payload):
-    whole, first, second = (ring(kind, t, payload) for kind in ("all-reduce", "reduce-scatter", "all-gather"))
-    assert whole[:t] == first
-    assert [state.received for state in whole[t:]] == [state.received for state in second[1:]]
-    assert whole[-1].held == second[-1].held
-    assert whole[-1].sent_bytes == first[-1].sent_bytes + second[-1].sent_bytes
-
-
-@given(st.integers(2, 9), payloads)
-def test_no_contribution_is_added_twice(t, payload):
-    """Numbers instead of sets: were one added twice, the sum would be too large."""
-    numbers = [[10**rank for _ in range(t)] for rank in range(t)]
-    states = ring("reduce-scatter", t, payload)
-    for before, after in zip(states, states[1:]):
-        arriving = [numbers[(rank - 1) % t][after.received[rank]] for rank in range(t)]
-        for rank, chunk in enumerate(after.received):
-            assert not before.held[(rank - 1) % t][chunk] & before.held[rank][chunk]
-            numbers[rank][chunk] += arriving[rank]
-    assert all(numbers[rank][rank] == sum(10**r for r in range(t)) for rank in range(t))

@@ -13,7 +13,7 @@ _HOMES = {
     "controls": ("choice", "play", "slider", "steps"),
     "bars": ("bar_chart",),
     "marks": ("GuessLine",),
-    "checks": ("Checks", "Fold", "in_the_paper", "worked"),
+    "checks": ("Checks", "Fold", "worked"),
     "units": ("size_text",),
     "text": ("extras_text", "saved_text", "speed_facts", "text_table"),
     "widgets": ("Progress", "Varies"),

@@ -27,12 +27,6 @@ class _Unit:
     name: str
     is_bytes: bool
 
-    @classmethod
-    def of(cls, name: str, longest: float) -> _Unit:
-        if name:
-            return cls(1, name, False)
-        return cls(*axis_unit(int(longest)), True)
-
     def text(self, value: float) -> str:
         """A value as words at its bar: ``2.67 GiB``, ``12.5%``."""
         if self.is_bytes and value < self.step / 100:
@@ -54,6 +48,7 @@ def bar_chart(
     order: Sequence[str] = (),
     notes: Mapping[str, str] = {},
     about: Mapping[str, str] = {},
+    says: Mapping[str, Mapping[str, str]] = {},
     room_for: float = 0,
     limit: tuple[str, float] | None = None,
 ) -> Drawing:
@@ -69,6 +64,7 @@ def bar_chart(
         order: The bars from the top, if not as they come.
         notes: Words after a bar, in place of its sum.
         about: What pointing at a bar says besides.
+        says: For a part, words in place of its value in some bars.
         room_for: A value that the axis has room for.
         limit: Name and value of a line across all bars.
 
@@ -82,7 +78,7 @@ def bar_chart(
     sizes = {name: [size for values in parts.values() if (size := values.get(name)) is not None] for name in names}
     ends = {name: (max if beside else sum)(each) for name, each in sizes.items() if each}
     longest = max([room_for, *ends.values()])
-    counts = _Unit.of(unit, longest)
+    counts = _Unit(1, unit, False) if unit else _Unit(*axis_unit(int(longest)), True)
     known = [name for name in names if sizes[name] or name in notes]
     after = {} if beside else {name: notes.get(name) or counts.text(ends[name]) for name in known}
     lines = {name: "<br>".join(wrap(name, _NAME)) for name in names}
@@ -91,7 +87,8 @@ def bar_chart(
     row = group + _LINE * max(text.count("<br>") + 1 for text in lines.values()) + 8
 
     traces = [
-        _part(part, values, fill, counts, lines, beside, about) for (part, values), fill in zip(parts.items(), fills)
+        _part(part, values, fill, counts, lines, beside, about, says.get(part, {}))
+        for (part, values), fill in zip(parts.items(), fills)
     ]
     words = max(map(len, [*after.values(), *(text for trace in traces for text in trace.get("text", ()))]))
     for number, trace in enumerate(traces):
@@ -115,7 +112,7 @@ def bar_chart(
     return chart(
         title,
         traces,
-        f"Bars, {axis}: {_told(known, parts, notes, counts)}.",
+        f"Bars, {axis}: {_told(known, parts, notes, says, counts)}.",
         Axis(axis, _room(longest / counts.step), counts.step, in_unit=f" ({counts.name})"),
         barmode="group" if beside else "stack",
         height=180 + row * len(names),
@@ -144,10 +141,12 @@ def _part(
     lines: Mapping[str, str],
     beside: bool,
     about: Mapping[str, str],
+    says: Mapping[str, str],
 ) -> dict:
     """One part of all bars, with its value at each bar if bars stand beside each other."""
     pointed_at = [
-        "<br>".join(filter(None, (counts.full(value or 0), about.get(name)))) for name, value in values.items()
+        "<br>".join(filter(None, (says.get(name) or counts.full(value or 0), about.get(name))))
+        for name, value in values.items()
     ]
     return bars(
         part,
@@ -155,18 +154,28 @@ def _part(
         [value if value is None else value / counts.step for value in values.values()],
         fill,
         f"%{{y}}, {part}: %{{customdata}}",
-        [counts.text(value) if beside and value is not None else "" for value in values.values()],
+        [
+            says.get(name) or counts.text(value) if beside and value is not None else ""
+            for name, value in values.items()
+        ],
         "outside",
         customdata=pointed_at,
     )
 
 
-def _told(names: Sequence[str], parts: Mapping[str, Mapping], notes: Mapping[str, str], counts: _Unit) -> str:
+def _told(
+    names: Sequence[str],
+    parts: Mapping[str, Mapping],
+    notes: Mapping[str, str],
+    says: Mapping[str, Mapping[str, str]],
+    counts: _Unit,
+) -> str:
     """All bars in words, for who can't see them."""
     told = []
     for name in names:
         sizes = {part: of[name] for part, of in parts.items() if of.get(name) is not None}
-        text = f"{name} " + ", ".join(f"{part} {counts.text(size)}".strip() for part, size in sizes.items())
+        shown = {part: says.get(part, {}).get(name) or counts.text(size) for part, size in sizes.items()}
+        text = f"{name} " + ", ".join(f"{part} {size}".strip() for part, size in shown.items())
         told.append(f"{text}: {notes[name]}" if name in notes else text)
     return "; ".join(told)
 

@@ -108,18 +108,10 @@ def _strokes(state: RingState, left: float, height: float) -> list[Stroke]:
 
 def _finding(state: RingState, kind: str) -> str:
     t = len(state.held)
-    done = sum(state.complete(rank, chunk) for rank in range(t) for chunk in range(t))
-    if kind == "all-gather":
-        return f"every rank has {state.step + 1} of {t} chunks"
-    if state.step == 0:
-        return "every rank has its own term of every chunk"
-    if state.step < t - 1:
+    if state.step < t - 1 and kind != "all-gather":
         return f"sums have {state.step + 1} of {t} terms"
-    if state.step == t - 1:
-        return "every rank has one finished chunk: a reduce-scatter"
-    if state.step == 2 * (t - 1):
-        return "every rank has all chunks: the all-gather is done"
-    return f"{done} of {t * t} copies are finished"
+    finished = sum(state.complete(0, chunk) for chunk in range(t))
+    return f"every rank has {finished} of {t} finished chunks"
 
 
 #: An A100 at its best: of matmuls in 16 bits (2205.05198 table 5), and each way over NVLink.

@@ -14,17 +14,9 @@ from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing, chart, line, points, scale
 from actmem_course.figures.style import CARD, FILLS, HELD, INK, Fill
 from actmem_course.figures.units import axis_end, axis_unit, size_text
-from actmem_course.predicted.recomputation import core_over_gelu, rebuilds, training_moments
+from actmem_course.predicted.recomputation import training_moments
 
 _MODES = {"save everything": "none", "selective": "selective", "full": "full"}
-#: What a tensor's group looks like in the price of its bytes.
-_KIND = {
-    "Q, K, V": "Q, K, V",
-    "core attention": "softmax",
-    "attention projection input": "input of a linear",
-    "layer-norm 2 input": "layer-norm input",
-    "GeLU input": "GeLU input",
-}
 _BASELINE = "tensor"
 LADDER = {
     "tensor": FILLS["others"],
@@ -92,26 +84,6 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
     title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(there))} of this layer in memory"
     terms = {row.term for row in there}
     return [layer_picture(shape, recompute=recompute, in_memory=terms, title=title), curve]
-
-
-def rebuild_price(shape: ModelShape) -> Drawing:
-    """Bytes that a FLOP frees: a bar for each group of tensors that takes a matmul to recompute.
-
-    Groups that take none have no such price; the chapter names them.
-    """
-    groups = rebuilds(shape)
-    priced = sorted((r for r in groups if r.flops), key=lambda r: Fraction(r.bytes, r.flops), reverse=True)
-    return bar_chart(
-        f"A FLOP in the core attention frees {float(core_over_gelu(groups)):,.0f} times<br>"
-        f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
-        {r.name: {r.name: 1000 * r.bytes / r.flops} for r in priced},
-        "freed per 1,000 FLOPs",
-        "bytes",
-        fills=[FILLS[_KIND[r.name]] for r in priced],
-        about={
-            r.name: f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>recomputed by {r.how}" for r in priced
-        },
-    )
 
 
 def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:

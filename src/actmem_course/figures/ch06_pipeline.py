@@ -151,19 +151,9 @@ def with_pipeline(parallel: Parallel, pipeline_parallel_size: int, num_model_chu
     return replace(parallel, pipeline_parallel_size=pipeline_parallel_size, num_model_chunks=num_model_chunks)
 
 
-def ranks_that_fit(num_layers: int, largest: int) -> list[int]:
-    """The p up to ``largest`` that divide the layers."""
-    return [p for p in range(1, largest + 1) if num_layers % p == 0]
-
-
 def chunks_that_fit(num_layers: int, p: int, largest: int) -> list[int]:
     """The m up to ``largest`` for which p·m divides the layers; one stage has one chunk."""
     return [m for m in range(1, (largest if p > 1 else 1) + 1) if num_layers % (p * m) == 0]
-
-
-def microbatches_that_fit(p: int, largest: int) -> range:
-    """The n up to ``largest`` that every number of chunks can be drawn with: multiples of p."""
-    return range(p, largest + 1, p)
 
 
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:

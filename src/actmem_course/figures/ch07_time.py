@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.flops import (
@@ -12,10 +11,9 @@ from actmem.formulas.flops import (
     A100_FLOPS_PER_SECOND,
     Operation,
     forward_operations,
-    least_seconds,
 )
 from actmem_course.figures.bars import bar_chart
-from actmem_course.figures.marks import FITTING, Drawing, bars, chart, line, points, scale, words
+from actmem_course.figures.marks import Drawing, chart, line, points, scale, words
 from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, VERMILION
 from actmem_course.figures.units import size_text, three_digits
 from actmem_course.others import paper
@@ -129,49 +127,6 @@ def _names(operations: Sequence[Operation]) -> dict:
 def _reached(o: Operation) -> float:
     """TFLOP a second, at most."""
     return o.flops / float(o.least_seconds(*_A100)) / 1e12
-
-
-def forward_pass(shape: ModelShape, parallel: Parallel) -> Drawing:
-    """The same operations in the order of the forward pass: each one's share of the matmul FLOPs, and of the time.
-
-    The time is the least on an A100.
-    """
-    operations = forward_operations(shape, parallel)
-    core = [o for o in operations if o.core]
-    time = least_seconds(operations, *_A100)
-    flops = sum(o.flops for o in operations if o.matmul)
-    shares = {
-        "FLOPs": [float(100 * o.flops / flops) if o.matmul else 0.0 for o in operations],
-        "time": [float(100 * o.least_seconds(*_A100) / time) for o in operations],
-    }
-    starts = {name: [0, *accumulate(values)][:-1] for name, values in shares.items()}
-    traces = []
-    for (kind, _, _, fill), group in zip(_KINDS, _grouped(operations)):
-        places = [(row, operations.index(o)) for row in shares for o in group]
-        traces.append(
-            bars(
-                kind, [row for row, _ in places], [shares[row][i] for row, i in places], fill,
-                "<b>%{customdata[0]}</b>: %{x:.1f}% of the %{y}<br>%{customdata[1]}",
-                [operations[i].name for _, i in places], base=[starts[row][i] for row, i in places],
-                customdata=[[operations[i].name, _bound(operations[i])] for _, i in places],
-            )
-        )  # fmt: skip
-    core_flops = sum(o.flops for o in core if o.matmul) / flops
-    core_time = float(least_seconds(core, *_A100) / time)
-    return chart(
-        f"The core attention has {core_flops:.0%} of the matmuls' FLOPs<br>and {core_time:.0%} of the forward pass's "
-        f"{1000 * float(time):.2f} ms at least",
-        traces,
-        f"Two strips at {_sizes(shape, parallel)}, in the order of the forward pass, shares of FLOPs and of time: "
-        + ", ".join(f"{o.name} {a:.0f}% and {b:.0f}%" for o, a, b in zip(operations, shares["FLOPs"], shares["time"]))
-        + ".",
-        barmode="overlay",
-        bargap=0.25,
-        height=300,
-        xaxis=scale("share of the layer's forward pass", 0, 100, ticksuffix="%"),
-        yaxis={"categoryorder": "array", "categoryarray": ["time", "FLOPs"]},
-        **FITTING,
-    )
 
 
 def _grouped(operations: Sequence[Operation]) -> list[list[Operation]]:

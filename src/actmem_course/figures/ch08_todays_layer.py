@@ -1,71 +1,21 @@
-"""Chapter 8: what today's layers save, and every choice of what to recompute, offload or compress."""
+"""Chapter 8: every choice of what to recompute, offload or compress."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from textwrap import wrap
 from typing import Any
 
-from actmem.config import ModelShape, Parallel
+from actmem.config import ModelShape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
-from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, chart, points, scale
-from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, PURPLE
-from actmem_course.figures.terms import term_of
-from actmem_course.figures.units import size_text
-from actmem_more.llama_shape import LlamaShape
-from actmem_more.llama_terms import llama_rows
+from actmem_course.figures.style import BLUE, COMPARED, HELD, INK, PURPLE
 from actmem_more.per_tensor_choices import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem_tools.plan.step_time import DEVICES, MATMUL_SHARE
 
-#: Mode → its words.
-_BARS = {
-    "none": "save everything",
-    "selective": "selective: core recomputed",
-    "elementwise": "elementwise: no matmul recomputed",
-    "full": "full: all recomputed",
-}
-#: Kind of tensor → its words; other kinds are too small to tell apart.
-_KINDS = {
-    "layer-norm input": "norm inputs",
-    "input of a linear": "inputs of linears",
-    "Q, K, V": "Q, K, V",
-    "GeLU input": "gate and up",
-    "extra": "statistics",
-}
 _NAMED = ("none", "selective", "elementwise", "full")
-
-
-def saved_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
-    """What a layer of a Llama saves: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16
-    bits.
-
-    modes: those that are drawn; the others' places stay empty.
-    """
-    saved: dict[str, dict[str, int]] = {mode: dict.fromkeys(_KINDS, 0) for mode in _BARS}
-    for mode, by_kind in saved.items():
-        for row in llama_rows(shape, parallel, mode):
-            kind = term_of(row).kind
-            by_kind[kind if kind in _KINDS else "extra"] += row.bytes
-    totals = {mode: sum(by_kind.values()) for mode, by_kind in saved.items()}
-    freed = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
-    finding = f"Selective recomputation frees {freed['selective']:.1%} of a Llama layer,<br>"
-    finding += f"and what needs no matmul {freed['elementwise']:.0%}"
-    if "selective" not in modes:
-        finding = f"A Llama layer saves {size_text(totals['none'])}"
-    return bar_chart(
-        finding,
-        {
-            words: {bar: saved[mode][kind] if mode in modes else None for mode, bar in _BARS.items()}
-            for kind, words in _KINDS.items()
-        },
-        "saved by one layer on one rank",
-        fills=[FILLS[kind] for kind in _KINDS],
-        notes={bar: "?" for mode, bar in _BARS.items() if mode not in modes},
-    )
 
 
 @lru_cache(maxsize=32)

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from actmem.config import Parallel
-from actmem.rows import total
-from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.layer_picture import layer_picture
 from actmem_course.figures.marks import Drawing
-from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape, llama_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
 
-ROUTED = ("dispatched weights", "gate", "up", "down input")  # of experts: as much for each assignment
 #: How the router spreads the tokens, in words, and as the option ``routing``.
 ROUTINGS = {"balanced": "even", "imbalanced": "one-sided"}
-
-
-def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = tuple(ROUTINGS)) -> Drawing:
-    """Bytes that a layer with experts saves on the most loaded of t ranks.
-
-    Args:
-        routings: keys of ROUTINGS; the places of those that are left out stay empty.
-    """
-    parallel = Parallel(t, t > 1)
-    parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
-    for routing, option in ROUTINGS.items():
-        tokens = forced_routed_tokens(shape, parallel, option, 0)
-        rows, shown = llama_rows(shape, parallel, routed_tokens=tokens), routing in routings
-        name = f"{routing} routing: {tokens:,} assignments" if shown else f"{routing} routing"
-        experts = total(row for row in rows if row.term in ROUTED)
-        parts["experts"][name], parts["the rest"][name] = (experts, total(rows) - experts) if shown else (None, None)
-    each = f"Balanced routing: each of {t} ranks saves" if t > 1 else "One rank saves"
-    title = f"{each} {size_text(total(llama_rows(shape, parallel)))}"
-    if "imbalanced" in routings:
-        title = f"One of {t} ranks takes all tokens, and must have room for them" if t > 1 else (
-            "One rank takes all tokens, whatever the router does"
-        )  # fmt: skip
-    fills = [FILLS["GeLU input"], FILLS["activations"]]
-    return bar_chart(title, parts, f"saved by one layer on the most loaded of {t} ranks", fills=fills)
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.diagrams import Box, boxes, diagram
-from actmem_course.figures.gpu_results import NO_RESULTS, Result, device
+from actmem_course.figures.gpu_results import Result, device
 from actmem_course.figures.marks import Drawing, chart, line, scale
 from actmem_course.figures.style import COMPARED, FILLS, HELD
 from actmem_course.figures.units import GIB, axis_end, size_text
@@ -100,9 +100,7 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
 
 def growing_batches(result: Result) -> Drawing:
     """What a GPU reserved and allocated at most after each of some growing batches."""
-    rows = result["allocator"][0]["rows"] if result else []
-    if not rows:
-        return chart(NO_RESULTS.replace(": ", ":<br>"), [], f"{NO_RESULTS}.", height=120)
+    rows = result["allocator"][0]["rows"]
     sizes = [row["micro_batch_size"] for row in rows]
     allocated, reserved = ([row[key] for row in rows] for key in ("peak_allocated_bytes", "reserved_bytes"))
     return chart(

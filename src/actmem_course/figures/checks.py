@@ -9,7 +9,6 @@ from typing import Any
 
 from actmem.rows import Row, by_term
 from actmem_course.figures.style import WARNING
-from actmem_course.others.disagreements import disagreements
 
 #: A line that says that something is wrong, on light and dark pages.
 _WRONG = f"background: #FDE7E9; color: {WARNING}; font-weight: 700; font-size: 1.2em"
@@ -47,11 +46,6 @@ def worked(*steps: str) -> Fold:
     return Fold("Answer", "\n".join(steps), prose=True)
 
 
-#: A number, the sizes of a tensor, or a statement.
-_Value = Any
-_NOT_COUNTED = "not counted here"
-
-
 #: Of so many pairs each is shown, of more how many are equal.
 _LISTED = 4
 
@@ -60,30 +54,29 @@ _LISTED = 4
 class Comparison:
     """Pairs of a prediction and a count, of one kind.
 
-    Whole numbers, fractions and lists agree if they are equal: there is no tolerance.  Booleans are statements.
+    A value is a number, the sizes of a tensor, or a statement, which is a boolean.  Values agree if they are equal:
+    there is no tolerance.
     are_parts: the pairs are parts of one thing, so their sum means something.
     """
 
     what: str
-    pairs: Sequence[tuple[_Value, _Value]]
+    pairs: Sequence[tuple[Any, Any]]
     unit: str
     sides: tuple[str, str]
     are_parts: bool = False
 
     @property
-    def unequal(self) -> list[tuple[_Value, _Value]]:
+    def unequal(self) -> list[tuple[Any, Any]]:
         """The pairs that do not agree."""
         return [(one, other) for one, other in self.pairs if one != other]
 
     @property
     def is_statement(self) -> bool:
         """Whether it says yes or no, and no number."""
-        return bool(self.pairs) and isinstance(self.pairs[0][0], bool)
+        return isinstance(self.pairs[0][0], bool)
 
     def badge(self) -> str:
         """The difference in a few words: ``0 apart``."""
-        if not self.pairs:
-            return _NOT_COUNTED
         numbers = [pair for pair in self.pairs if not isinstance(pair[0], (bool, list))]
         if not numbers:
             return f"{len(self.unequal)} of {len(self.pairs)} differ" if self.unequal else ""
@@ -91,7 +84,7 @@ class Comparison:
 
     def sentence(self) -> str:
         """What was predicted and what was counted: of parts the sum, of up to four other pairs each."""
-        if not self.pairs or self.is_statement:
+        if self.is_statement:
             return self.what
         if isinstance(self.pairs[0][0], list):
             return f"{self.what}: {len(self.pairs) - len(self.unequal)} of {len(self.pairs)} equal"
@@ -139,8 +132,14 @@ class Checks:
         sides: tuple[str, str] = ("predicted", "counted"),
         are_parts: bool = False,
     ) -> None:
-        """Compare pairs of a prediction and a count, or of what ``sides`` says.  are_parts: of one sum."""
-        self._comparisons.append(Comparison(what, list(pairs), unit, sides, are_parts))
+        """Compare pairs of a prediction and a count, or of what ``sides`` says.  are_parts: of one sum.
+
+        Raises ValueError if there are none: nothing compared is nothing that agrees.
+        """
+        pairs = list(pairs)
+        if not pairs:
+            raise ValueError(f"{what}: there is nothing to compare")
+        self._comparisons.append(Comparison(what, pairs, unit, sides, are_parts))
 
     def add_rows(self, what: str, predicted: Iterable[Row], counted: Iterable[Row]) -> None:
         """Compare rows term by term.  A term that only one side has is 0 on the other."""
@@ -175,8 +174,6 @@ def _summed_up(comparisons: Sequence[Comparison]) -> Fold:
 
 
 def _mark(is_good: bool, badge: str) -> str:
-    if badge == _NOT_COUNTED:
-        return f"– {badge}"
     return f"{'✓' if is_good else '✗'} {badge}".rstrip()
 
 
@@ -193,14 +190,7 @@ def _badge_html(is_good: bool, badge: str, sentence: str, details: str = "") -> 
     )
 
 
-def _number(value: _Value) -> str:
+def _number(value: Any) -> str:
     if isinstance(value, list):  # the sizes of a tensor
         return str(value)
     return f"{int(value):,}" if value == int(value) else f"{float(value):,}"
-
-
-def in_the_paper() -> Fold:
-    """Where the paper's text, its formulas and our counts differ, a paragraph for each place."""
-    found = disagreements()
-    line = f"Where the paper's text, its formulas and our counts differ: {len(found)} places"
-    return Fold(line, "\n\n".join(map(str, found)), prose=True)

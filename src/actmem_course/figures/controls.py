@@ -7,32 +7,16 @@ before it.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from actmem.config import ConfigError
 from actmem_course.figures.marks import Axis, Drawing
-from actmem_course.figures.units import size_text
 
 #: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
 #: slider that plays.
 RANGE, STOPS_ONLY, BUTTONS, PLAY = ("range", "stops", "buttons", "play")
-
-#: What the library's messages call the sizes, and the chapters' letters for them.
-LETTER_OF = {
-    "seq_length": "s",
-    "micro_batch_size": "b",
-    "hidden_size": "h",
-    "num_attention_heads": "a",
-    "num_layers": "L",
-    "vocab_size": "v",
-    "tensor_parallel_size": "t",
-    "pipeline_parallel_size": "p",
-    "num_model_chunks": "m",
-    "num_microbatches": "n",
-}
 
 
 @dataclass(frozen=True)
@@ -93,16 +77,6 @@ def shown_value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def in_letters(message: str) -> str:
-    """A message of the library in the chapters' words: letters for sizes, GiB and MiB for bytes."""
-    for name, letter in LETTER_OF.items():
-        message = re.sub(rf"\b{name}\b", letter, message)
-    if not re.search(r"_bytes\b", message):
-        return message
-    message = re.sub(r"\b(\w+)_bytes\b", lambda found: found[1].replace("_", " "), message)
-    return re.sub(r"\d[\d,]{3,}", lambda found: size_text(int(found[0].replace(",", ""))), message)
-
-
 class Moves:
     """The state of controls and of the figures that they change.
 
@@ -136,7 +110,7 @@ class Moves:
             self.drawings = self.drawn(self.values)
         except ConfigError as error:
             still = " ".join(f"{name}={shown_value(value)}" for name, value in self._drawn_values.items())
-            return f"✗ {in_letters(str(error))}. Still drawn: {still}"
+            return f"✗ {error}. Still drawn: {still}"
         self._drawn_values = self.values
         return ""
 

@@ -1,13 +1,12 @@
 """What a GPU measured: drawings of the files in labs/results, which labs/measure_gpu.py writes.
 
-Pages of the site have no such files, so these figures stand still there.  Without a file each drawing is one line.
+Pages of the site have no such files, so these figures stand still there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from actmem_course.others import paper
 
 #: Beside the package in a checkout; an installed package has none.
 RESULTS = Path(__file__).resolve().parents[3] / "labs" / "results"
-NO_RESULTS = "No GPU's results are in labs/results: python labs/measure_gpu.py measures them"
 #: Names of steps that measure the same without the limit of memory end like this.
 _WITHOUT_LIMIT = ", all of this card"
 _SIDES = (FILLS["second number"], FILLS["ours"])
@@ -37,9 +35,12 @@ Result = Mapping[str, Any]
 
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
-    """The newest file that has a step of measure_gpu.py; empty if none has it."""
+    """The newest file that has a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return max((one for one in found if one.get(step)), key=lambda one: one["date"], default={})
+    having = [one for one in found if one.get(step)]
+    if not having:
+        raise FileNotFoundError(f"no GPU's results in {folder}: python labs/measure_gpu.py measures them")
+    return max(having, key=lambda one: one["date"])
 
 
 def device(result: Result) -> str:
@@ -49,8 +50,6 @@ def device(result: Result) -> str:
 
 def conditions(result: Result) -> str:
     """What ran where, and what the times leave out."""
-    if not result:
-        return NO_RESULTS
     machine, ranks = result["machine"], result["settings"]["tensor_parallel_size"]
     return (
         f"One {machine['device']}, torch {machine['torch']}, {result['settings']['dtype']}, as one emulated rank of "
@@ -65,8 +64,6 @@ def named(rows: list[dict]) -> dict[str, dict]:
 
 def wall_bars(result: Result) -> Drawing:
     """Predicted peak of each rung beside what was allocated, or where memory ran out, against the limit."""
-    if not result:
-        return _nothing()
     rows = named(result["wall"])
     rungs = {
         "no parallelism" if name == "none" else name: row
@@ -74,31 +71,30 @@ def wall_bars(result: Result) -> Drawing:
         if not name.endswith(_WITHOUT_LIMIT)
     }
     limit = next(iter(rungs.values()))["budget_bytes"]
-    words = {name: _outcome(row, rows.get(name + _WITHOUT_LIMIT)) for name, row in rungs.items()}
     # One GPU alone would need several times what the axis shows.
-    too_long = {name for name, row in rungs.items() if row["predicted_bytes"] > 2 * limit}
-    predicted = {name: 0 if name in too_long else row["predicted_bytes"] for name, row in rungs.items()}
-    measured = {name: row["peak_bytes"] or 0 for name, row in rungs.items()}
+    beyond = {
+        name: f"{size_text(row['predicted_bytes'])}, beyond this axis"
+        for name, row in rungs.items()
+        if row["predicted_bytes"] > 2 * limit
+    }
     agree = all(bool(row["out_of_memory"]) == (row["predicted_bytes"] > limit) for row in rungs.values())
     fit = sum(not row["out_of_memory"] for row in rungs.values())
-    drawing = bar_chart(
+    return bar_chart(
         f"{fit} of {len(rungs)} ways fit in {size_text(limit)} on the {device(result)}, "
         f"{'as' if agree else 'not as'} predicted",
-        {"predicted peak": predicted, "measured peak": measured},
+        {
+            "predicted peak": {name: 0 if name in beyond else row["predicted_bytes"] for name, row in rungs.items()},
+            "measured peak": {name: row["peak_bytes"] or 0 for name, row in rungs.items()},
+        },
         "22B model, one rank of 8, one training step",
         beside=True,
         fills=_SIDES,
+        says={
+            "predicted peak": beyond,
+            "measured peak": {name: _outcome(row, rows.get(name + _WITHOUT_LIMIT)) for name, row in rungs.items()},
+        },
         room_for=limit,
         limit=("limit", limit),
-    )
-    beyond = {name: f"{size_text(rungs[name]['predicted_bytes'])}, beyond this axis" for name in too_long}
-    traces = [_said(drawing.traces[0], list(rungs), beyond), _said(drawing.traces[1], list(rungs), words)]
-    told = "; ".join(
-        f"{name} predicted {size_text(row['predicted_bytes'])}, measured {words[name] or size_text(row['peak_bytes'])}"
-        for name, row in rungs.items()
-    )
-    return replace(
-        drawing, traces=[*traces, *drawing.traces[2:]], alt=f"Bars against a limit of {size_text(limit)}: {told}."
     )
 
 
@@ -111,19 +107,9 @@ def _outcome(row: dict, without_limit: dict | None) -> str:
     return f"out of memory in {where}{more}".replace("in building the model", "while building the model")
 
 
-def _said(trace: dict, names: list[str], words: Mapping[str, str]) -> dict:
-    """The trace with words in place of a bar's value, where there are any."""
-    said = [words.get(name) for name in names]
-    return trace | {
-        key: [new or old for new, old in zip(said, trace[key], strict=True)] for key in ("text", "customdata")
-    }
-
-
 def wall_remainder(result: Result) -> Fold:
     """How much more was allocated than predicted, and what of it has a name."""
-    rows = [row for row in result.get("wall", ()) if row["peak_bytes"]]
-    if not rows:
-        return Fold(NO_RESULTS, "")
+    rows = [row for row in result["wall"] if row["peak_bytes"]]
     shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
     rest = {
         row["name"].removesuffix(_WITHOUT_LIMIT): row["peak_bytes"]
@@ -142,9 +128,7 @@ def wall_remainder(result: Result) -> Fold:
 
 def step_curve(result: Result) -> Drawing:
     """Bytes allocated over one training step, forward and backward."""
-    row = next((row for row in result.get("wall", ()) if row.get("curve")), None)
-    if row is None:
-        return _nothing()
+    row = next(row for row in result["wall"] if row.get("curve"))
     times, sizes = zip(*row["curve"])
     static, peak, end = row["static_bytes"], row["peak_bytes"], times[-1]
     at, top = max(row["curve"], key=lambda moment: moment[1])[0], peak // GIB + 2
@@ -165,34 +149,30 @@ def step_curve(result: Result) -> Drawing:
 
 def table4_bars(result: Result) -> Drawing:
     """Time that recomputation adds to a layer of the 22B model, on this GPU and on the paper's."""
-    if not result:
-        return _nothing()
     rows = named(named(result["table4"])["22B"]["rows"])
     name = device(result)
     # In whole percent, as the paper prints them.
     percent = {row: round(100 * found["over"]["value"]) for row, found in rows.items() if found["over"]}
     here = {row: percent[row] for row in _TO_ITS_END}
-    drawing = bar_chart(
+    parts = {
+        name: here,
+        f"{name}, second run to its end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},
+        "the paper's A100s, to its end": {row: paper.TABLE4[row].overhead_percent for row in _TO_ITS_END},
+    }
+    return bar_chart(
         f"Selective recomputation alone costs {here['selective']}% on one {name}, as a rank whose<br>"
         f"collectives send nothing, {paper.TABLE4['selective'].overhead_percent}% on the paper's 8 A100s",
-        {
-            name: here,
-            f"{name}, second run to its end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},
-            "the paper's A100s, to its end": {row: paper.TABLE4[row].overhead_percent for row in _TO_ITS_END},
-        },
+        parts,
         "time added to one layer of the 22B model",
         "%",
         beside=True,
         fills=(FILLS["ours"], FILLS["second number"], FILLS["others"]),
+        says={part: {row: f"{value}%" for row, value in of.items()} for part, of in parts.items()},
     )
-    whole = [trace | {"text": [f"{value:.0f}%" for value in trace["x"]]} for trace in drawing.traces]
-    return replace(drawing, traces=whole)
 
 
 def layer_times(result: Result) -> Fold:
     """How much of a layer's time its matmuls take, and what got faster since the A100."""
-    if not result:
-        return Fold(NO_RESULTS, "")
     modes, (rates,) = named(result["modes"]), result["rates"]
     matmuls = rates["flops_per_second"] / A100_FLOPS_PER_SECOND
     memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND
@@ -210,11 +190,9 @@ def strangers_bars(result: Result) -> Drawing:
     """Peaks of models that others wrote: of fake tensors with cuBLAS's workspaces, and as allocated."""
     rows = {
         f"{_STRANGERS.get(row['name'].partition(' ')[0], row['name'])}, {row['sizes'].replace(',', ', ')}": row
-        for row in result.get("strangers", ())
+        for row in result["strangers"]
         if "peak_bytes" in row.get("record_fake", {})
     }
-    if not rows:
-        return _nothing()
     seen = {name: row["peak_bytes"] for name, row in rows.items()}
     predicted = {name: row["record_fake"]["peak_bytes"] + row["cublas_bytes"] for name, row in rows.items()}
     apart = {name: abs(predicted[name] - seen[name]) for name in rows}
@@ -225,15 +203,4 @@ def strangers_bars(result: Result) -> Drawing:
         beside=True,
         fills=_SIDES,
         about={name: f"{size:,} B apart" for name, size in apart.items()},
-    )
-
-
-def _nothing() -> Drawing:
-    return chart(
-        NO_RESULTS.replace(": ", ":<br>"),
-        [],
-        f"{NO_RESULTS}.",
-        height=120,
-        xaxis={"visible": False},
-        yaxis={"visible": False},
     )

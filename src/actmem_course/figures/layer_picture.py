@@ -10,7 +10,7 @@ stands in a column of its own, and a collective is a row of arrows between the r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -18,10 +18,10 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_choice
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import PredictedCollective
 from actmem.recipes import PAPER_LAYER, LayerTerms, Mode
-from actmem.rows import LAYER_TERMS, Row
+from actmem.rows import Row
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.sketch import Block, Sketch, Transfer
-from actmem_course.figures.terms import TERMS, formula_of, llama_formula, term_of
+from actmem_course.figures.terms import formula_of, llama_formula, term_of
 from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape, llama_layer_terms
 from actmem_more.llama_terms import FLOAT32, context_collectives, llama_rows
@@ -44,7 +44,6 @@ def layer_picture(
     in_memory: Collection[str] | None = None,
     not_saved: Collection[str] = (),
     keeps_gathered: bool = False,
-    operations: bool = False,
     context_kind: str = "gather",
     routed_tokens: Sequence[int] = (),
     title: str = "",
@@ -62,7 +61,6 @@ def layer_picture(
             among them are framed.
         not_saved: Terms that no gradient reads, because their weights are frozen.
         keeps_gathered: The plain form of sequence parallelism, which saves the gathered inputs whole.
-        operations: Name the operations of the paper's layer above the tensors that they save.
         context_kind: How c ranks share a sequence, one of CONTEXT_KINDS.
         routed_tokens: Of experts, the pairs of a token and an expert on each rank; if empty, alike on all.
         title: In place of the finding that the picture states by itself.
@@ -91,14 +89,11 @@ def layer_picture(
     if in_memory is not None:
         blocks = [replace(block, is_present=block.row.term in in_memory) for block in blocks]
     ranks = max(parallel.tensor_parallel_size, parallel.context_parallel_size)
-    captions = _regions(blocks)
-    if operations:
-        captions = {term: TERMS[term].operation for term in LAYER_TERMS}
     now = None if stored is None else blocks[stored - 1]
     finding = title or (_finding(blocks, ranks) if in_memory is None else _now_finding(blocks, saved, now))
     letters = f"s={shape.seq_length}, b={shape.micro_batch_size}, h={shape.hidden_size}, a={shape.num_attention_heads}"
     sketch = Sketch(blocks, ranks, collectives == "backward")
-    sketch.draw(moves, captions, now.row.term if now else "", marks_again=in_memory is not None)
+    sketch.draw(moves, _regions(blocks), now.row.term if now else "", marks_again=in_memory is not None)
     return sketch.drawing(finding, f"One layer at {letters}, {ranks} ranks: {sketch.told(moves)}.")
 
 
@@ -106,8 +101,6 @@ def block_picture(
     blocks: Sequence[Block],
     title: str,
     ranks: int = 1,
-    moves: Sequence[Transfer] = (),
-    captions: Mapping[str, str] | None = None,
 ) -> Drawing:
     """The picture of any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
 
@@ -115,12 +108,10 @@ def block_picture(
         blocks: A row each.
         title: The finding.
         ranks: Columns.
-        moves: Collectives, from ``transfers`` or made by the caller.
-        captions: Words above the row of a term; None: how the ranks share it.
     """
     sketch = Sketch(blocks, ranks)
-    sketch.draw(moves, _regions(blocks) if captions is None else captions)
-    return sketch.drawing(title, f"One layer, {ranks} ranks: {sketch.told(moves)}.")
+    sketch.draw((), _regions(blocks))
+    return sketch.drawing(title, f"One layer, {ranks} ranks: {sketch.told()}.")
 
 
 def layer_blocks(

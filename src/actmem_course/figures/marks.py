@@ -18,9 +18,6 @@ from typing import Any
 
 from actmem_course.figures.style import CONFIG, INK, PURPLE, TEMPLATE, Fill
 
-#: Text in bars is shown where it fits at this size or a larger one.
-FITTING: dict[str, Any] = {"uniformtext": {"mode": "hide", "minsize": 11}}
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -116,11 +113,6 @@ def log_scale(title: str, ticks: Iterable[float], texts: Iterable[str] = (), **m
     """A logarithmic axis with its ticks, and their texts if the numbers won't do."""
     words = {"ticktext": list(texts)} if texts else {}
     return {"type": "log", **scale(title), "tickvals": list(ticks), **words, **more}
-
-
-def downwards(names: Iterable[str], **more: Any) -> dict:
-    """An axis of names, the first on top; without a grid, whose lines would begin at the bars' words."""
-    return {"showgrid": False, "categoryorder": "array", "categoryarray": [*names][::-1], **more}
 
 
 def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, more: dict) -> dict:

@@ -8,9 +8,10 @@ from functools import lru_cache
 from actmem.config import ConfigError, ModelShape, Parallel, check_size
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.first_stage import layers_per_chunk
-from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward, peak_in_flight
+from actmem.formulas.schedule import Action, peak_in_flight
 from actmem.recipes import Mode
 from actmem.rows import total
+from actmem_course.figures.ch06_pipeline import schedule_of
 from actmem_course.figures.diagrams import Box, boxes, diagram, labels
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.sketch import MOST_RANKS, Stroke, arrows
@@ -18,7 +19,7 @@ from actmem_course.figures.style import FILLS
 from actmem_course.figures.terms import KINDS, term_of
 from actmem_course.figures.units import size_text
 from actmem_course.others.timeline import Span, timeline
-from actmem_course.predicted.iteration import pipeline_sends
+from actmem_course.predicted.pipeline_sends import pipeline_sends
 
 #: Pixels: what each rank does, the arrows between ranks, a microbatch, its box, the words at the foot.
 _HEAD, _SENDS, _ROW, _BOX, _FOOT = 46, 34, 24, 18, 48
@@ -61,7 +62,7 @@ def pipeline_picture(
     parts = {kind: layers * sum(saved.get(r.term, 0) for r in rows if term_of(r).kind == kind) for kind in KINDS}
     drawn: list[Box] = []
     words: list[tuple[float, float, str]] = []
-    top, most = _HEAD + _SENDS, max(peak_in_flight(_schedule(parallel, num_microbatches)))
+    top, most = _HEAD + _SENDS, max(peak_in_flight(schedule_of(p, m, num_microbatches)))
     flying = [in_flight_at(spans, rank, moment) for rank in range(p)]
     foot = top + most * _ROW
     for rank, held in enumerate(flying):
@@ -74,13 +75,8 @@ def pipeline_picture(
             words.append((left + 0.6 * _NUMBER * whole, y + _BOX / 2, _name(action, m)[1:]))
             drawn += _microbatch(action, left + _NUMBER * whole, y, whole, parts)
         count, size = f"{len(held)} in flight", size_text(len(held) * each)
-        words.append(
-            (
-                middle,
-                foot + 22,
-                f"{count}<br><b>{size}</b>" if p <= 4 else f"{len(held)}<br>{size}".replace(" ", "<br>"),
-            )
-        )
+        below = f"{count}<br><b>{size}</b>" if p <= 4 else f"{len(held)}<br>{size}".replace(" ", "<br>")
+        words.append((middle, foot + 22, below))
     sends = pipeline_sends(shape, parallel, num_microbatches)
     fullest = max(range(p), key=lambda rank: len(flying[rank]))
     told = [
@@ -131,11 +127,6 @@ def _microbatch(action: Action, x: float, y: float, whole: int, parts: dict[str,
     return [box for box in found if box.width]
 
 
-def _schedule(parallel: Parallel, num_microbatches: int) -> list[list[Action]]:
-    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
-    return interleaved(p, m, num_microbatches) if m > 1 else one_forward_one_backward(p, num_microbatches)
-
-
 @lru_cache(maxsize=32)
 def _spans(parallel: Parallel, num_microbatches: int) -> tuple[Span, ...]:
-    return tuple(timeline(_schedule(parallel, num_microbatches)))
+    return tuple(timeline(schedule_of(parallel.pipeline_parallel_size, parallel.num_model_chunks, num_microbatches)))

@@ -94,7 +94,7 @@ class Transfer:
         collectives: What is sent, all of one kind.
         after: The term below whose row it is drawn.
         name: What stands beside it.
-        kind: How it is drawn: as the collectives' kind, or "ring" or "next stage", from rank to rank or from each on.
+        kind: How it is drawn: as the collectives' kind, or "ring", from rank to rank.
         gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
     """
 
@@ -241,12 +241,9 @@ class Sketch:
         top, bottom = self.y - 1, self.y + _TRANSFER - 6
         middle, ends = (top + bottom) / 2, (bottom, top) if self.is_backward else (top, bottom)
         middles = [self.left_of(rank) + self.column / 2 for rank in range(self.ranks)]
-        pairs = {
-            "ring": zip(middles, middles[1:] + middles[:1]),
-            "next stage": zip(middles, middles),
-        }
-        for pair in pairs.get(move.kind, ()):
-            self._stroke(_THIN, pair, ends, has_head=True)
+        if move.kind == "ring":
+            for pair in zip(middles, middles[1:] + middles[:1]):
+                self._stroke(_THIN, pair, ends, has_head=True)
         if move.kind in _ENDS:
             width_in, width_out = _ENDS[move.kind]
             self._stroke(_THIN, [middles[0], middles[-1]], [middle] * 2)

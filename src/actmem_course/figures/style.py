@@ -7,7 +7,11 @@ outline.  Every kind has a pattern as well: colour is never the only sign.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from importlib import resources
+
+from actmem_course.others import table_rows
 
 BLUE, VERMILION, GREEN, PURPLE, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"
 #: Too pale for lines and text on white; for fills with an outline.
@@ -40,66 +44,13 @@ class Fill:
         return {"color": self.colour, "line": {"color": INK, "width": 1}, **pattern}
 
 
-#: What a colour means, in every figure of the course.  Each has a pattern or a brightness of its own as well.
-FILLS = {
-    # A tensor that a layer saves for backward, by its kind.
-    "layer-norm input": Fill("#444444", "", CARD),
-    "input of a linear": Fill(BLUE, "", CARD),
-    "Q, K, V": Fill(SKY, "-"),
-    "softmax": Fill(VERMILION, "/"),
-    "dropout mask": Fill(YELLOW, "."),
-    "GeLU input": Fill(ORANGE, "x"),  # and what stands there in other MLPs: gate and up, experts
-    "latents": Fill("#A6E1F0", "|"),  # what Q, K and V are made from, where that is narrower
-    "routing": Fill("#7FCDBB", "\\"),  # which tokens go to which experts
-    "extra": Fill("#BBBBBB", "+"),
-    # What fills a GPU.
-    "activations": Fill(GREEN, ""),  # all together, or what the figure doesn't tell apart
-    "weights": Fill(PURPLE, "."),
-    "gradients": Fill("#EBD0DF", ""),
-    "optimizer states": Fill("#8C4A6E", "", CARD),
-    "logits and loss": Fill("#F3C3A0", ""),  # paler than their softmax
-    "communication buffers": Fill(SKY, ""),
-    "transient": Fill("#DDDDDD", "x"),
-    "freed": Fill(CARD, "."),
-    # A pass of a step, in charts of time.
-    "forward": Fill(BLUE, "", CARD),
-    "backward": Fill(ORANGE, "x"),
-    # What is recomputed, tensors and passes alike.
-    "recomputed": Fill(CARD, "/"),
-    # The paper's method beside what it is compared with, and other numbers that stand beside each other.
-    "ours": Fill(GREEN, ""),
-    "others": Fill("#BBBBBB", ""),
-    "number": Fill("#5B7083", "", CARD),
-    "second number": Fill("#C3CFD9", "/"),
-    "third number": Fill("#E8EDF1", "."),
-}
+#: What a colour means, in every figure of the course: what a tensor is, what fills a GPU, a pass, what is compared.
+#: Each has a pattern or a brightness of its own as well.  GeLU's input has the look of what stands there in other MLPs.
+FILLS = {line.pop("what"): Fill(**line) for line in table_rows("fills.tsv", __package__)}
 #: Lines have the colours of the areas: what is held, what it is compared with.
 HELD, COMPARED = GREEN, "#767676"
 
-_AXIS = {"gridcolor": GRID, "linecolor": INK, "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}}
-TEMPLATE = {
-    "layout": {
-        "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 14, "color": INK},
-        "paper_bgcolor": CARD,
-        "plot_bgcolor": CARD,
-        "colorway": [BLUE, VERMILION, GREEN, PURPLE, BLACK],
-        # A distance in pixels: a share of the height would cut off two lines in low figures.
-        "title": {
-            "x": 0, "xref": "container", "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top",
-            "pad": {"l": 12, "t": 24}, "font": {"size": 17},
-        },
-        "margin": {"l": 60, "r": 24, "t": 76, "b": 104},
-        "hoverlabel": {"bgcolor": CARD, "bordercolor": INK, "font": {"size": 13, "color": INK}, "align": "left"},
-        # At the bottom of the card, where there is room for a second line.
-        "legend": {
-            "orientation": "h", "xref": "container", "x": 0.01, "xanchor": "left", "yref": "container", "y": 0.01,
-            "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False, "itemwidth": 40,
-        },
-        "xaxis": {**_AXIS, "separatethousands": True, "ticks": "outside"},
-        "yaxis": {**_AXIS, "ticks": "", "ticksuffix": " "},
-        # Who drags on a figure wants to scroll; sliders change it.
-        "dragmode": False,
-    }
-}  # fmt: skip
-
+#: What all figures share, as plotly has it.  The title stands at a distance in pixels: a share of the height would cut
+#: off two lines in low figures.  Whoever drags on a figure wants to scroll; sliders change it.
+TEMPLATE = json.loads(resources.files(__package__).joinpath("template.json").read_text(encoding="utf-8"))
 CONFIG = {"displayModeBar": False, "scrollZoom": False, "doubleClick": False}

@@ -27,13 +27,11 @@ class Term:
     Attributes:
         kind: One of KINDS.
         shared_by: What tensor parallelism divides: "heads", the MLP's "width" or "experts"; "" if nothing of it.
-        operation: What computes from it first, where a picture names operations.
         why: What backward computes from it, in one line.
     """
 
     kind: str
     shared_by: str = ""
-    operation: str = ""
     why: str = ""
 
 

@@ -52,13 +52,13 @@ def saved_text(saved: Iterable) -> str:
     saved = list(saved)
     if not saved:
         return "nothing is kept"
-    lines = [
+    lines: list[tuple] = [
         (
             t.module or "(itself)",
             t.op,
             f"argument {t.argument}" if t.argument else "made by it",
-            _sizes(t.shape),
-            _dtype(t.dtype),
+            list(t.shape),
+            str(t.dtype).removeprefix("torch."),
             t.bytes,
         )
         for t in saved
@@ -67,14 +67,6 @@ def saved_text(saved: Iterable) -> str:
     return text_table(
         ("module", "operation", "which tensor", "shape", "dtype", "bytes"), lines, "     r", last_is_sum=True
     )
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"
-
-
-def _dtype(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def overhead_text(over: Mapping[str, Any] | None) -> str:
@@ -94,24 +86,14 @@ def _percent(share: float) -> str:
 
 
 def speed_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What differs from machine to machine: each variant's times, and one sentence on the overheads.
+    """What differs from machine to machine: each variant's times and overhead.
 
-    The three times are medians of their own, so they do not add up.  An overhead within noise is not named.
+    The three times are medians of their own, so they do not add up.
     rows: of labs/measure_speed.py.
     """
-    facts = {row["name"]: _times_in_words(row) for row in rows}
-    compared = [row["over"] for row in rows if row["over"]]
-    real = sum(over["is_real"] for over in compared)
-    apart = 100 * max((row["noise"] for row in rows), default=0.0)
-    count = f"{real} of {len(compared)} stand" if real else "none stands"
-    facts["overheads"] = f"{count} out from noise (the baseline against itself: up to {apart:.1f}% apart)"
+    facts = {}
+    for row in rows:
+        forward, backward, both = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
+        times = f"forward {forward}, backward {backward}, both {both} ms"
+        facts[row["name"]] = f"{times}, overhead {overhead_text(row['over'])}" if row["over"] else times
     return facts
-
-
-def _times_in_words(row: Mapping[str, Any]) -> str:
-    forward, backward, both = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
-    said = f"forward {forward}, backward {backward}, both {both} ms"
-    if not row["over"] or not row["over"]["is_real"]:
-        return said
-    paper = "–" if row["paper_overhead_percent"] is None else f"{row['paper_overhead_percent']:+}%"
-    return f"{said}, overhead {overhead_text(row['over'])} (paper {paper})"

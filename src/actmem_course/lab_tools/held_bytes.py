@@ -61,16 +61,12 @@ def _backward(output: Tensor) -> None:
 class Held:
     """Bytes of one runner, beyond those that existed before forward (parameters and the input).
 
-    held_bytes: by the ledger.  peak_bytes: the most at once, including gradients of parameters.
-    allocated_bytes: what the GPU's allocator reserved for what outlives forward, in blocks of 512 bytes or more;
-    requested_bytes: what was requested of it; both None on a CPU.  finite: False if the output holds an infinity or
-    a NaN, on which kernels can run faster.
+    held_bytes: by the ledger.  peak_bytes: the most at once, including gradients of parameters.  finite: False if the
+    output holds an infinity or a NaN, on which kernels can run faster.
     """
 
     held_bytes: int
     peak_bytes: int
-    allocated_bytes: int | None
-    requested_bytes: int | None
     finite: bool
 
 
@@ -83,28 +79,14 @@ def held_by(runner: Runner) -> Held:
         _backward(output)
         del output
         runner.clear_gradients()
-    allocated, requested = _allocated(runner) if runner.leaf.is_cuda else (None, None)
     peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
     runner.clear_gradients()
-    return Held(ledger.total_bytes, peak, allocated, requested, finite)
-
-
-def _current(kind: str) -> int:
-    torch.cuda.synchronize()
-    return torch.cuda.memory_stats()[f"{kind}_bytes.all.current"]
-
-
-def _allocated(runner: Runner) -> tuple[int, int]:
-    """Allocated and requested bytes of the graph alone: the output counts if and only if the graph keeps it."""
-    before = _current("allocated"), _current("requested")
-    graph = runner.module(runner.leaf.clone()).grad_fn
-    held = _current("allocated") - before[0], _current("requested") - before[1]
-    del graph
-    return held
+    return Held(ledger.total_bytes, peak, finite)
 
 
 def _allocator_peak(runner: Runner) -> int:
-    before = _current("allocated")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     runner.run()
     torch.cuda.synchronize()

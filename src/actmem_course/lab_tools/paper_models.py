@@ -17,8 +17,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel, check_divides
-from actmem.formulas.activations import TABLE2, Configuration, layer_bytes
-from actmem.formulas.first_stage import HEAD_TERMS, layers_per_chunk, stage_rows
+from actmem.formulas.activations import TABLE2, Configuration
+from actmem.formulas.first_stage import layers_per_chunk, stage_rows
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
@@ -76,22 +76,15 @@ class PaperStage:
         return [range(stage * per_chunk, (stage + 1) * per_chunk) for stage in stages]
 
     def actions(self) -> list[Action]:
-        """This rank's part of the schedule, up to the first moment at which it holds most."""
-        actions = schedule(self.model_name)[self.pipeline_rank]
-        forward_bytes = {chunk: self._forward_bytes(layers) for chunk, layers in enumerate(self.chunks())}
-        curve = held(actions, lambda action: forward_bytes[action.chunk])
-        return actions[: curve.index(max(curve)) + 1]
+        """This rank's part of the schedule, up to the first moment at which it holds most.
 
-    def _forward_bytes(self, layers: range) -> int:
-        """What one chunk's forward adds by formula: its layers, and an end of the model if it has one."""
-        shape, parallel = self.model.shape, self.parallel
-        size = len(layers) * layer_bytes(shape, parallel, self.configuration.recompute)
-        if layers.start == 0:
-            _, b, h, s = shape.letters()
-            size += s * b * h // parallel.sequence_parts
-        if layers.stop == shape.num_layers:
-            size += sum(row.bytes for row in self.rows() if row.term in HEAD_TERMS)
-        return size
+        That is the moment with most layers in flight, and of those the one with most ends of the model.
+        """
+        last = self.model.shape.num_layers
+        weights = [1000 * len(layers) + (layers.start == 0) + (layers.stop == last) for layers in self.chunks()]
+        actions = schedule(self.model_name)[self.pipeline_rank]
+        curve = held(actions, lambda action: weights[action.chunk])
+        return actions[: curve.index(max(curve)) + 1]
 
 
 def num_microbatches(model: PaperModel) -> int:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import random
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
 from math import comb
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -189,12 +188,6 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(median(ordered), ordered[outside], ordered[-1 - outside], len(ordered))
 
 
-def quartiles(samples: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper quartile of at least one sample."""
-    low, _, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [*samples] * 3
-    return low, high
-
-
 def ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
     """Each sample divided by the base's sample of the same round, so that what slowed both cancels."""
     return [sample / other for sample, other in zip(samples, base, strict=True)]
@@ -247,15 +240,11 @@ class Timings:
 
     def medians(self, name: Hashable) -> dict[str, Any]:
         """One candidate's seconds of forward, of backward, and of both, named as in results."""
-        return {f"{part}_seconds": median(own) for part, own in self._parts(name).items()}
-
-    def quartiles(self, name: Hashable) -> dict[str, Any]:
-        """Between which seconds half of the rounds lie, of the same parts."""
-        return {f"{part}_quartiles": quartiles(own) for part, own in self._parts(name).items()}
-
-    def _parts(self, name: Hashable) -> dict[str, list[float]]:
         fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
-        return {part: [getattr(one, field) for one in self.samples[name]] for part, field in fields.items()}
+        return {
+            f"{part}_seconds": median(getattr(one, field) for one in self.samples[name])
+            for part, field in fields.items()
+        }
 
     def over(self, name: Hashable, base: Hashable, factor: float = 1) -> dict[str, Any]:
         """One candidate's time over another's, times ``factor``, round by round; as JSON has it.
@@ -329,8 +318,6 @@ def keep_freed_memory() -> bool:
     effect is large enough to hide the difference between them.  GPU allocators keep freed memory, and so do the CPU
     allocators that training runs use.
     """
-    if sys.platform != "linux":
-        return False
     try:
         tune = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library

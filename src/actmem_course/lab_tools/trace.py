@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
-from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from actmem.layers.attention import CoreAttention, SelfAttention
@@ -73,7 +72,14 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
     wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} if device == "cuda" else {ProfilerActivity.CPU}
     activities = wanted & supported_activities()
     with paper_ranges(), profile(activities=activities) as recorded:
-        _steps(candidates)
+        for name, work in candidates.items():
+            with record_function(name):
+                with record_function("forward"):
+                    output = work.forward()
+                with record_function("backward"):
+                    work.backward(output)
+            del output
+            work.finish()
     if path is not None:
         with TemporaryDirectory() as folder:  # torch doesn't say when a disk is full
             exported = Path(folder) / "trace.json"
@@ -129,26 +135,6 @@ def _covered(start: float, end: float, spans: list[tuple[float, float]]) -> floa
         if finish > begin:
             covered, reached = covered + finish - begin, finish
     return covered
-
-
-def mark_for_nsys(candidates: dict[str, Work]) -> None:
-    """Run each candidate once with the same ranges as NVTX ranges, which Nsight Systems shows.
-
-    Every rank must call it.
-    """
-    with paper_ranges(), emit_nvtx():
-        _steps(candidates)
-
-
-def _steps(candidates: dict[str, Work]) -> None:
-    for name, work in candidates.items():
-        with record_function(name):
-            with record_function("forward"):
-                output = work.forward()
-            with record_function("backward"):
-                work.backward(output)
-        del output
-        work.finish()
 
 
 def _named(text: str) -> Callable[[Callable], Callable]:

@@ -78,14 +78,8 @@ FIGURE7_FULL_PERCENT = 10
 #: Figure 9 and appendix B: saved on rank 0 of the 530B model by freeing outputs; printed as "GB".
 FIGURE9_SAVED_GB = 2.73
 
-#: Section 5: the core attention's coefficient 5as/h, the share of bytes that selective recomputation
-#: saves, and the FLOPs that it adds, both in percent.
-SECTION5_CORE_COEFFICIENT = {"175B": 80, "530B": 64}
-SECTION5_SAVED_PERCENT = {"175B": 70, "530B": 65}
+#: Section 5: the FLOPs that selective recomputation adds, in percent.
 SECTION5_ADDED_FLOPS_PERCENT = {"175B": 2.7, "530B": 1.6}
-
-#: Section 4.3: the 22B model's bytes beside its layers, "less than", in percent of the whole.
-SECTION43_EXTRAS_PERCENT_BELOW = {"22B": 0.01}
 
 
 @dataclass(frozen=True)

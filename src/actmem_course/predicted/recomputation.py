@@ -106,12 +106,6 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
     ]
 
 
-def core_over_gelu(groups: Sequence[Rebuild]) -> Fraction:
-    """Bytes freed per FLOP in the core attention, relative to h→4h."""
-    core, gelu = (next(one for one in groups if one.name == name) for name in ("core attention", "GeLU input"))
-    return Fraction(core.bytes, core.flops) / Fraction(gelu.bytes, gelu.flops)
-
-
 _overhead = cache(layer_overhead)
 
 

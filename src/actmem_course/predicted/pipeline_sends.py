@@ -1,0 +1,28 @@
+"""What one pipeline rank sends to its neighbours in an iteration."""
+
+from __future__ import annotations
+
+from actmem.config import ModelShape, Parallel, check_size
+from actmem.formulas.communication import PredictedCollective, activation_bytes
+from actmem.formulas.first_stage import check_stage
+
+
+def pipeline_sends(
+    shape: ModelShape, parallel: Parallel, num_microbatches: int, pipeline_rank: int = 0, element_size: int = 2
+) -> list[PredictedCollective]:
+    """What one rank sends to the neighbouring stages in an iteration: outputs forward, gradients back.
+
+    2sbh bytes each in 16 bits, 2sbh/t under sequence parallelism.  With m chunks a rank sends m
+    times as often.
+    """
+    check_stage(shape, parallel, pipeline_rank)
+    n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size
+    check_size("num_microbatches", n)
+    size = activation_bytes(shape, element_size) // parallel.sequence_parts
+    forward = n * (m - (pipeline_rank == p - 1))  # the last stage of the model sends nothing on
+    backward = n * (m - (pipeline_rank == 0))
+    rows = [
+        PredictedCollective("send", "forward", "outputs, to the next stage", 2, size, forward),
+        PredictedCollective("send", "backward", "gradients, to the stage before", 2, size, backward),
+    ]
+    return [row for row in rows if row.count]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *35 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -266,7 +266,18 @@ print(f"With {m} groups of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = 
 # > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
 # A smaller microbatch? Three of the models already run with $b = 1$. More copies of the model (data parallelism)? Each
-# holds all of this again. More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
+# saves the same activations for its own sequences. A *distributed optimizer* (ZeRO) shards the optimizer's states over
+# the copies. Even with very many copies, that is enough for one model of four:
+
+# %% jupyter={"source_hidden": true}
+optimizer = sum(taken.values()) - taken["parameters"] - taken["gradients"]
+for name, model in PAPER_MODELS.items():
+    of_states = optimizer * sum(parameter_counts(model.shape, model.parallel).values())
+    left = sum(show.gpu_bytes(model, "tensor").values()) - of_states
+    print(f"{name}: {size_text(left)} without the optimizer's states, {'fits' if left <= A100_BYTES else 'too much'}")
+
+# %% [markdown]
+# More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #

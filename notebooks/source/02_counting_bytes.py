@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *60 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**
@@ -330,7 +330,7 @@ worked(
 # ## Does a GPU agree?
 #
 # Megatron-LM is the code of the paper's authors. Its repository holds the memory that its tests logged on A100s, and
-# half of these logs are of this very layer: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. A log has the *peak*, and what is
+# half of these logs are of this very layer, with the fused kernel off: $s = 1024$, $b = 4$, $h = 512$, $a = 8$. A log has the *peak*, and what is
 # *held* between steps: weights, gradients and optimizer states. So peak minus held leaves activations. Subtract those
 # of two tests, and what they share cancels. Most pairs don't agree with a formula, because the allocator's blocks
 # or what kernels save inside change what is logged. `python labs/measure_runs.py` lists those that do.

@@ -1,8 +1,10 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# Eight GPUs share one layer of GPT-3, and each does an eighth of its matmuls. How much does each save for backward: an eighth
-# of the layer's activations, or more? Press Shift+Enter in the next cell, and guess.
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+#
+# Eight GPUs share one layer of GPT-3, and each does an eighth of its matmuls. **How much does each save for
+# backward: an eighth of the layer's activations, or more?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -34,7 +36,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **35 minutes. You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
+# **You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
 # hidden size, $a$ heads.
 #
 # Four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if

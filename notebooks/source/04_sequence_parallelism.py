@@ -1,8 +1,10 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too, by
-# sequence parallelism (SP), and how much does each rank save for backward? Press Shift+Enter in the next cell, and guess.
+# *40 minutes. In a notebook, press Shift+Enter below and write your guess.*
+#
+# With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too,
+# by sequence parallelism (SP). **How much does each rank save for backward now?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -39,7 +41,7 @@ Reveal(
 
 # %% [markdown]
 # **In this chapter** you shard the floor along the sequence, take an all-reduce apart, find the bytes that obvious code saves
-# by accident, and gather a shard again in the backward pass. About 40 minutes.
+# by accident, and gather a shard again in the backward pass.
 #
 # **You need** chapter 3: $f$, $\bar f$ and the floor. As there, $t$ ranks share a layer with $a$ heads and hidden size $h$, which
 # reads $b$ sequences of $s$ tokens.

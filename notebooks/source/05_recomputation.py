@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# **Guess first:** read to the question, run the next cell (Shift+Enter) and type a number.
+# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
@@ -49,7 +49,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *60 minutes. You need chapter 2, and chapters 3 and 4 for the collectives.*
+# **You need** chapter 2, and chapters 3 and 4 for the collectives.
 #
 # Drag $s$: the cost grows with $s/h$, the bytes freed with $5as/h$. This is **selective recomputation**.
 #

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# **Guess first.** In a notebook, press Shift+Enter in the cell below.
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Put GPT-3's 96 layers on 8 pipeline ranks, twelve on each, and send the batch through in parts, *microbatches*. Rank 0
 # must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 8 microbatches are
 # under way, so it holds 8 · 12 = 96 layers' saved tensors. To idle less, you now give each rank
-# three *chunks* of four layers instead of one of twelve: each microbatch passes all ranks three times. How many layers'
-# saved tensors does rank 0 hold?
+# three *chunks* of four layers instead of one of twelve: each microbatch passes all ranks three times. **How many layers'
+# saved tensors does rank 0 hold?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -45,7 +45,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** chapter 4 (the bytes of a layer on one rank) and chapter 5 (selective recomputation). About 45 minutes.
+# **You need** chapter 4 (the bytes of a layer on one rank) and chapter 5 (selective recomputation).
 #
 # **Letters.** $L$ layers on $p$ pipeline ranks, in $m$ chunks a rank; $n$ microbatches of $b$ sequences with $s$
 # tokens; hidden size $h$, $a$ heads, $t$ tensor-parallel ranks. **Rank** $i$ is a *pipeline rank* in this chapter: the
@@ -121,7 +121,9 @@ Panel(
 #
 # $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' saved tensors.}$$
 #
-# So $m = 2$ costs most, and larger $m$ less, but always more than one chunk. (Megatron needs $n$ to be a multiple of $p$.)
+# So $m = 2$ costs most, and larger $m$ less, but always more than one chunk. (By default
+# Megatron needs $n$ to be a multiple of $p$; `--microbatch-group-size-per-virtual-pipeline-stage` changes that, and the
+# warm-up.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 7 · Time
 #
-# **Guess first.** In a notebook, press Shift+Enter in the cell below.
+# *40 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
-# FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. By
-# what percentage did full recomputation raise the layer's time?
+# FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. **By
+# what percentage did full recomputation raise the layer's time?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -40,7 +40,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **You need** chapters 3 and 4 (collectives) and chapter 5 (recomputation). About 40 minutes.
+# **You need** chapters 3 and 4 (collectives) and chapter 5 (recomputation).
 #
 # **Letters.** $s$ tokens, $h$ hidden size, $a$ heads, $L$ layers, $v$ vocabulary, $t$ tensor-parallel ranks; $b$
 # sequences in a microbatch, and $B$ in an iteration, all microbatches together.
@@ -128,8 +128,10 @@ LiveFigure(table4_bars(on_gpu))
 layer_times(on_gpu)
 
 # %% [markdown]
-# Since the A100, matmuls have sped up more than memory, so the core's softmax and dropout weigh more. Sequence
-# parallelism divides the norms and dropouts outside the core, which pays for most of it.
+# Why more than on the A100? Three reasons. Matmuls have sped up more than memory since, so softmax and dropout weigh
+# more. This course's layer runs them as plain kernels, where Megatron fuses them. And one GPU sends nothing, so all
+# shares are of a shorter time. (Full recomputation repeats the forward pass, and that is nearly half of this layer.)
+# Sequence parallelism divides the norms and dropouts outside the core, which pays for most of it.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* ones,
 # which recompute to the end. The layer is tiny, so don't expect the paper's ratios; “within” is noise.
@@ -254,7 +256,7 @@ LiveFigure(
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.layer_picture import layer_picture
 
-LiveFigure(layer_picture(SMALLEST, recompute={*CORE_ATTENTION_TERMS, *their_outputs}))
+LiveFigure(layer_picture(SMALLEST, am.Parallel(8, True), recompute={*CORE_ATTENTION_TERMS, *their_outputs}))
 
 # %% jupyter={"source_hidden": true}
 added = paper.TABLE4["selective"].combined_ms - baseline.combined_ms

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 8 · Today's layer
 #
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+#
 # Llama 3 8B reads 8,192 tokens. Its attention kernel stores no scores, so selective recomputation frees next to
-# nothing. Recompute everything that needs no matmul instead: norms and activation functions. What percentage of a
-# layer's bytes goes? Press Shift+Enter
-# in the cell below and write your guess.
+# nothing. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
+# a layer's bytes goes?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -57,7 +58,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb).
+# **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d = h/a$ elements of a
 # head, $f$ width of the MLP, $t$ tensor-parallel ranks.

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+#
 # Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
-# three things, and recompute no matmul. How many GiB do the layers still save for backward? Press Shift+Enter in the
-# cell below and write your guess.
+# three things, and recompute no matmul. **How many GiB do the layers still save for backward?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -37,7 +38,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
+# **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
 # record a layer, find what it needn't save, predict a step's peak, and plan a whole model.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $f$ width of the MLP, $v$

@@ -1,9 +1,11 @@
 # %% [markdown]
 # # 10 · The loss and the embedding
 #
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+#
 # You recompute the layers, you shard the weights, and training runs out of memory at the last line: the loss. Llama 3
-# 8B has a vocabulary of 128,256 entries. It reads 131,072 tokens, and every layer is recomputed. How many GiB does
-# `F.cross_entropy` take at its peak? Press Shift+Enter in the cell below and write your guess.
+# 8B has a vocabulary of 128,256 entries. It reads 131,072 tokens, and every layer is recomputed. **How many GiB
+# does `F.cross_entropy` take at its peak?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -41,7 +43,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *35 minutes.* **You need** [chapter 2](02_counting_bytes.ipynb), [chapter 3](03_tensor_parallelism.ipynb) and [chapter
+# **You need** [chapter 2](02_counting_bytes.ipynb), [chapter 3](03_tensor_parallelism.ipynb) and [chapter
 # 5](05_recomputation.ipynb).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks that share a layer, $p$

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 · Adapters
 #
-# *35 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # You fine-tune Llama 3 8B with LoRA: all weights are frozen, and adapters of rank 16 train on all seven linears of
 # each layer. **What percentage of full training's activation bytes do the layers still save?**

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 · Long sequences
 #
-# *35 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
 # chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
@@ -225,7 +225,7 @@ checks.show()
 # - **Ring.** Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K
 #   and V whole.
 # - **Ulysses.** An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A
-#   second one trades back. $c$ must divide $k$.
+#   second one trades back. $c$ must divide $a$; beyond $k$, DeepSpeed repeats the key heads, Transformer Engine refuses.
 
 # %% jupyter={"source_hidden": true}
 Panel(

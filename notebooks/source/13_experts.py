@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 13 · Experts and latent attention
 #
-# *30 minutes. In a notebook, run the first cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, then write your guess.*
+# *30 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A layer of Qwen3 30B-A3B is a *mixture of experts* (MoE): it has 128 MLPs, its experts, and a router that sends each
 # token to 8 of them. Eight ranks share the layer, 16 experts on each. If the router sends every token to the *same* 8
 # experts, all on one rank: **how many MiB does this rank save for backward?**
 
-# %%
+# %% jupyter={"source_hidden": true}
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem.rows import total

@@ -1,10 +1,12 @@
 # %% [markdown]
 # # 14 · The allocator and eight bits
 #
-# **Guess first:** run the next cell (Shift+Enter) and type a number. You switch on FP8, 8 bits an element, and expect half the
+# *20 minutes. In a notebook, press Shift+Enter below and write your guess.*
+#
+# You switch on FP8, 8 bits an element, and expect half the
 # memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
-# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). How many GiB does one layer of Llama 3 8B save for
-# 8,192 tokens, if its linears compute in FP8?
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B save
+# for 8,192 tokens, if its linears compute in FP8?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -36,7 +38,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *20 minutes. You need chapter 5. The layer is Llama's: a gated MLP, no dropout, no saved scores.*
+# **You need** chapter 5. The layer is Llama's: a gated MLP, no dropout, no saved scores.
 #
 # ## Two orientations of each tensor
 #

@@ -15,7 +15,7 @@ from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.checks import Fold
 from actmem_course.figures.marks import Drawing, chart, line, scale, words
 from actmem_course.figures.style import COMPARED, FILLS, HELD
-from actmem_course.figures.units import GIB, exact_text, size_text
+from actmem_course.figures.units import GIB, exact_text, milliseconds, size_text
 from actmem_course.others import paper
 
 #: Beside the package in a checkout; an installed package has none.
@@ -176,11 +176,15 @@ def layer_times(result: Result) -> Fold:
     modes, (rates,) = named(result["modes"]), result["rates"]
     matmuls = rates["flops_per_second"] / A100_FLOPS_PER_SECOND
     memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND
-    sequence = named(named(result["table4"])["22B"]["rows"])["sequence parallel"]["over"]["value"]
+    rows = named(named(result["table4"])["22B"]["rows"])
+    sequence, plain = rows["sequence parallel"]["over"]["value"], rows["baseline, no recompute"]
+    passes = (
+        f"{milliseconds(plain['forward_seconds'])} ms forward, {milliseconds(plain['backward_seconds'])} ms backward"
+    )
     return Fold(
         f"On the {device(result)} the layer's matmuls alone take {modes['22B']['matmul_share']:.0%} of its time",
-        "That is a layer with sequence parallelism that recomputes nothing; sequence parallelism changes its time by "
-        f"{sequence:+.0%}. Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times "
+        f"That is a layer with sequence parallelism that recomputes nothing. Without it the layer takes {passes}; "
+        f"sequence parallelism changes the sum by {sequence:+.0%}. Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times "
         "its bandwidth.",
         prose=True,
     )

@@ -136,6 +136,7 @@ def layer_blocks(
         check_choice("number of routed_tokens", len(routed_tokens), [ranks])
     terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
     actions = {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
+    of_whole = {row.term: row for row in whole}
     sizes, left = {row.term: row.bytes for row in whole}, {row.term: row.bytes for row in held}
     sizes["attention output before all-to-all"] = sizes.get("attention projection input", 0)
     plain = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
@@ -148,7 +149,10 @@ def layer_blocks(
         block = Block(row, sizes[row.term], left.get(row.term, row.bytes), action, action in ("keep", "compress"))
         of_rank = _by_rank(row, shape, parallel, routed_tokens)
         split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
-        blocks.append(replace(block, by_rank=of_rank, split=split, formula=_formula(row, shape, parallel)))
+        formula = _formula(row, shape, parallel)
+        if len(set(of_rank)) > 1:  # no rank has the even share that the formula of one rank says
+            formula = f"{_formula(of_whole[row.term], shape, Parallel())} in all"
+        blocks.append(replace(block, by_rank=of_rank, split=split, formula=formula))
     return blocks
 
 

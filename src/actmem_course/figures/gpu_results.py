@@ -178,14 +178,12 @@ def layer_times(result: Result) -> Fold:
     memory = rates["copy_bytes_per_second"] / A100_BYTES_PER_SECOND
     rows = named(named(result["table4"])["22B"]["rows"])
     sequence, plain = rows["sequence parallel"]["over"]["value"], rows["baseline, no recompute"]
-    passes = (
-        f"{milliseconds(plain['forward_seconds'])} ms forward, {milliseconds(plain['backward_seconds'])} ms backward"
-    )
+    forward, backward = milliseconds(plain["forward_seconds"]), milliseconds(plain["backward_seconds"])
     return Fold(
         f"On the {device(result)} the layer's matmuls alone take {modes['22B']['matmul_share']:.0%} of its time",
-        f"That is a layer with sequence parallelism that recomputes nothing. Without it the layer takes {passes}; "
-        f"sequence parallelism changes the sum by {sequence:+.0%}. Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times "
-        "its bandwidth.",
+        "That is a layer with sequence parallelism that recomputes nothing. Without sequence parallelism it takes "
+        f"{forward} ms forward and {backward} ms backward; with it, {sequence:+.0%}. Large matmuls run at {matmuls:.1f} "
+        f"times an A100's peak rate, copies at {memory:.1f} times its bandwidth.",
         prose=True,
     )
 

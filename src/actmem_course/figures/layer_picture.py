@@ -150,7 +150,7 @@ def layer_blocks(
         of_rank = _by_rank(row, shape, parallel, routed_tokens)
         split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
         formula = _formula(row, shape, parallel)
-        if len(set(of_rank)) > 1:  # no rank has the even share that the formula of one rank says
+        if formula and len(set(of_rank)) > 1:  # no rank has the even share that the formula of one rank says
             formula = f"{_formula(of_whole[row.term], shape, Parallel())} in all"
         blocks.append(replace(block, by_rank=of_rank, split=split, formula=formula))
     return blocks

@@ -182,8 +182,8 @@ def layer_times(result: Result) -> Fold:
     return Fold(
         f"On the {device(result)} the layer's matmuls alone take {modes['22B']['matmul_share']:.0%} of its time",
         "That is a layer with sequence parallelism that recomputes nothing. Without sequence parallelism it takes "
-        f"{forward} ms forward and {backward} ms backward; with it, {sequence:+.0%}. Large matmuls run at {matmuls:.1f} "
-        f"times an A100's peak rate, copies at {memory:.1f} times its bandwidth.",
+        f"{forward} ms forward and {backward} ms backward; with it, {sequence:+.0%}. "
+        f"Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times its bandwidth.",
         prose=True,
     )
 

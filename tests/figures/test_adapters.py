@@ -1,4 +1,4 @@
-"""Chapter 11: its figure shows the formulas' numbers, its cell for several ranks is right on real ones, and peft keeps what it says."""
+"""Chapter 11: its figure shows the formulas' numbers, and its cell for several ranks is right on real ones."""
 
 import ast
 

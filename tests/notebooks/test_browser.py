@@ -4,7 +4,6 @@ Every cell runs, every figure shows what a new drawing has, guesses are answered
 about.  A few chapters stand for all (kinds.py); nbval runs the cells of every one.
 """
 
-import base64
 
 import nbformat
 import pytest
@@ -15,7 +14,7 @@ from actmem_course.figures.live import WIDGET_MIME
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
-from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS, Lab
+from tests.notebooks.lab import LOST, OUTPUTS, Lab
 from tests.notebooks.reader import use
 from tests.tiers import sampled
 

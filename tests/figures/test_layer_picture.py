@@ -1,6 +1,7 @@
 """The course's one picture of a layer: its boxes are as wide as the formulas' bytes, its arrows carry theirs."""
 
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -52,13 +53,19 @@ def test_boxes_of_all_ranks_are_as_wide_as_table_2(parallel, mode):
     assert_valid(drawing)
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("parallel", [Parallel(), Parallel(4), Parallel(8, True)], ids=str)
-def test_arrows_carry_the_bytes_of_the_layers_collectives(parallel, phase):
-    moves = picture.transfers(SMALL, parallel, phase)
-    of_phase = [collective for collective in layer_collectives(SMALL, parallel) if collective.phase == phase]
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(of_phase)
-    drawing = picture.layer_picture(SMALL, parallel, collectives=phase)
+@pytest.mark.parametrize(
+    ("phase", "shape", "mode"),
+    [
+        *product(("forward", "backward"), (SMALL, LLAMA, LLAMA_MODELS["mixtral-8x7b"]), ["none"]),
+        *product(["recompute"], [SMALL], ("selective", "full", "paper-full")),
+    ],
+)
+def test_arrows_carry_the_bytes_of_the_layers_collectives(parallel, phase, shape, mode):
+    moves = picture.transfers(shape, parallel, phase, mode)
+    collectives = layer_collectives(shape, parallel, mode) if shape == SMALL else llama_collectives(shape, parallel)
+    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in collectives if each.phase == phase)
+    drawing = picture.layer_picture(shape, parallel, mode, collectives=phase)
     assert all(f"{move.sent_bytes:,} bytes sent" in drawing.alt for move in moves)
     assert_valid(drawing)
 
@@ -108,14 +115,6 @@ def test_more_ranks_than_fit_are_counted_and_not_drawn():
 # Recomputation in backward, and moments in between.
 
 
-@pytest.mark.parametrize("parallel", [Parallel(4), Parallel(4, True)], ids=str)
-@pytest.mark.parametrize("mode", ["selective", "full", "paper-full"])
-def test_recomputation_repeats_the_formulas_collectives(parallel, mode):
-    moves = picture.transfers(SMALL, parallel, "recompute", mode)
-    again = [collective for collective in layer_collectives(SMALL, parallel, mode) if collective.phase == "recompute"]
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(again)
-
-
 def test_a_moment_shows_what_is_in_memory_and_frames_what_is_there_again():
     rows = {row.term: row.bytes for row in layer_rows(SMALL)}
     there = ["Q", "K", "softmax output"]
@@ -159,15 +158,6 @@ def test_todays_layers_are_as_wide_as_their_formulas(name, mode):
         each = total(llama_rows(LLAMA_MODELS[name], parallel, mode))
         assert saved(drawing) == pytest.approx(parallel.tensor_parallel_size * each)
         assert_valid(drawing)
-
-
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
-@pytest.mark.parametrize("parallel", [Parallel(4), Parallel(4, True)], ids=str)
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_todays_arrows_carry_the_formulas_bytes(name, parallel, phase):
-    moves = picture.transfers(LLAMA_MODELS[name], parallel, phase)
-    collectives = llama_collectives(LLAMA_MODELS[name], parallel)
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in collectives if each.phase == phase)
 
 
 @pytest.mark.parametrize("kind", picture.CONTEXT_KINDS)

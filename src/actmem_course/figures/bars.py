@@ -90,7 +90,9 @@ def bar_chart(
         _part(part, values, fill, counts, lines, beside, about, says.get(part, {}))
         for (part, values), fill in zip(parts.items(), fills)
     ]
-    words = max(map(len, [*after.values(), *(text for trace in traces for text in trace.get("text", ()))]))
+    # Words in place of a bar have the room of the bar.
+    shown = [text for trace in traces for size, text in zip(trace["x"], trace.get("text", ())) if size]
+    words = max(map(len, [*after.values(), *shown]), default=0)
     for number, trace in enumerate(traces):
         # At the foot of the row, below its name.
         trace |= {"width": bar / row, "offset": 0.46 - (group - bar * number * beside) / row}

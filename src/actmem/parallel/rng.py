@@ -66,21 +66,25 @@ class DropoutMask(nn.Module):
         if type(p) not in (int, float) or not 0 <= p < 1:
             raise ConfigError("p", f"must be at least 0 and less than 1, got {shown(p)}")
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
-        self._drawn: deque[int] = deque(maxlen=_REMEMBERED)  # seeds (on a GPU digests of states) of forward passes
+        #: Of forward passes, whether each dropped, and its seed, or the digest of the generator's state.
+        self._passes: deque[tuple[bool, int]] = deque(maxlen=_REMEMBERED)
 
     @stays_eager
     def forward(self, like: Tensor, terms: NamedForward = KEEP_ALL, term: str = "mask") -> Mask:
-        if self.num_dropped == 0 or not self.training:
+        if self.num_dropped == 0:
+            return Mask(None, 1.0, None)
+        on_cpu = like.device.type == "cpu"
+        if self.generator is not None and not (on_cpu and self.training):
+            self._check_second_run(digest_of(self.generator.get_state()))
+        if not self.training:
             return Mask(None, 1.0, None)
         kept_share = 1 - self.num_dropped / 2**16
-        if like.device.type == "cpu":
+        if on_cpu:
             # A stream's state has 5,056 bytes here, a seed has 8.
             seed = fresh_seed(self.generator)
             self._check_second_run(seed)
             mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, seed))
         else:
-            if self.generator is not None:
-                self._check_second_run(digest_of(self.generator.get_state()))
             again = term in terms.dropped and term not in terms.stored
             if self.generator is None and again:
                 raise ConfigError("generator", f"must be given to draw {term!r} again")
@@ -90,11 +94,12 @@ class DropoutMask(nn.Module):
             mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 
-    def _check_second_run(self, drawn: int) -> None:
-        """In backward, raise RuntimeError unless a forward pass has drawn the same here."""
+    def _check_second_run(self, drawn_from: int) -> None:
+        """In backward, raise RuntimeError unless a forward pass has done the same here."""
+        this = self.training, drawn_from
         if backward_pass() < 0:
-            self._drawn.append(drawn)
-        elif drawn not in self._drawn:
+            self._passes.append(this)
+        elif this not in self._passes:
             raise other_numbers("dropout")
 
 

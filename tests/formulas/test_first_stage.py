@@ -68,7 +68,8 @@ def test_in_flight_is_what_the_schedule_holds(cut):
     _, parallel, n = cut
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     ranks = schedule_of(parallel, n)
-    assert [in_flight(parallel, rank, n) for rank in range(p)] == [max(schedule.held(actions)) for actions in ranks]
+    validate(ranks, n, m)
+    assert [in_flight(parallel, rank, n) for rank in range(p)] == schedule.peak_in_flight(ranks)
     # The first rank's embeddings, while it is at its fullest.
     in_first = schedule.held(ranks[0], lambda action: int(action.chunk == 0))
     assert embeddings_in_flight(parallel, n) == max(in_first)

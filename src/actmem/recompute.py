@@ -272,7 +272,8 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
     try:
         for generator, state in zip(generators, states):
             # torch reads from the storage's start, byte by byte; a hook outside may have laid it otherwise.
-            generator.set_state(state.clone(memory_format=torch.contiguous_format))
+            lies_so = state.is_contiguous() and not state.storage_offset()
+            generator.set_state(state if lies_so else state.clone(memory_format=torch.contiguous_format))
         yield
     finally:
         for generator, state in zip(generators, before):

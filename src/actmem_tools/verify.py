@@ -34,7 +34,7 @@ from actmem_tools.command_line import empty_table
 from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
-from actmem_tools.plan.search import Bill, Plan, bill_of, share, stage_layers
+from actmem_tools.plan.search import Bill, Plan, bill_of, chunk_layers, share
 from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 
 #: What ``--verify`` says it leaves out.
@@ -94,9 +94,12 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
 
     Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
     """
-    predicted = total(_bill(model, plan).parts["transient"])
-    # The fullest moment ends warm-up, so backward begins with the last chunk.
-    layers = chunks_of(model, plan)[-1]
+    bill = _bill(model, plan)
+    predicted = total(bill.parts["transient"])
+    # The fullest moment ends warm-up, so backward begins with the last chunk, or comes when that has no microbatch.
+    *others, layers = chunks_of(model, plan)
+    if layers.stop == model.num_layers and not bill.parts["logits and loss"]:
+        layers = others[-1]
     with _emulated(plan) as ranks:
         # What a backward pass makes doesn't depend on the microbatches that wait.
         kept, peak = measure_part_peak(_part(model, plan, *ranks, layers, plan.recompute))
@@ -106,7 +109,7 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
 def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
     """The layers of each chunk of the plan's fullest rank: chunk c is stage c·p + r of the model."""
     p, m = plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks
-    sizes = [layers // m for layers in stage_layers(model.num_layers, p, m)] * m
+    sizes = chunk_layers(model.num_layers, p, m)
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(plan.pipeline_rank, m * p, p)]
 
 

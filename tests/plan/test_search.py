@@ -209,7 +209,7 @@ def test_layers_that_cannot_be_spread():
     with pytest.raises(ConfigError, match="can't be spread over pipeline_parallel_size = 4"):
         stage_layers(5, 4)
     with pytest.raises(ConfigError, match="num_model_chunks = 4"):
-        stage_layers(6, 2, 2)
+        stage_layers(5, 2, 2)
 
 
 def test_fixed_sizes_are_kept():

@@ -25,6 +25,8 @@ LLAMA_WORDS = PlannedLlama("many words", decoder(64, 96, 4, 4, 4, 8192, 16))
 LARGE_HEADS = PlannedLlama("large heads", decoder(32, 40, 4, 4, 4, 128, 16, 1, head_size=64, qk_norm=True))
 EXPERTS = PlannedLlama("experts", decoder(64, 256, 4, 8, 4, 512, 16, 1, num_experts=8, experts_per_token=3))
 TIED = PlannedLlama("tied", decoder(128, 352, 4, 8, 4, 257, tied_embeddings=True))
+#: With the ends as layers of their own, 12 in 6 stages.
+ENDS = PlannedLlama("ends", decoder(128, 352, 10, 8, 4, 257))
 NO_TIME = StepSeconds(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -57,6 +59,9 @@ CASES = {
     "llama, pipeline": (LLAMA, plan(Parallel(2, True, 2, micro_batch_size=3), "full")),
     "llama, last": (LLAMA, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise", rank=1)),
     "llama, chunks": (LLAMA, plan(Parallel(4, True, 2, num_model_chunks=2), "none", rank=1)),
+    "chunks, first of short ends": (ENDS, plan(Parallel(2, True, 3, num_model_chunks=2), "none", n=6)),
+    "chunks, last of short ends": (ENDS, plan(Parallel(2, True, 3, num_model_chunks=2), "none", n=6, rank=2)),
+    "chunks, short ends, one round": (ENDS, plan(Parallel(2, True, 3, num_model_chunks=2), "full", n=3, rank=2)),
     "llama, appendix C": (LLAMA, plan(Parallel(2, True, 4), "elementwise", whole=2)),
     "llama, tied, first": (TIED, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise")),
     "llama, tied, last": (TIED, plan(Parallel(1, False, 4), "none", rank=3)),

@@ -64,23 +64,31 @@ class Bill:
 
 
 @lru_cache(maxsize=2**12)
-def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
-    """Layers on each pipeline rank, all chunks together.
+def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
+    """Layers of each stage of the model, in its order: chunk c of rank r is stage c·p + r.
 
-    Where p·m does not divide L, the last rank and then the first hold fewer: they have the model's ends.
-    Raises ConfigError if chunks would differ, or if an end would have no layer.
+    Where p·m does not divide L, the last stage and then the first hold fewer: they have the model's ends.  Of several
+    chunks they hold at most one fewer each, as frameworks count an end as a layer.
+    Raises ConfigError if more layers are short, or if an end would have no layer.
     """
     p, m = pipeline_parallel_size, num_model_chunks
     each = -(-num_layers // (p * m))
     short = each * p * m - num_layers
-    layers = [each * m] * p
-    if short:
-        at_first = short // 2
-        if m > 1 or p == 1 or each <= short - at_first:
-            name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
-            raise ConfigError("num_layers", f"{num_layers} can't be spread over {name} = {p * m}")
-        layers[0], layers[-1] = each - at_first, each - (short - at_first)
+    at_first = short // 2
+    if short and (p == 1 or each <= short - at_first or (m > 1 and short > 2)):
+        name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
+        raise ConfigError("num_layers", f"{num_layers} can't be spread over {name} = {p * m}")
+    layers = [each] * (p * m)
+    layers[0] -= at_first
+    layers[-1] -= short - at_first
     return tuple(layers)
+
+
+@lru_cache(maxsize=2**12)
+def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
+    """Layers on each pipeline rank, all chunks together: see ``chunk_layers``."""
+    layers = chunk_layers(num_layers, pipeline_parallel_size, num_model_chunks)
+    return tuple(sum(layers[rank::pipeline_parallel_size]) for rank in range(pipeline_parallel_size))
 
 
 # A search asks for thousands of layouts: what some of them share is computed once for the axes that it depends on.
@@ -155,10 +163,10 @@ def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> di
 
 
 def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
-    """Chunk-microbatches in flight on a rank, and layers of each."""
-    m = layout.num_model_chunks
-    layers = stage_layers(model.num_layers, layout.pipeline_parallel_size, m)[pipeline_rank]
-    return in_flight(layout, pipeline_rank, num_microbatches), layers // m
+    """Chunk-microbatches in flight on a rank, and layers of each, without what an end of several chunks is short of."""
+    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+    layers = chunk_layers(model.num_layers, p, m)[pipeline_rank if m == 1 else p]
+    return in_flight(layout, pipeline_rank, num_microbatches), layers
 
 
 def _at_its_fullest(
@@ -167,15 +175,26 @@ def _at_its_fullest(
     """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often; and
     what the backward pass that comes then makes."""
     flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
-    first, last = pipeline_rank == 0, pipeline_rank == layout.pipeline_parallel_size - 1
-    kept = [(recompute, (flight - whole) * layers), ("none", whole * layers)]
-    kept += [("first", embeddings_in_flight(layout, num_microbatches))] * first + [("last", 1)] * last
+    p, m, axes = layout.pipeline_parallel_size, layout.num_model_chunks, layout.layer_axes
+    first, last = pipeline_rank == 0, pipeline_rank == p - 1
+    embeddings = embeddings_in_flight(layout, num_microbatches) if first else 0
+    missing, next_layers = 0, layers
+    if m > 1:
+        sizes, more_follow = chunk_layers(model.num_layers, p, m), num_microbatches > p
+        if first and sizes[0] < layers:
+            embeddings -= more_follow  # fullest is the moment with the fewest of the smaller chunk
+            missing = embeddings * (layers - sizes[0])
+        elif last and (short := layers - sizes[-1]):
+            # Later on there are moments, as full, that have none of the last chunk.
+            last = not more_follow or _kept_bytes(model, axes, "last") >= short * _kept_bytes(model, axes, recompute)
+            missing, next_layers = (short, sizes[-1]) if last else (0, layers)
+    kept = [(recompute, (flight - whole) * layers - missing), ("none", whole * layers)]
+    kept += [("first", embeddings)] * first + [("last", 1)] * last
     # With several chunks backward begins with the last one, which has no embedding.
-    first = first and layout.num_model_chunks == 1
-    ends = "whole" if first and last else "first" if first else "last" if last else ""
-    axes = layout.layer_axes
-    parts = model.part(axes, f"layer {recompute}"), model.part(axes, ends) if ends else None
-    return [(what, count) for what, count in kept if count], transient(*parts, first, last, layers)
+    first = first and m == 1
+    at_ends = "whole" if first and last else "first" if first else "last" if last else ""
+    parts = model.part(axes, f"layer {recompute}"), model.part(axes, at_ends) if at_ends else None
+    return [(what, count) for what, count in kept if count], transient(*parts, first, last, next_layers)
 
 
 @lru_cache(maxsize=2**10)

@@ -133,7 +133,7 @@ def test_the_only_mode_that_is_asked_for_runs(mode):
 def test_microbatches_keep_everything_only_where_that_was_allowed(modes, most):
     """On the last of two ranks, the fullest, that would be all that are in flight."""
     fixed = {"pipeline_parallel_size": 2, "num_model_chunks": 1, "data_parallel_size": 8}
-    request = Request(planned_model_of("llama3-8b").with_modes(modes), Cluster(16, 80 * GIBIBYTE), 64, fixed)
+    request = Request(planned_model_of("llama3-8b").with_modes(modes), Cluster(16, 80 * GIBIBYTE), 64, fixed, True)
     plan = next(plan for plan in request.search(10**4).plans if plan.recompute == modes[-1] and plan.layout.zero_stage)
     assert (plan.whole_microbatches, plan.recomputed_share) == (most, 1 - most / 2)
 
@@ -309,7 +309,7 @@ def test_tensor_traffic_beside_backward_leaves_data_traffic_less_room():
     seconds = [
         find_plans(model, Cluster(8, 80 * GIBIBYTE, per_node, device), 8, 1, sizes).plans[0].seconds
         for per_node in (8, 4)
-        for device in (replace(DEVICES["h100"], node_bytes_per_second=10**10, network_bytes_per_second=10**10),)
+        for device in (replace(DEVICES["b200"], node_bytes_per_second=10**10, network_bytes_per_second=10**10),)
     ]
     assert seconds[0].tensor == seconds[1].tensor and seconds[0].data > seconds[1].data
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from actmem.config import ConfigError, Parallel
 from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
-from actmem_tools.plan.framework_flags import FRAMEWORK_SETTINGS
+from actmem_tools.plan.framework_flags import settings_lines
+from actmem_tools.plan.frameworks import LACKS
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
 from actmem_tools.plan.step_time import (
@@ -60,7 +61,8 @@ def as_object(request: Request, found: Found) -> dict:
         "counted": found.counted,
         "fitting": found.fitting,
         "plans": [_plan_object(request, plan) for plan in found.plans],
-        "ranking": _ranking_text(found) if chosen else "",
+        "ranking": _ranking_text(request, found) if chosen else "",
+        "fixed_sizes": fixed_sizes_text(request, chosen) if chosen and request.fixed else "",
         "bill": _bill_object(model, chosen, cluster) if chosen else None,
         "refused": [
             {
@@ -70,11 +72,8 @@ def as_object(request: Request, found: Found) -> dict:
             }
             for refused in found.nearest
         ],
-        "sizes_that_do_not_fit_together": found.unfit,
         "what_would_fit": "" if chosen else nearest_that_fits(request, found),
-        "settings": {
-            name: settings(model, chosen, batch) if chosen else [] for name, settings in FRAMEWORK_SETTINGS.items()
-        },
+        "settings": {name: settings_lines(name, model, chosen, batch) if chosen else [] for name in LACKS},
     }
 
 
@@ -107,11 +106,38 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
     }
 
 
-def _ranking_text(found: Found) -> str:
-    """The rule by which plans are ranked, and how many of them it can't tell apart."""
-    rule = "Ranked by predicted seconds, then bytes. Hidden: collectives that must run beside computing."
-    near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, closer than these times can tell apart."
-    return f"{rule} {near}" if found.near > 1 else rule
+def _ranking_text(request: Request, found: Found) -> str:
+    """The rule by which plans are ranked, and among which."""
+    these = "All plans" if request.everything else f"Plans that {', '.join(LACKS)} can run (all: --all)"
+    return (
+        f"{these}, by predicted seconds. Times within {MODEL_ERROR:.0%} of the fastest's, as {found.near:,} are, can't "
+        f"be told apart. They are ranked by hidden time (collectives that must run beside computing, in steps of "
+        f"{MODEL_ERROR:.0%} of the step), then the lower ZeRO stage, fewer axes, more free memory."
+    )
+
+
+def fixed_sizes_text(request: Request, first: Plan) -> str:
+    """What the sizes that were asked for cost against the first plan without them."""
+    free = replace(request, fixed={}).search().plans[0]
+    if free == first:
+        return "The sizes asked for are those of the first plan without them."
+    more = {
+        name: here - there
+        for name, here in asdict(first.seconds).items()
+        if name != "hidden" and (here - (there := getattr(free.seconds, name))) > 0.01 * free.seconds.total
+    }
+    costs = ", ".join(f"{name} {size:.3f} s" for name, size in sorted(more.items(), key=lambda item: -item[1]))
+    slower = first.seconds.total / free.seconds.total - 1
+    lines = [
+        f"Without the sizes asked for, the first plan is {plan_text(free)}: {free.seconds.total:.3f} s; "
+        f"with them the step takes {abs(slower):.1%} {'longer' if slower > 0 else 'less'}"
+        + (f" (more: {costs})." if costs else ".")
+    ]
+    least = request.model.recompute_modes[0]
+    if first.recompute != least:
+        same = replace(request, model=request.model.with_modes([least]), fixed=asdict(first.layout))
+        lines.append(f"It recomputes because of {refusal_text(same.model, same.search().nearest[0], same.cluster)}.")
+    return " ".join(lines)
 
 
 def layout_text(layout: Parallel) -> str:
@@ -184,8 +210,8 @@ def print_plans(console: Console, outcome: Mapping) -> None:
     )
     if outcome["plans"]:
         console.print(_plans_table(outcome["plans"]))
-        say(outcome["ranking"])
-        head(f"The fastest: {outcome['plans'][0]['text']}")
+        say(outcome["ranking"], *([outcome["fixed_sizes"]] if outcome["fixed_sizes"] else []))
+        head(f"The first: {outcome['plans'][0]['text']}")
         console.print(_bill_table(outcome["bill"]))
         console.print(_seconds_table(outcome["plans"][0]["seconds"]))
         say("The bill is of this library's layer; the code that these set runs its own, which may keep more.")
@@ -195,10 +221,6 @@ def print_plans(console: Console, outcome: Mapping) -> None:
     if outcome["refused"]:
         head("Nearest of those that do not fit")
         say(*(f"- {refused['text']}" for refused in outcome["refused"][:3]))
-    if unfit := outcome["sizes_that_do_not_fit_together"]:
-        head("Sizes that do not go together")
-        most = sorted(unfit.items(), key=lambda item: (-item[1], item[0]))[:3]
-        say(*(f"- {count:,} layouts: {reason}" for reason, count in most))
     if outcome["what_would_fit"]:
         head("What it would take")
         say(outcome["what_would_fit"])
@@ -209,7 +231,7 @@ def _gib(size: int) -> str:
 
 
 def _plans_table(plans: list[dict]) -> Table:
-    found = empty_table("Plans, fastest first", "plan", "s a step", "hidden", "MFU", "GiB")
+    found = empty_table("Plans", "plan", "s a step", "hidden", "MFU", "GiB")
     for plan in plans:
         seconds = (f"{plan['seconds'][name]:,.3f}" for name in ("total", "hidden"))
         found.add_row(plan["text"], *seconds, f"{100 * plan['mfu']:.1f}%", f"{plan['bytes'] / GIBIBYTE:.1f}")

@@ -1,6 +1,6 @@
 """The search: every layout of a job that ``layouts`` lists is counted.
 
-What fits is ranked by predicted time.  What doesn't says by how much.
+What fits is ordered by predicted time, or ranked as ``Plan.trust`` says.  What doesn't says by how much.
 
 Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients
 added up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel
@@ -11,10 +11,12 @@ appendix B).
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
+from typing import NoReturn
 
 from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
@@ -22,6 +24,7 @@ from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import State
 from actmem.rows import Row, total
 from actmem_more.per_tensor_choices import copy_seconds
+from actmem_tools.plan.frameworks import some_framework_runs
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.step_time import (
     MODEL_ERROR,
@@ -39,6 +42,7 @@ from actmem_tools.tape.stage_tapes import Transient, transient
 
 #: ZeRO-3 holds two layers' gathered weights: the one at work, and the next one on its way.
 _GATHERED_LAYERS = 2
+_NOT_RUN = "no framework runs this whose settings are printed; --all plans it all the same"
 
 
 @dataclass(frozen=True)
@@ -324,24 +328,34 @@ class Plan:
         sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
         return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
 
+    @property
+    def trust(self) -> tuple:
+        """Sorts plans whose times can't be told apart: what is least likely to go wrong first.
+
+        Less hidden traffic, in steps of the model's error, then the lower ZeRO stage, fewer axes, more free memory.
+        """
+        hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
+        one = self.layout
+        ranks = (one.tensor_parallel_size, one.pipeline_parallel_size, one.context_parallel_size)
+        axes = sum(size > 1 for size in (*ranks, one.data_parallel_size))
+        return hidden, one.zero_stage, axes, self.bytes, *self.order
+
 
 @dataclass
 class Found:
     """The outcome of a search.
 
-    plans: that fit, fastest first.
+    plans: that fit, the first ones.
     nearest: of those that don't, the smallest first.
     counted: layouts whose bytes were computed.
     fitting: of them, those that fit.
-    near: of these, those whose times are within MODEL_ERROR of the first's.
-    unfit: reasons why sizes don't go together, with how many layouts each ruled out.
+    near: of these, those whose times are within MODEL_ERROR of the fastest's.
     """
 
     plans: list[Plan]
     nearest: list[Refused]
     counted: int
     fitting: int
-    unfit: dict[str, int] = field(default_factory=dict)
     near: int = 0
 
 
@@ -353,17 +367,13 @@ def find_plans(
     fixed: Mapping[str, int] = {},
     windows: bool = True,
 ) -> Found:
-    """Search all layouts.  keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
+    """Search all layouts, fastest first.
 
+    keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
     windows: whether microbatches may keep everything where there is room (appendix C).
 
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
-    check_size("global_batch_size", global_batch_size)
-    for name, size in fixed.items():
-        Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
-    if fixed.get("context_parallel_size", 1) > 1 and not model.context_parallel:
-        raise ConfigError("context_parallel_size", f"{model.name}'s layer has no context parallelism")
     return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
 
 
@@ -372,44 +382,76 @@ class Request:
     """What was asked for.
 
     The model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have.
+    everything: also what no framework runs whose settings are printed.
     """
 
     model: PlannedModel
     cluster: Cluster
     global_batch_size: int
     fixed: Mapping[str, int] = field(default_factory=dict)
+    everything: bool = False
 
     def search(self, keep: int = 1) -> Found:
-        """The layouts of this request (``find_plans``).  Where "none" is no choice, every microbatch recomputes."""
-        windows = "none" in self.model.recompute_modes
-        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed, windows)
+        """The layouts of this request, ranked.  Where "none" is no choice, every microbatch recomputes."""
+        windows = self.everything and "none" in self.model.recompute_modes
+        search = _Search(self.model, self.cluster, self.global_batch_size, windows, self.everything)
+        return search.run(keep, self.fixed, ranked=True)
 
 
 class _Search:
-    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool):
-        self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
+    def __init__(
+        self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool, everything: bool = True
+    ):
+        self.model, self.cluster, self.windows, self.everything = model, cluster, windows, everything
+        self.batch = check_size("global_batch_size", global_batch_size)
         self.counted = 0
-        self.unfit: dict[str, int] = {}
+        self.unfit: Counter[str] = Counter()
         self._times = cache(self._layer_seconds)
 
-    def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
+    def run(self, keep: int, fixed: Mapping[str, int], ranked: bool = False) -> Found:
+        self._check(fixed)
         plans: list[Plan] = []
         nearest: list[Refused] = []
         for layout in layouts(self.model, self.cluster, self.batch, fixed):
-            if reason := refusal(self.model, layout.stage_axes):
-                self.unfit[reason] = self.unfit.get(reason, 0) + 1
+            modes = self._modes(layout)
+            if reason := refusal(self.model, layout.stage_axes) or ("" if modes else _NOT_RUN):
+                self.unfit[reason] += 1
                 continue
-            outcome = self._best(layout)
+            outcome = self._best(layout, modes)
             (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
         if not self.counted:
-            reasons = max(self.unfit, key=lambda reason: self.unfit[reason]) if self.unfit else ""
-            wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
-            rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
-            raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
-        best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
+            self._refuse(fixed)
+        limit = (1 + MODEL_ERROR) * min((plan.seconds.total for plan in plans), default=0)
+
+        def place(plan: Plan) -> tuple:
+            is_near = ranked and plan.seconds.total <= limit
+            return (0, *plan.trust) if is_near else (1, *plan.order)
+
+        best = heapq.nsmallest(keep, plans, key=place)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)
-        near = sum(plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total for plan in plans)
-        return Found(best, close, self.counted, len(plans), self.unfit, near)
+        near = sum(plan.seconds.total <= limit for plan in plans)
+        return Found(best, close, self.counted, len(plans), near)
+
+    def _check(self, fixed: Mapping[str, int]) -> None:
+        for name, size in fixed.items():
+            Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
+        if fixed.get("context_parallel_size", 1) > 1 and not self.model.context_parallel:
+            raise ConfigError("context_parallel_size", f"{self.model.name}'s layer has no context parallelism")
+
+    def _modes(self, layout: Parallel) -> Sequence[str]:
+        """Modes of recomputation that may run in this layout."""
+        modes = self.model.recompute_modes
+        return [mode for mode in modes if self.everything or some_framework_runs(self.model, layout, mode)]
+
+    def _refuse(self, fixed: Mapping[str, int]) -> NoReturn:
+        """Say why not one layout could be counted."""
+        stage, others = fixed.get("zero_stage"), {name: size for name, size in fixed.items() if name != "zero_stage"}
+        if stage and any(layouts(self.model, self.cluster, self.batch, others)) and not self.unfit:
+            rule = f"{stage} divides states among data · context ranks, and these sizes leave one: only 0 is possible"
+            raise ConfigError("zero_stage", rule)
+        wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
+        rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
+        raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.unfit.most_common(1))]))
 
     def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
         """One layer: forward, recomputation, collectives; and the output layer's forward."""
@@ -423,7 +465,7 @@ class _Search:
             work_seconds(self.model.last_work(layout), self.cluster),
         )
 
-    def _best(self, layout: Parallel) -> Plan | Refused:
+    def _best(self, layout: Parallel, modes: Sequence[str]) -> Plan | Refused:
         """With the least recomputation that fits; refused if none does."""
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
@@ -435,7 +477,7 @@ class _Search:
         sizes: dict[int, int] = {}
         # Where not even the states fit, only the smallest sizes are of interest.
         hopeless = max(static.values()) > room
-        for recompute in self.model.recompute_modes[-1:] if hopeless else self.model.recompute_modes:
+        for recompute in modes[-1:] if hopeless else modes:
             sizes = {
                 rank: static[rank] + held_bytes(self.model, layout.stage_axes, recompute, n, rank) for rank in ranks
             }
@@ -443,7 +485,7 @@ class _Search:
                 break
         else:
             fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
-            return Refused(layout, self.model.recompute_modes[-1], n, fullest, sizes[fullest])
+            return Refused(layout, modes[-1], n, fullest, sizes[fullest])
         whole, recomputed = self._whole(layout, recompute, n, sizes)
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
         seconds = self._seconds(layout, recompute, n, recomputed)
@@ -483,9 +525,11 @@ class _Search:
         layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
         compute = n * 3 * (layers * forward + ends)
         extra = n * layers * again * recomputed
-        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's.
+        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's, unless
+        # sharded data parallelism has the only queue.
         beside = sum(link.beside for link in traffic.values())
-        late = max(0.0, beside - forward)
+        hides = forward if layout.zero_stage < 2 or self.cluster.device.hides_both else 0.0
+        late = max(0.0, beside - hides)
         tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
@@ -493,7 +537,7 @@ class _Search:
         # While a layer's collectives wait, the other link is free.
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         own, other = traffic[inside], traffic[not inside]
-        room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)
+        room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, hides)
         data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)
         stepped = share(elements, layout, layout.zero_stage >= 1)
         step = optimizer_seconds(stepped, self.model.states, self.cluster)

@@ -30,7 +30,10 @@ def gib_or_mib(size: int) -> str:
 @dataclass(frozen=True)
 class Device:
     """One GPU: dense 16-bit FLOPs a second, memory bandwidth, and what it sends a second in one direction
-    to a neighbour in its node, to one in another node and to the host (bytes)."""
+    to a neighbour in its node, to one in another node and to the host (bytes).
+
+    hides_both: whether collectives of tensor and of sharded data parallelism run beside matmuls together.  Before
+    Blackwell the first need CUDA_DEVICE_MAX_CONNECTIONS=1, which the second refuse (Megatron-LM's arguments.py)."""
 
     name: str
     flops_per_second: int
@@ -38,6 +41,7 @@ class Device:
     node_bytes_per_second: int
     network_bytes_per_second: int
     host_bytes_per_second: int = 25 * 10**9
+    hides_both: bool = False
 
 
 #: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
@@ -50,7 +54,7 @@ DEVICES = {
         Device("a100", A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND, 300 * 10**9, 25 * 10**9),
         Device("h100", 989 * 10**12, 3_350 * 10**9, 450 * 10**9, 50 * 10**9),
         Device("h200", 989 * 10**12, 4_800 * 10**9, 450 * 10**9, 50 * 10**9),
-        Device("b200", 2_250 * 10**12, 8_000 * 10**9, 900 * 10**9, 50 * 10**9),
+        Device("b200", 2_250 * 10**12, 8_000 * 10**9, 900 * 10**9, 50 * 10**9, hides_both=True),
         # Seven links of Infinity Fabric, one to each other GPU of the node.
         Device("mi300x", 1_307 * 10**12, 5_300 * 10**9, 7 * 64 * 10**9, 50 * 10**9),
         # PCIe 3.0, and 4.0 for the next two.

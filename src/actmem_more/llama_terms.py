@@ -239,27 +239,33 @@ def expert_mlp_rows(
 
 
 def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
-    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t)."""
+    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t).
+
+    With ep ranks that share experts beside t: sb · ep/t · min(κ, E/ep).
+    """
     if not shape.num_experts or not shape.experts_per_token:
         raise ConfigError("shape", "this layer has no experts")
-    held = check_divides("num_experts", shape.num_experts, "tensor_parallel_size", parallel.tensor_parallel_size)
-    return shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
+    t, ranks = parallel.tensor_parallel_size, parallel.expert_ranks
+    held = check_divides(
+        "num_experts", shape.num_experts, f"{'expert' if ranks > t else 'tensor'}_parallel_size", ranks
+    )
+    return ranks // t * shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
     """R of a rank if the router's scores are ignored.  shape: with this rank's part of the sequence.
 
     routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's go to
-    the first κ experts).  Raises ConfigError on another one, or a rank that is not among the t.
+    the first κ experts).  Raises ConfigError on another one, or a rank that is not among those that share experts.
     """
     most_routed_tokens(shape, parallel)
     check_llama_ranks(shape, parallel)
     check_choice("routing", routing, ("even", "one-sided"))
-    t, experts, taken = parallel.tensor_parallel_size, shape.num_experts or 0, shape.experts_per_token or 0
-    check_size("rank", rank, t - 1, least=0)
-    senders = parallel.sequence_parts
-    tokens = shape.seq_length * shape.micro_batch_size // senders
-    own = range(rank * experts // t, (rank + 1) * experts // t)
+    ranks, experts, taken = parallel.expert_ranks, shape.num_experts or 0, shape.experts_per_token or 0
+    check_size("rank", rank, ranks - 1, least=0)
+    senders = parallel.sequence_parts * (ranks // parallel.tensor_parallel_size)
+    tokens = shape.seq_length * shape.micro_batch_size // parallel.sequence_parts
+    own = range(rank * experts // ranks, (rank + 1) * experts // ranks)
     if routing == "one-sided":
         return senders * sum(tokens for expert in own if expert < taken)
     each, more = divmod(tokens * taken, experts)
@@ -273,16 +279,17 @@ EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
     """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
-    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's collectives; where
-    every rank has every token, there is one more sum.
+    Those of the paper's layer.  With experts, all-to-alls of their tokens, among the ranks that share them, are in
+    place of the MLP's collectives; where every rank has every token, there is one more sum.
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
     rows = layer_collectives(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
-    if not shape.num_experts or t == 1:
+    ranks = parallel.expert_ranks
+    if not shape.num_experts or ranks == 1:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
-    if not parallel.sequence_parallel:
+    if parallel.sequence_parts < t:
         return [*rows, PredictedCollective("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
     region = Recompute.of(recompute).region
     again, weighed_again = int(region == "layer"), int(region != "none")
@@ -292,7 +299,7 @@ def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "n
     ]
     of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
     return of_attention + [
-        PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
+        PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", ranks, size, count)
         for what, size, counts in all_to_alls
         for phase, count in counts.items()
         if count

@@ -65,7 +65,8 @@ class ExpertMLP(ParallelModule):
         check_choice("routing", routing, get_args(Routing))
         assert shape.num_experts and shape.experts_per_token
         h, f, held = shape.hidden_size, shape.ffn_hidden_size, shape.num_experts // ranks.size
-        self.ranks, self.routing, self.num_experts, self.taken = ranks, routing, shape.num_experts, shape.experts_per_token
+        self.ranks, self.routing = ranks, routing
+        self.num_experts, self.taken = shape.num_experts, shape.experts_per_token
         self.routed_tokens = 0
         self.sigmoid = shape.sigmoid_router
         self.router = ReplicatedLinear(h, shape.num_experts, tp, seed=child_seed(seed, "router"), **factory)

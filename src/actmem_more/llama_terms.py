@@ -276,20 +276,42 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
 EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 
 
+def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -> list[PredictedCollective]:
+    """What latent attention sends in place of its part of a row.  bytes_each: of an element of all tokens."""
+    if row.where.startswith(("f̄", "ḡ")):
+        return [row]
+    latents = {"Q latent": sizes.query_rank, "KV latent": sizes.key_value_rank, "shared key": sizes.rope_head_size}
+    if row.where.startswith("inputs"):  # of matmuls; the shared key is no such
+        del latents["shared key"]
+    return [
+        replace(row, where=f"{row.where.split(',')[0]}, MLP", count=row.count - 1),
+        *(replace(row, where=f"{row.where.split(',')[0]}, {name}", count=1, payload_bytes=bytes_each * width)
+          for name, width in latents.items()),
+    ]  # fmt: skip
+
+
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
     """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
-    Those of the paper's layer.  With experts, all-to-alls of their tokens, among the ranks that share them, are in
+    Those of the paper's layer; of latent attention the latents and the key's part that all heads share are gathered in
+    place of its input.  With experts, all-to-alls of their tokens, among the ranks that share them, are in
     place of the MLP's collectives; where every rank has every token, there is one more sum.
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
     rows = layer_collectives(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
-    ranks = parallel.expert_ranks
-    if not shape.num_experts or ranks == 1:
+    ranks, cut, shared = parallel.expert_ranks, parallel.sequence_parts == t, shape.num_shared_experts
+    exchanged = shape.num_experts is not None and ranks > 1
+    if exchanged and cut and not shared:
+        rows = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
+    if own.latent:
+        rows = [each for row in rows for each in _of_latents(row, own.latent, 2 * s * b) if each.count]
+    if not exchanged:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
-    if parallel.sequence_parts < t:
+    if not cut:
+        sums = [("forward", "f̄, shared experts"), ("backward", "f, shared experts")] if shared else []
+        rows += [PredictedCollective("all-reduce", phase, where, t, 2 * s * b * h) for phase, where in sums]
         return [*rows, PredictedCollective("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
     region = Recompute.of(recompute).region
     again, weighed_again = int(region == "layer"), int(region != "none")
@@ -297,8 +319,7 @@ def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "n
         ("rows", 2 * h * pairs, {"forward": 2, "recompute": again, "backward": 3}),
         ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": weighed_again, "backward": 1}),
     ]
-    of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
-    return of_attention + [
+    return rows + [
         PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", ranks, size, count)
         for what, size, counts in all_to_alls
         for phase, count in counts.items()

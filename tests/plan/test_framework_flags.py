@@ -14,7 +14,7 @@ from actmem_tools.plan.step_time import StepSeconds
 
 
 def plan(layout, recompute="full"):
-    return Plan(layout, recompute, 0, 1.0, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
+    return Plan(layout, recompute, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
 
 
 TITANS = [name for name in PLANNED_MODELS if name.startswith(TITAN_FAMILIES)]
@@ -121,7 +121,6 @@ LACKING = {
     "Megatron-LM": ("llama3-8b", plan(LAYOUT, "elementwise"), "elementwise"),
     "Megatron-LM, host": ("llama3-8b", plan(LAYOUT, "offload"), "host"),
     "Megatron-LM, experts": ("mixtral-8x7b", plan(dataclasses.replace(LAYOUT, sequence_parallel=False)), "experts"),
-    "Megatron-LM, windows": ("175b", dataclasses.replace(plan(LAYOUT), whole_microbatches=2), "all of 2 microbatches"),
     "torchtitan": ("mixtral-8x7b", plan(LAYOUT), "no mixtral-8x7b"),
     "torchtitan, ZeRO-1": ("llama3-8b", plan(dataclasses.replace(LAYOUT, zero_stage=1)), "FSDP2 only"),
     "torchtitan, tensor": ("llama3-8b", plan(dataclasses.replace(LAYOUT, sequence_parallel=False)), "always sequence"),

@@ -52,15 +52,15 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
         assert words in out
 
 
-@pytest.mark.parametrize("gpus", [64])
-def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
-    assert main(["1T", "--gpus", str(gpus), "--memory", "80", "--global-batch", "512", "--json"]) == 1
+def test_what_would_fit_is_the_memory_of_the_smallest_layout(capsys):
+    request = ["1T", "--gpus", "64", "--global-batch", "512", "--json", "--memory"]
+    assert main([*request, "80"]) == 1
     out = json.loads(capsys.readouterr().out)
-    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["what_would_fit"]
-    more = int(re.search(r"on ([\d,]+) GPUs", out["what_would_fit"])[1].replace(",", ""))
-    assert more // gpus in (2, 4, 8, 16) and more % gpus == 0
-    for fits, there in ((0, more), (1, more // 2)):
-        assert main(["1T", "--gpus", str(there), "--memory", "80", "--global-batch", "512", "--json"]) == fits
+    assert out["plans"] == [] and out["bill"] is None and out["refused"]
+    needed = re.match(r"With ([\d.]+) GiB", out["what_would_fit"])
+    assert needed
+    for memory, code in ((needed[1], 0), (str(float(needed[1]) - 0.2), 1)):
+        assert main([*request, memory]) == code
         capsys.readouterr()
 
 

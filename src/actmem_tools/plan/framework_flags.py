@@ -33,8 +33,6 @@ _DEEPSPEED_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradi
 def settings_lines(framework: str, model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
     """What to set in the framework of that name, or the reason why it can't run the plan."""
     lack = LACKS[framework](model, plan.layout, plan.recompute)
-    if plan.whole_microbatches:
-        lack = lack or f"it can't keep all of {plan.whole_microbatches} microbatches and recompute the others"
     return [f"# it can't run this plan: {lack}"] if lack else _SETTINGS[framework](model, plan, global_batch_size)
 
 
@@ -91,7 +89,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         flags.append(f"--context-parallel-size {layout.context_parallel_size}")
     if isinstance(shape, LlamaShape) and shape.num_experts:
         flags += [f"--num-experts {shape.num_experts}", f"--moe-router-topk {shape.experts_per_token}"]
-        flags += [f"--expert-model-parallel-size {t}", "--expert-tensor-parallel-size 1"]
+        flags += [f"--expert-model-parallel-size {layout.expert_ranks}", "--expert-tensor-parallel-size 1"]
         flags.append("--moe-token-dispatcher-type alltoall")
     if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
@@ -162,7 +160,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         f"pipeline_parallel_degree = {layout.pipeline_parallel_size}",
     ]
     if model.routing:
-        lines += [f"expert_parallel_degree = {layout.tensor_parallel_size}", "expert_tensor_parallel_degree = 1"]
+        lines += [f"expert_parallel_degree = {layout.expert_ranks}", "expert_tensor_parallel_degree = 1"]
     if layout.pipeline_parallel_size > 1:
         schedule = "Interleaved1F1B" if layout.num_model_chunks > 1 else "1F1B"
         each, first, last = _layers_of_stages(model, plan)

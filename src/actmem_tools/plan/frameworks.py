@@ -39,6 +39,9 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
         return "it shares states by FSDP2 only, which is ZeRO-2 or 3"
     if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
         return "its tensor parallelism is always sequence-parallel"
+    shares = layout.tensor_parallel_size * layout.context_parallel_size
+    if model.routing and layout.expert_ranks > 1 and layout.expert_ranks % shares:
+        return f"its expert_parallel_degree must be a multiple of tensor · context ranks, {shares}"
     if recompute == "selective":
         return "its selective mode keeps other tensors"
     return _common_lack(layout, recompute)
@@ -51,9 +54,10 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
         return f"it has no {model.name}, whose layer is the paper's"
     if layout.pipeline_parallel_size > 1:
         return "its Trainer has no pipeline parallelism"
-    if t > 1 and (layout.sequence_parallel or model.routing):
-        what = "shares experts" if model.routing else "cuts the sequence"
-        return f"its tensor parallelism {what} only if the model's plan says so"
+    if layout.expert_ranks > 1 and model.routing:
+        return "it shares experts among ranks only if the model's plan says so"
+    if layout.sequence_parallel:
+        return "its tensor parallelism cuts the sequence only if the model's plan says so"
     if max(t, c) > 1 and layout.zero_stage != 3:
         return "its tensor and context parallelism go with FSDP only"
     if recompute not in ("none", "full"):

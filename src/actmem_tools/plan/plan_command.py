@@ -36,6 +36,7 @@ _AXES = {
     "--pipeline": "pipeline_parallel_size",
     "--chunks": "num_model_chunks",
     "--context": "context_parallel_size",
+    "--expert": "expert_parallel_size",
     "--data": "data_parallel_size",
     "--micro-batch-size": "micro_batch_size",
     "--zero": "zero_stage",

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import Parallel
 from actmem.rows import Row, total
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.framework_flags import settings_lines
@@ -135,7 +135,8 @@ def fixed_sizes_text(request: Request, first: Plan) -> str:
     ]
     least = request.model.recompute_modes[0]
     if first.recompute != least:
-        same = replace(request, model=request.model.with_modes([least]), fixed=asdict(first.layout))
+        sizes = asdict(first.layout) | {"expert_parallel_size": first.layout.expert_ranks}
+        same = replace(request, model=request.model.with_modes([least]), fixed=sizes)
         lines.append(f"It recomputes because of {refusal_text(same.model, same.search().nearest[0], same.cluster)}.")
     return " ".join(lines)
 
@@ -150,15 +151,15 @@ def layout_text(layout: Parallel) -> str:
     ):
         if size > 1:
             parts.append(f"{name} {size}")
+    if layout.expert_ranks > layout.tensor_parallel_size:
+        parts.append(f"EP {layout.expert_ranks}")
     zero = f" ZeRO-{layout.zero_stage}" if layout.zero_stage else ""
     return ", ".join([*parts, f"DP {layout.data_parallel_size}{zero}", f"b {layout.micro_batch_size}"])
 
 
 def plan_text(plan: Plan) -> str:
     """A plan in one line."""
-    whole = plan.whole_microbatches
-    kept = f", {whole} microbatch{'es' * (whole > 1)} whole" if whole else ""
-    return f"{layout_text(plan.layout)}, {plan.recompute}{kept}"
+    return f"{layout_text(plan.layout)}, {plan.recompute}"
 
 
 def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
@@ -173,19 +174,10 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
 
 
 def nearest_that_fits(request: Request, found: Found) -> str:
-    """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 of GPUs that fits."""
-    cluster, least = request.cluster, found.nearest[0]
-    tenths = -(-10 * (least.bytes + cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
-    needed = f"with {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
-    for factor in (2, 4, 8, 16):
-        try:
-            more = replace(cluster, gpus=factor * cluster.gpus)
-            plans = replace(request, cluster=more).search().plans
-        except ConfigError:
-            continue
-        if plans:
-            return f"{needed}; on {more.gpus:,} GPUs {plan_text(plans[0])} fits"
-    return f"{needed}; up to {16 * cluster.gpus:,} GPUs nothing does"
+    """Where nothing fits: the memory that the smallest layout needs."""
+    least = found.nearest[0]
+    tenths = -(-10 * (least.bytes + request.cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
+    return f"With {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
 
 
 def print_plans(console: Console, outcome: Mapping) -> None:

@@ -1,7 +1,7 @@
 """What the planner asks of a model: bytes, FLOPs and collectives of its layers, embedding and loss on one rank.
 
-The paper's GPT, and today's decoders, with experts too, which the ranks of t share.  Under context parallelism
-everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
+The paper's GPT, and today's decoders, with experts too, which the ranks of t share, or more than these.  Under context
+parallelism everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ class PlannedModel(ABC):
     def states(self) -> tuple[State, ...]:
         """What is kept of each parameter: weights, gradients, and what the optimizer keeps."""
         return self.optimizer.all_states
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer; 0 without them."""
+        return getattr(self.shape, "num_experts", None) or 0
 
     @property
     def num_layers(self) -> int:
@@ -167,6 +172,10 @@ class PlannedModel(ABC):
     @abstractmethod
     def layer_parameters(self, layout: Parallel) -> int:
         """Elements of one layer."""
+
+    def expert_parameters(self, layout: Parallel) -> int:
+        """Of them those of experts, if other ranks hold the same ones than of the rest."""
+        return 0
 
     @abstractmethod
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
@@ -355,7 +364,10 @@ class PlannedLlama(PlannedModel):
         name += f"{' context' * (c > 1)}{' qk' * d.qk_norm}"
         if not d.num_experts:
             return stage_part("llama", name, sizes)
-        counts = d.num_experts // t, d.experts_per_token or 0, self._routed(layout) or 0
+        ranks = layout.expert_ranks
+        counts = d.num_experts // ranks, d.experts_per_token or 0, self._routed(layout) or 0
+        if ranks > t:
+            return stage_part("beside", f"{name} experts beside", (*sizes, *counts, ranks // t))
         return stage_part("experts", f"{name} experts", (*sizes, *counts))
 
     def layer_parameters(self, layout: Parallel) -> int:
@@ -363,8 +375,12 @@ class PlannedLlama(PlannedModel):
         own_heads = d.query_size // t + self._key_value_size(layout)
         shared = 2 * d.hidden_size * (own_heads + 1) + 2 * d.d * d.qk_norm
         if d.num_experts:
-            return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
+            return shared + d.num_experts * d.hidden_size + d.num_experts // layout.expert_ranks * d.mlp_weights
         return shared + d.mlp_weights // t
+
+    def expert_parameters(self, layout: Parallel) -> int:
+        beside = self.shape.num_experts and layout.expert_ranks > layout.tensor_parallel_size
+        return self.shape.num_experts // layout.expert_ranks * self.shape.mlp_weights if beside else 0
 
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         shape, mode = self._whole_shape(layout), _run_as(recompute)

@@ -20,7 +20,6 @@ from typing import NoReturn
 
 from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
-from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import State
 from actmem.rows import Row, total
 from actmem_more.per_tensor_choices import copy_seconds
@@ -120,34 +119,42 @@ def _layer_refusal(model: PlannedModel, layer_axes: Parallel) -> str:
 
 
 @lru_cache(maxsize=2**12)
-def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int]:
-    """Elements on one rank; of them, those of one layer and those of the model's ends."""
+def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int, int]:
+    """Elements on one rank; of them, those of one layer, those of the model's ends, and those of experts that fewer
+    ranks hold than the rest."""
     p = stage_axes.pipeline_parallel_size
     layer = model.layer_parameters(stage_axes.layer_axes)
     ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
     layers = stage_layers(model.num_layers, p, stage_axes.num_model_chunks)[pipeline_rank]
-    return layers * layer + ends, layer, ends
+    return layers * layer + ends, layer, ends, layers * model.expert_parameters(stage_axes.layer_axes)
 
 
-def share(elements: int, layout: Parallel, divided: bool) -> int:
-    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
-    return -(-elements // layout.replicas) if divided else elements
+def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -> int:
+    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up.
+
+    of_experts: of them those that fewer ranks hold (``PlannedModel.expert_parameters``).
+    """
+    if not divided:
+        return elements
+    return -(-(elements - of_experts) // layout.replicas) - (-of_experts // layout.expert_replicas)
 
 
 def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterator[tuple[str, str, int, str | State]]:
     """What doesn't depend on recomputation: part, term, bytes, and where they come from; a search needs no more."""
-    elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
+    elements, of_layer, ends, of_experts = rank_parameters(model, layout.stage_axes, pipeline_rank)
     states, zero, replicas = model.states, layout.zero_stage, layout.replicas
     for part, some, from_stage in (
         ("weights", states[:1], 3), ("gradients", states[1:2], 2), ("optimizer states", states[2:], 1),
     ):  # fmt: skip
-        own = share(elements, layout, zero >= from_stage)
+        own = share(elements, layout, zero >= from_stage, of_experts)
         for state in some:
             yield part, state.term, state.bytes_of(own), state
     part = "communication buffers"
     if layout.pipeline_parallel_size > 1:
         yield part, "pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"
     if replicas > 1 and zero >= 2:
+        if layout.expert_replicas == 1:  # nobody else has any of them
+            of_layer -= model.expert_parameters(layout.layer_axes)
         if zero == 3:
             size = 2 * (_GATHERED_LAYERS * of_layer + ends)
             yield part, "gathered weights", size, "16-bit, two layers and the model's ends"
@@ -174,7 +181,7 @@ def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeli
 
 
 def _at_its_fullest(
-    model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
+    model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> tuple[list[tuple[str, int]], Transient]:
     """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often; and
     what the backward pass that comes then makes."""
@@ -192,13 +199,13 @@ def _at_its_fullest(
             # Later on there are moments, as full, that have none of the last chunk.
             last = not more_follow or _kept_bytes(model, axes, "last") >= short * _kept_bytes(model, axes, recompute)
             missing, next_layers = (short, sizes[-1]) if last else (0, layers)
-    kept = [(recompute, (flight - whole) * layers - missing), ("none", whole * layers)]
+    kept = [(recompute, flight * layers - missing)]
     kept += [("first", embeddings)] * first + [("last", 1)] * last
     # With several chunks backward begins with the last one, which has no embedding.
     first = first and m == 1
     at_ends = "whole" if first and last else "first" if first else "last" if last else ""
     parts = model.part(axes, f"layer {recompute}"), model.part(axes, at_ends) if at_ends else None
-    return [(what, count) for what, count in kept if count], transient(*parts, first, last, next_layers)
+    return kept, transient(*parts, first, last, next_layers)
 
 
 @lru_cache(maxsize=2**10)
@@ -221,13 +228,9 @@ def rank_bill(
     recompute: str,
     num_microbatches: int,
     pipeline_rank: int,
-    whole_microbatches: int = 0,
 ) -> Bill:
-    """Everything on one pipeline rank at its peak.
-
-    whole_microbatches: of the chunk-microbatches in flight, those that keep everything (appendix C).
-    """
-    kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank, whole_microbatches)
+    """Everything on one pipeline rank at its peak."""
+    kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
 
     def times(rows: Iterable[Row], count: int) -> list[Row]:
         return [replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows]
@@ -283,13 +286,16 @@ def layouts(
                 continue
             sequential = allowed("sequence_parallel", (False, True) if t > 1 else (False,))
             stages = allowed("zero_stage", ZERO_STAGES if dp * cp > 1 else (0,))
+            # Among more ranks than t, each with tokens of its own.
+            beside = [t * w for w in divisors(dp * cp, model.num_experts) if model.num_experts % (t * w) == 0]
             chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
             batches = allowed("micro_batch_size", divisors(global_batch_size // dp, LARGEST_MICRO_BATCH))
             for m, sp, b in product(allowed("num_model_chunks", chunks), sequential, batches):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                for zero in stages:
-                    yield Parallel(t, bool(sp), p, m, b, dp, cp, zero)
+                experts = beside if beside and (sp or t == 1) else [t]
+                for zero, ranks in product(stages, allowed("expert_parallel_size", experts)):
+                    yield Parallel(t, bool(sp), p, m, b, dp, cp, zero, ranks if ranks > t else None)
 
 
 @dataclass(frozen=True)
@@ -307,15 +313,11 @@ class Refused:
 class Plan:
     """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
 
-    whole_microbatches: of those in flight on pipeline_rank, how many save everything (appendix C).
-    recomputed_share: of all microbatches, those that recompute.
     bytes: of pipeline_rank at its peak, without the allowance.
     """
 
     layout: Parallel
     recompute: str
-    whole_microbatches: int
-    recomputed_share: float
     num_microbatches: int
     pipeline_rank: int
     bytes: int
@@ -326,6 +328,7 @@ class Plan:
         """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
         one = self.layout
         sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
+        sizes += (one.expert_ranks,)
         return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
 
     @property
@@ -337,7 +340,7 @@ class Plan:
         hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
         one = self.layout
         ranks = (one.tensor_parallel_size, one.pipeline_parallel_size, one.context_parallel_size)
-        axes = sum(size > 1 for size in (*ranks, one.data_parallel_size))
+        axes = sum(size > 1 for size in (*ranks, one.data_parallel_size)) + (one.expert_ranks > ranks[0])
         return hidden, one.zero_stage, axes, self.bytes, *self.order
 
 
@@ -365,16 +368,14 @@ def find_plans(
     global_batch_size: int,
     keep: int = 10,
     fixed: Mapping[str, int] = {},
-    windows: bool = True,
 ) -> Found:
     """Search all layouts, fastest first.
 
     keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
-    windows: whether microbatches may keep everything where there is room (appendix C).
 
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
-    return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
+    return _Search(model, cluster, global_batch_size).run(keep, fixed)
 
 
 @dataclass(frozen=True)
@@ -392,17 +393,14 @@ class Request:
     everything: bool = False
 
     def search(self, keep: int = 1) -> Found:
-        """The layouts of this request, ranked.  Where "none" is no choice, every microbatch recomputes."""
-        windows = self.everything and "none" in self.model.recompute_modes
-        search = _Search(self.model, self.cluster, self.global_batch_size, windows, self.everything)
+        """The layouts of this request, ranked."""
+        search = _Search(self.model, self.cluster, self.global_batch_size, self.everything)
         return search.run(keep, self.fixed, ranked=True)
 
 
 class _Search:
-    def __init__(
-        self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool, everything: bool = True
-    ):
-        self.model, self.cluster, self.windows, self.everything = model, cluster, windows, everything
+    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, everything: bool = True):
+        self.model, self.cluster, self.everything = model, cluster, everything
         self.batch = check_size("global_batch_size", global_batch_size)
         self.counted = 0
         self.unfit: Counter[str] = Counter()
@@ -486,36 +484,10 @@ class _Search:
         else:
             fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
             return Refused(layout, modes[-1], n, fullest, sizes[fullest])
-        whole, recomputed = self._whole(layout, recompute, n, sizes)
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
-        seconds = self._seconds(layout, recompute, n, recomputed)
-        return Plan(layout, recompute, whole[fullest], recomputed, n, fullest, sizes[fullest], seconds)
+        return Plan(layout, recompute, n, fullest, sizes[fullest], self._seconds(layout, recompute, n))
 
-    def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[dict[int, int], float]:
-        """How many microbatches of each rank save everything, in the room that is left (appendix C).
-
-        The rank with the largest share sets the pace, and the others save no more than it takes to keep up.  Rank 0
-        recomputes at least one: a plan without any is that of "none".  Adds what they save to ``sizes``.
-
-        Returns: those microbatches by rank, and the share of all that recomputes.
-        """
-        whole = dict.fromkeys(sizes, 0)
-        everything, least = (_kept_bytes(self.model, layout.layer_axes, mode) for mode in ("none", recompute))
-        if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or everything <= least:
-            return whole, float(recompute != "none")
-        flight, more = {}, {}
-        for rank in sizes:
-            flight[rank], layers = flights(self.model, layout, n, rank)
-            more[rank] = (everything - least) * layers
-        room = {rank: (self.cluster.usable_bytes - size) // more[rank] for rank, size in sizes.items()}
-        most = {rank: min(flight[rank] - (rank == 0), places) for rank, places in room.items()}
-        share = max(recomputed_share(places, flight[rank], n) for rank, places in most.items())
-        for rank in sizes:
-            whole[rank] = next(k for k in range(flight[rank] + 1) if recomputed_share(k, flight[rank], n) <= share)
-            sizes[rank] += whole[rank] * more[rank]
-        return whole, float(share)
-
-    def _seconds(self, layout: Parallel, recompute: str, n: int, recomputed: float) -> StepSeconds:
+    def _seconds(self, layout: Parallel, recompute: str, n: int) -> StepSeconds:
         forward, again, traffic, head = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
         per_rank = stage_layers(self.model.num_layers, p, m)
@@ -524,7 +496,7 @@ class _Search:
         loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]
         layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
         compute = n * 3 * (layers * forward + ends)
-        extra = n * layers * again * recomputed
+        extra = n * layers * again
         # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's, unless
         # sharded data parallelism has the only queue.
         beside = sum(link.beside for link in traffic.values())
@@ -533,13 +505,18 @@ class _Search:
         tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
-        elements, of_layer, of_ends = rank_parameters(self.model, layout.stage_axes, 0)
+        elements, of_layer, of_ends, of_experts = rank_parameters(self.model, layout.stage_axes, 0)
+        # Of the experts' bytes so many fewer are sent, as fewer ranks hold the same.
+        groups = (layout.expert_replicas, layout.expert_ranks), (layout.replicas, layout.tensor_parallel_size)
+        to_experts, to_others = (self.cluster.ring_seconds(*group) for group in groups)
+        others = 1 - to_experts / to_others if of_experts else 0
         # While a layer's collectives wait, the other link is free.
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         own, other = traffic[inside], traffic[not inside]
-        room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, hides)
-        data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)
-        stepped = share(elements, layout, layout.zero_stage >= 1)
+        room = forward + other.forward, 2 * forward + again + other.backward - min(own.beside, hides)
+        shards = Shards(of_layer - others * self.model.expert_parameters(layout.layer_axes), of_ends, layers)
+        data, hidden = data_seconds(shards, layout, n, room, self.cluster)
+        stepped = share(elements, layout, layout.zero_stage >= 1, of_experts)
         step = optimizer_seconds(stepped, self.model.states, self.cluster)
         hidden += n * layers * (beside - late)
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
@@ -547,5 +524,4 @@ class _Search:
 
 def bill_of(model: PlannedModel, plan: Plan | Refused) -> Bill:
     """The plan's bill on its fullest rank, line by line."""
-    whole = plan.whole_microbatches if isinstance(plan, Plan) else 0
-    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole)
+    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

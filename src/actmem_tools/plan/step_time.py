@@ -121,6 +121,10 @@ class Cluster:
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
 
+    def ring_seconds(self, ranks: int, stride: int) -> float:
+        """Seconds a byte that such a group gathers or reduces, without latency."""
+        return (ranks - 1) / ranks / self.link(ranks, stride)
+
     def latency(self, ranks: int, stride: int) -> float:
         """Seconds that a ring of such a group takes beside its bytes."""
         nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
@@ -184,7 +188,8 @@ def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster
     traffic = {True: Traffic(), False: Traffic()}
     for collective in model.layer_collectives(layout, recompute):
         in_pairs = collective.where.startswith(CONTEXT_EXCHANGE)  # V follows K at once, so both have one latency
-        group = (cp, t) if in_pairs else (t, 1)
+        of_experts = collective.where.startswith(EXPERT_EXCHANGE)
+        group = (cp, t) if in_pairs else (layout.expert_ranks, 1) if of_experts else (t, 1)
         rings = collective.count // 2 if in_pairs else collective.count * (2 if collective.kind == "all-reduce" else 1)
         seconds = collective.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
         place = traffic[cluster.inside_node(*group)]
@@ -241,7 +246,7 @@ def data_seconds(
         return 0.0, 0.0
     stage, n, m = layout.zero_stage, num_microbatches, layout.num_model_chunks
     group = ranks, layout.tensor_parallel_size
-    per_byte, latency = (ranks - 1) / ranks / cluster.link(*group), cluster.latency(*group)
+    per_byte, latency = cluster.ring_seconds(*group), cluster.latency(*group)
     rings = 1 if stage else 2
     gather, gather_ends = (shards.weight_size * e * per_byte + latency for e in (shards.of_layer, shards.of_ends))
     reduce, reduce_ends = (

@@ -317,7 +317,7 @@ def test_the_papers_own_times_are_as_near_as_plans_that_are_called_equal():
         for mode, seconds in (("selective", printed.seconds), ("full", printed.full_recompute_seconds)):
             model = planned_model_of(name).with_modes([mode])
             fixed = {**sizes, "sequence_parallel": mode == "selective"}
-            (plan,) = find_plans(model, cluster, paper.global_batch_size, 1, fixed, windows=False).plans
+            (plan,) = find_plans(model, cluster, paper.global_batch_size, 1, fixed).plans
             off.append(abs(plan.seconds.total / seconds - 1))
     assert sorted(off)[6] < MODEL_ERROR < sorted(off)[7]
 

@@ -107,7 +107,7 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
     predicted = total(bill.parts["transient"])
     # The fullest moment ends warm-up, so backward begins with the last chunk, or comes when that has no microbatch.
     *others, layers = chunks_of(model, plan)
-    if layers.stop == model.num_layers and not bill.parts["logits and loss"]:
+    if others and layers.stop == model.num_layers and not bill.parts["logits and loss"]:
         layers = others[-1]
     with _emulated(plan) as ranks:
         # What a backward pass makes doesn't depend on the microbatches that wait.

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.config import Parallel
-from actmem.rows import Row, total
+from actmem.rows import total
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.framework_flags import settings_lines
 from actmem_tools.plan.frameworks import LACKS
@@ -90,16 +90,16 @@ def _plan_object(request: Request, plan: Plan) -> dict:
     }
 
 
-def _lines(rows: Iterable[Row], **more: str) -> list[dict]:
-    return [{**more, "term": row.term, "bytes": row.bytes, "source": row.source} for row in rows]
-
-
 def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
     bill = bill_of(model, plan)
     return {
         "moment": bill.moment,
         "bytes": bill.bytes,
-        "lines": [line for part, rows in bill.parts.items() for line in _lines(rows, part=part)],
+        "lines": [
+            {"part": part, "term": row.term, "bytes": row.bytes, "source": row.source}
+            for part, rows in bill.parts.items()
+            for row in rows
+        ],
         "host_bytes": total(bill.host_rows),
         "allowance_bytes": cluster.allowance_bytes,
         "free_bytes": cluster.usable_bytes - bill.bytes,
@@ -128,17 +128,16 @@ def fixed_sizes_text(request: Request, first: Plan) -> str:
     }
     costs = ", ".join(f"{name} {size:.3f} s" for name, size in sorted(more.items(), key=lambda item: -item[1]))
     slower = first.seconds.total / free.seconds.total - 1
-    lines = [
-        f"Without the sizes asked for, the first plan is {plan_text(free)}: {free.seconds.total:.3f} s; "
-        f"with them the step takes {abs(slower):.1%} {'longer' if slower > 0 else 'less'}"
-        + (f" (more: {costs})." if costs else ".")
-    ]
+    text = (
+        f"Without the sizes asked for, the first plan is {plan_text(free)}: {free.seconds.total:.3f} s; with them the "
+        f"step takes {abs(slower):.1%} {'longer' if slower > 0 else 'less'} (more: {costs or 'nothing'})."
+    )
     least = request.model.recompute_modes[0]
-    if first.recompute != least:
-        sizes = asdict(first.layout) | {"expert_parallel_size": first.layout.expert_ranks}
-        same = replace(request, model=request.model.with_modes([least]), fixed=sizes)
-        lines.append(f"It recomputes because of {refusal_text(same.model, same.search().nearest[0], same.cluster)}.")
-    return " ".join(lines)
+    if first.recompute == least:
+        return text
+    sizes = asdict(first.layout) | {"expert_parallel_size": first.layout.expert_ranks}
+    same = replace(request, model=request.model.with_modes([least]), fixed=sizes)
+    return f"{text} Recomputation is for {refusal_text(same.model, same.search().nearest[0], same.cluster)}."
 
 
 def layout_text(layout: Parallel) -> str:

@@ -82,11 +82,6 @@ class PlannedModel(ABC):
         return self.optimizer.all_states
 
     @property
-    def num_experts(self) -> int:
-        """Experts of a layer; 0 without them."""
-        return getattr(self.shape, "num_experts", None) or 0
-
-    @property
     def num_layers(self) -> int:
         """Layers of the whole model."""
         return self.shape.num_layers

@@ -100,19 +100,9 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 @lru_cache(maxsize=2**12)
 def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
     """Why ranks can't share the model as the layout says; empty if they can."""
-    if reason := _layer_refusal(model, stage_axes.layer_axes):
-        return reason
     try:
-        stage_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-@lru_cache(maxsize=2**12)
-def _layer_refusal(model: PlannedModel, layer_axes: Parallel) -> str:
-    try:
-        model.check(layer_axes)
+        model.check(stage_axes.layer_axes)
+        chunk_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
     except ConfigError as error:
         return str(error)
     return ""
@@ -273,7 +263,7 @@ def layouts(
     def allowed(name: str, sizes: Iterable[int]) -> list[int]:
         return [size for size in sizes if fixed.get(name, size) == size]
 
-    contexts = [1]
+    contexts, experts = [1], getattr(model.shape, "num_experts", None) or 0
     while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
         contexts.append(2 * contexts[-1])
     tensors = allowed("tensor_parallel_size", divisors(cluster.per_node, cluster.per_node))
@@ -287,14 +277,14 @@ def layouts(
             sequential = allowed("sequence_parallel", (False, True) if t > 1 else (False,))
             stages = allowed("zero_stage", ZERO_STAGES if dp * cp > 1 else (0,))
             # Among more ranks than t, each with tokens of its own.
-            beside = [t * w for w in divisors(dp * cp, model.num_experts) if model.num_experts % (t * w) == 0]
+            beside = [t * w for w in divisors(dp * cp, experts) if experts % (t * w) == 0]
             chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
             batches = allowed("micro_batch_size", divisors(global_batch_size // dp, LARGEST_MICRO_BATCH))
             for m, sp, b in product(allowed("num_model_chunks", chunks), sequential, batches):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                experts = beside if beside and (sp or t == 1) else [t]
-                for zero, ranks in product(stages, allowed("expert_parallel_size", experts)):
+                shared = beside if beside and (sp or t == 1) else [t]
+                for zero, ranks in product(stages, allowed("expert_parallel_size", shared)):
                     yield Parallel(t, bool(sp), p, m, b, dp, cp, zero, ranks if ranks > t else None)
 
 

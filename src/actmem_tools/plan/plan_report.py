@@ -195,8 +195,9 @@ def print_plans(console: Console, outcome: Mapping) -> None:
         f"{asked['model']}, {asked['num_parameters'] / 1e9:,.1f} billion parameters, "
         f"s = {asked['seq_length']:,}, {routing}"
         f"{asked['global_batch_size']:,} sequences a step",
-        f"{asked['gpus']:,} × {asked['device']}, {asked['per_node']} a node, {_gib(asked['memory_bytes'])} GiB each, "
-        f"{_gib(asked['allowance_bytes'])} GiB of it left free for CUDA, NCCL and the allocator",
+        f"{asked['gpus']:,} × {asked['device']}, {asked['per_node']} a node, "
+        f"{asked['memory_bytes'] / GIBIBYTE:g} GiB each, "
+        f"{asked['allowance_bytes'] / GIBIBYTE:g} GiB of it left free for CUDA, NCCL and the allocator",
         f"{outcome['counted']:,} layouts counted, {outcome['fitting']:,} fit",
     )
     if outcome["plans"]:
@@ -215,10 +216,6 @@ def print_plans(console: Console, outcome: Mapping) -> None:
     if outcome["what_would_fit"]:
         head("What it would take")
         say(outcome["what_would_fit"])
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIBIBYTE:g}"
 
 
 def _plans_table(plans: list[dict]) -> Table:

@@ -374,8 +374,9 @@ class PlannedLlama(PlannedModel):
         return shared + d.mlp_weights // t
 
     def expert_parameters(self, layout: Parallel) -> int:
-        beside = self.shape.num_experts and layout.expert_ranks > layout.tensor_parallel_size
-        return self.shape.num_experts // layout.expert_ranks * self.shape.mlp_weights if beside else 0
+        experts = self.shape.num_experts or 0
+        beside = layout.expert_ranks > layout.tensor_parallel_size
+        return experts // layout.expert_ranks * self.shape.mlp_weights if beside else 0
 
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         shape, mode = self._whole_shape(layout), _run_as(recompute)

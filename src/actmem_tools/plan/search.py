@@ -412,8 +412,7 @@ class _Search:
         limit = (1 + MODEL_ERROR) * min((plan.seconds.total for plan in plans), default=0)
 
         def place(plan: Plan) -> tuple:
-            is_near = ranked and plan.seconds.total <= limit
-            return (0, *plan.trust) if is_near else (1, *plan.order)
+            return (0, *plan.trust) if ranked and plan.seconds.total <= limit else (1, *plan.order)
 
         best = heapq.nsmallest(keep, plans, key=place)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)

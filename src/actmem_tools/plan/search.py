@@ -212,13 +212,7 @@ def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
     return total(model.rows(layer_axes, what))
 
 
-def rank_bill(
-    model: PlannedModel,
-    layout: Parallel,
-    recompute: str,
-    num_microbatches: int,
-    pipeline_rank: int,
-) -> Bill:
+def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int) -> Bill:
     """Everything on one pipeline rank at its peak."""
     kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
 
@@ -353,11 +347,7 @@ class Found:
 
 
 def find_plans(
-    model: PlannedModel,
-    cluster: Cluster,
-    global_batch_size: int,
-    keep: int = 10,
-    fixed: Mapping[str, int] = {},
+    model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
 ) -> Found:
     """Search all layouts, fastest first.
 

@@ -82,7 +82,14 @@ def test_experts_beside_tensor_parallelism(pools, t):
 
 
 def test_the_ranks_shares_add_up():
-    for t, sequence_parallel, ranks in [(1, False, 1), (2, True, 2), (4, False, 4), (4, True, 4), (1, False, 4), (2, True, 4)]:
+    for t, sequence_parallel, ranks in [
+        (1, False, 1),
+        (2, True, 2),
+        (4, False, 4),
+        (4, True, 4),
+        (1, False, 4),
+        (2, True, 4),
+    ]:
         parallel = Parallel(t, sequence_parallel, expert_parallel_size=ranks)
         for routing in ("even", "one-sided"):
             shares = [forced_routed_tokens(SHAPE, parallel, routing, rank) for rank in range(ranks)]

@@ -127,8 +127,8 @@ def test_megatrons_own_parser_takes_the_flags(name, layout, recompute, monkeypat
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     for variable, value in (line.split()[1].split("=") for line in lines if line.startswith("export")):
         monkeypatch.setenv(variable, value)
-    for variable, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", layout.num_devices)):
-        monkeypatch.setenv(variable, str(value))
+    for variable, size in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", layout.num_devices)):
+        monkeypatch.setenv(variable, str(size))
     flags = " ".join(line for line in lines if line.startswith("--")).split()
     monkeypatch.setattr("sys.argv", ["pretrain", *flags, "--lr", "1e-4", "--train-iters", "1"])
     found = arguments.validate_args(arguments.parse_args())

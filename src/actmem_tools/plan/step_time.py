@@ -220,7 +220,7 @@ class Shards:
     weight_size, gradient_size: bytes of an element.
     """
 
-    of_layer: int
+    of_layer: float
     of_ends: int
     layers: int
     weight_size: int = 2

@@ -311,9 +311,9 @@ class Plan:
     def order(self) -> tuple:
         """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
         one = self.layout
-        sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
-        sizes += (one.expert_ranks,)
-        return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
+        sizes = one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks
+        more = one.context_parallel_size, one.expert_ranks, one.micro_batch_size
+        return self.seconds.total, self.bytes, *sizes, *more, one.zero_stage, not one.sequence_parallel
 
     @property
     def trust(self) -> tuple:

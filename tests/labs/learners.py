@@ -9,13 +9,8 @@ import sys
 
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
-from actmem_course.judge.workbench import Bench, RealRank
-from actmem_course.rank_store import connect
 from actmem_course.strip_solutions import lab_source
-from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
-
-_joined = {}
 
 
 def lab_of(number):
@@ -55,13 +50,6 @@ def names_in(path):
     return vars(module)
 
 
-def real_bench(functions):
-    """A bench on the ranks of a RankPool; the store outlives the test."""
-    if "store" not in _joined:
-        _joined["store"] = connect("judge")
-    return Bench(functions, RealRank(_joined["store"]))
-
-
 #: So that a test waits for seconds where a learner would for half a minute.
 _SHORT = """
 from actmem_course.judge.outline import load_lab
@@ -89,10 +77,10 @@ def learner_file(folder, name, seconds=None, **bodies):
     return path
 
 
-def start(path, *arguments, torchrun=False, **environment):
-    """Run a file by itself, or by torchrun with two ranks, to its end."""
+def start(path, *arguments, **environment):
+    """Run a file to its end."""
     return subprocess.run(
-        [sys.executable, *(TORCHRUN[1:] if torchrun else ()), str(path), *arguments],
+        [sys.executable, str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

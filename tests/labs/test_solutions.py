@@ -6,12 +6,11 @@ import subprocess
 
 import pytest
 
-from actmem_course.judge import rewards
-from actmem_course.judge.judging import Judge, outcome_of
+from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import LAB_NAMES, load_lab, solutions_of
 from actmem_course.launch import LABS as FOLDER
 from actmem_course.strip_solutions import SOLUTIONS, lab_source
-from tests.labs.learners import learner_file, names_in, real_bench
+from tests.labs.learners import learner_file, names_in
 from tests.tiers import at_night
 
 #: All other exercises have a source.
@@ -78,27 +77,3 @@ SIZES += [at_night((name, size)) for name in LAB_NAMES if not load_lab(name).one
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_solved(name, size):
     assert [entry for entry in verdicts(name, size=size) if entry[1] != "passed"] == []
-
-
-def real_verdicts(name):
-    return [outcome_of(exercise, real_bench(dict(solutions_of(name)))) for exercise in load_lab(name).exercises]
-
-
-@pytest.mark.parametrize("name", [name for name in LAB_NAMES if not load_lab(name).one_process])
-def test_solved_on_real_processes(pools, name):
-    for found in pools[2].run(real_verdicts, name):
-        assert [outcome for outcome in found if outcome.status != "passed"] == []
-
-
-def reward_of(name):
-    rewards.NUM_STEPS = 2  # in this rank's own process; more steps show nothing new
-    return rewards.reward_lines(load_lab(name), real_bench(dict(solutions_of(name))))
-
-
-@pytest.mark.parametrize("name", LAB_NAMES)
-def test_what_is_measured_agrees(pools, name):
-    alone = load_lab(name).one_process
-    for lines in [reward_of(name)] if alone else pools[2].run(reward_of, name):
-        assert len(lines) in (1, 2) or name != "lab8_plan"
-        for line in lines:
-            assert len(set(re.findall(r"([\d,]+) B\b", line))) <= 1, line

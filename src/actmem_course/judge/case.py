@@ -38,16 +38,13 @@ from actmem_course.judge.workbench import Bench, check_unwritten
 Advice = Mapping[str, str | Fault]
 
 
-class CaseRun:
-    """One rank's run of a case.
+class CaseRun(Bench):
+    """One rank's run of a case.  like: what another run saw on this rank; where this one sees something else, it
+    ends."""
 
-    Args:
-        b: the file's functions, and the ranks.
-        like: what another run saw on this rank; where this one sees something else, it ends.
-    """
-
-    def __init__(self, b: Bench, like: Mapping[str, Observation] | None = None):
-        self.b, self.like, self.t, self.rank, self.group, self.device = b, like, b.size, b.rank, b.group, b.device
+    def __init__(self, *bench: Any, like: Mapping[str, Observation] | None = None):
+        super().__init__(*bench)
+        self.like = like
         self.seen: dict[str, Observation] = {}
         self._draws = 0
         #: What the file's functions are given while somebody watches, by parameter, each with a copy from before.
@@ -55,13 +52,13 @@ class CaseRun:
 
     def __getitem__(self, name: str) -> Callable:
         """The function of that name, of the file that is judged."""
-        function = self.b[name]
+        function = super().__getitem__(name)
         if not isinstance(function, FunctionType):
             return function
 
         @wraps(function)
         def noting(*args, **kwargs):
-            self.b.side.calling()
+            self.side.calling()
             if self._given is not None:
                 self._note({**dict(zip(signature(function).parameters, args)), **kwargs})
             return function(*args, **kwargs)
@@ -85,16 +82,16 @@ class CaseRun:
     def same(self, *sizes: int) -> Tensor:
         """Random numbers that are the same on every rank."""
         self._draws += 1
-        return self.b.random(*sizes, seed=self._draws)
+        return self.random(*sizes, seed=self._draws)
 
     def each(self, *sizes: int) -> Tensor:
         """Random numbers that differ from rank to rank."""
         self._draws += 1
-        return self.b.random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
+        return self.random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
 
     def shard(self, *sizes: int, dim: int = 0) -> Tensor:
         """This rank's part of random numbers."""
-        return self.b.shards(self.same(*sizes), dim)[self.rank]
+        return self.shards(self.same(*sizes), dim)[self.rank]
 
     def see(self, seen: Observation) -> None:
         """Note an observation; end where another run saw something else."""
@@ -153,7 +150,7 @@ class CaseRun:
         inputs = {name: leaf * 1 for name, leaf in leaves.items()}  # autograd refuses to write to a leaf
         first, *_ = tensors.values()
         self._given = []
-        with self.unwritten(**inputs), self.b.watching() as forward:
+        with self.unwritten(**inputs), self.watching() as forward:
             result = function(*inputs.values(), *rest)
         _check_returned(result, forward)
         sure, parts = self.t == 1, first if operator else None
@@ -164,7 +161,7 @@ class CaseRun:
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         given = upstream.clone()
         moving = {name: x for name, x in inputs.items() if name not in frozen}
-        with self.unwritten(**{"the gradient that backward is given": given}), self.b.watching() as backward:
+        with self.unwritten(**{"the gradient that backward is given": given}), self.watching() as backward:
             with reached_once(moving.values(), *filter(None, [twice])):
                 result.backward(given)
         self._given = None
@@ -211,7 +208,7 @@ class CaseRun:
         """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights
         are, and ``others``."""
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
-        file = self.b.functions.get("__file__", "")
+        file = self.functions.get("__file__", "")
         with Largest(*leaves, *others, file=file, above=above) as forward:
             result = function(*leaves)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
@@ -236,8 +233,8 @@ class CaseRun:
 
         what: what our bytes are.  spare: so many bytes more than ours are right, too.  itself: a copy of x isn't.
         """
-        if not self.b.group_name:
-            found = saved_bytes(self.b, function, x, weights, others)
+        if not self.group_name:
+            found = saved_bytes(self, function, x, weights, others)
             seen = found.without_copies() if itself else found
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
 

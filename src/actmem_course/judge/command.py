@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from actmem.config import ConfigError, check_size
-from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
+from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files, write_text
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
-from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
+from actmem_course.judge.parent import JudgeProcess, Outdated, Stuck, signals_end
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
 from actmem_tools.command_line import screen
@@ -37,6 +36,8 @@ def main(functions: dict) -> int:
     script = Path(functions.get("__file__") or "a lab")
     doc = functions.get("__doc__") or ""
     with LabParser(prog=script.name).refusing():
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise ConfigError("torchrun", f"a judged lab has ranks of its own: python {script}")
         if not script.is_file():
             raise ConfigError("file", "a lab is judged as a file: python my/labs/lab1_count_bytes.py")
         lab = load_lab(lab_name(script, doc))
@@ -49,15 +50,13 @@ def main(functions: dict) -> int:
         check_files(args, "json")
         if args.watch and (args.json or args.solution):
             raise ConfigError("watch", "judges at each save and writes no files: leave --json and --solution out")
-        size = _size(lab, args)
-        if int(os.environ.get("RANK", "0")):  # torchrun's other ranks: the first one starts all that it needs
-            return 0
+        size = 1 if lab.one_process else check_size("ranks", args.ranks, largest=64)
         if not args.solution:
             script = _file(script)
-        gpus = _gpus(args)
-    judging = _Judging(lab, exercises, args, script, size, gpus)
+        device = _device(args.device)
+    judging = _Judging(lab, exercises, args, script, size, device)
     try:
-        with signals_end(judging.virtual, judging.real, judging.spare):
+        with signals_end():
             code = judging.watch() if args.watch else judging.once()
         sys.stdout.flush()
     except BrokenPipeError:  # who read the output has enough
@@ -67,40 +66,35 @@ def main(functions: dict) -> int:
         do = "read" if error.filename == str(script) else "write"
         print(f"{script.name}: cannot {do} {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
         return 1
+    finally:
+        judging.end()
     return code
 
 
 class _Judging:
-    """One file, what judges it, and what is said of it.
+    """One file, what judges it, and what is said of it."""
 
-    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real
-    processes, which want a GPU each, and then measure.
-    """
-
-    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, gpus: int):
+    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, device: str):
         self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
-        self.device = "cuda" if gpus else "cpu"
-        self.virtual = RankParent(size, self.device, virtual=True)
-        self.real = RankParent(size, "cuda" if gpus >= size else "cpu", alone=lab.one_process)
+        self.device, self.process = device, JudgeProcess(device)
         #: Ready to take over, while somebody watches, from a process that ends over an answer.
-        self.spare = RankParent(size, self.device, virtual=True)
+        self.spare = JudgeProcess(device)
+
+    def end(self) -> None:
+        """End both processes."""
+        self.process.end()
+        self.spare.end()
 
     def once(self) -> int:
-        """Judge, and measure if all has passed."""
+        """Judge."""
         source = self.script.read_bytes()
         report = self._report()
         self._verdicts(report, source, changed_only=False)
-        self.virtual.end()
-        passed = report.all_passed and self._confirmed(report, source)
         report.end()
-        for line in report.reward:
-            report.line(line)
         self._remember(report)
         if self.args.json:
             write_text(self.args.json, report.json())
-        if not passed:
-            tell_torchrun("nothing failed but the lab: its verdicts are above")
-        return 0 if passed else 1
+        return 0 if report.all_passed else 1
 
     def watch(self) -> int:
         """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
@@ -108,7 +102,7 @@ class _Judging:
         console.print(Text(f"watching {typed(self.script)}: save it and it is judged; Ctrl-C ends this", style="dim"))
         before: tuple[int, int] | None = None
         while True:
-            self.virtual.start()
+            self.process.start()
             now = _stamp(self.script)
             if now is None or now == before:
                 time.sleep(_LOOK_SECONDS)
@@ -128,10 +122,10 @@ class _Judging:
                 )
                 report.end()
                 report.line(f"judged in {time.monotonic() - began:.1f} s", "dim")
-                if report.all_passed and not self.lab.one_process:
-                    report.line(f"without --watch it also runs on {self.size} processes, and measures")
                 self._remember(report)
             except Outdated:
+                if self.process.busy:
+                    self._replace()
                 report.line("saved again: judging the new one", "dim")
                 LearnerProgress(self.script).note(report.verdicts)
             sys.stdout.flush()
@@ -144,21 +138,6 @@ class _Judging:
         report.line(f"{self.lab.title} ({how})", "bold")
         return report
 
-    def _ask(
-        self, parent: RankParent, do: str, source: bytes, exercises: Sequence[Exercise], **more: Any
-    ) -> Iterator[dict[str, Any]]:
-        # The source is not for the processes to read: while an editor writes the file, they would read different ones.
-        return parent.ask(
-            str(self.script.resolve()),
-            do=do,
-            lab=self.lab.name,
-            source=source.decode("latin-1"),
-            size=self.size,
-            only=[exercise.number for exercise in exercises],
-            solution=self.args.solution,
-            **more,
-        )
-
     def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
         """Every exercise's verdict.  One that ends the process, or takes too long, gets its own; the rest, another
         process."""
@@ -166,27 +145,42 @@ class _Judging:
         while left:
             report.begin("judging")
             running = ""
-            passed = [verdict.function for verdict in report.verdicts if verdict.status == PASSED]
             try:
-                for message in self._ask(self.virtual, "judge", source, left, passed=passed, endless=endless, **more):
+                for message in self.process.ask(
+                    str(self.script.resolve()),
+                    do="judge",
+                    lab=self.lab.name,
+                    # Not for the process to read: while an editor writes the file, it would read another text.
+                    source=source.decode("latin-1"),
+                    size=self.size,
+                    only=[exercise.number for exercise in left],
+                    solution=self.args.solution,
+                    passed=[verdict.function for verdict in report.verdicts if verdict.status == PASSED],
+                    endless=endless,
+                    **more,
+                ):
                     running = message.get("begin", running)
                     self._hear(report, message)
                 return
             except Stuck as stuck:
-                self.virtual.end()
-                self.virtual.members, self.spare.members = self.spare.members, []
+                self._replace()
                 shown = {verdict.exercise for verdict in report.verdicts}
                 left = [one for one in self.exercises if one.number not in shown]
+                if not running and not shown:  # it ended before any of them began: the file's own statements do that
+                    why = str(stuck)
+                    for exercise in left:
+                        report.show(Verdict(exercise.number, exercise.function, SKIPPED, why))
+                        why = ""
+                    return
                 ended = next((one for one in left if one.number == running), left[0])
-                if running or shown:
-                    report.show(Verdict(ended.number, ended.function, WRONG, str(stuck)))
-                    endless.append(ended.function)
-                    left.remove(ended)
-                    continue
-                for exercise in left:  # it ended before any of them began: the file's own statements do that
-                    why = "" if report.verdicts else str(stuck)
-                    report.show(Verdict(exercise.number, exercise.function, SKIPPED, why))
-                return
+                report.show(Verdict(ended.number, ended.function, WRONG, str(stuck)))
+                endless.append(ended.function)
+                left.remove(ended)
+
+    def _replace(self) -> None:
+        """End the process; the spare takes its place."""
+        self.process.end()
+        self.process, self.spare = self.spare, self.process
 
     def _hear(self, report: Report, message: dict[str, Any]) -> None:
         if "begin" in message:
@@ -204,27 +198,6 @@ class _Judging:
         if self.args.solution:
             return verdict.why
         return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
-
-    def _confirmed(self, report: Report, source: bytes) -> bool:
-        """Whether what has passed passes on real processes too, which measure then; a verdict more if it does not."""
-        report.begin(f"once more, on {self.size} processes")
-        running, whole = self.exercises[0].number, self.exercises == self.lab.exercises
-        try:
-            for message in self._ask(self.real, "confirm", source, self.exercises, measure=whole):
-                running = message.get("begin", running)
-                report.note(message.get("note", ""))
-                report.reward = message.get("reward", report.reward)
-                if "verdict" in message:
-                    self._hear(report, message)
-                    return False
-        except Stuck as stuck:
-            (exercise,) = self.lab.choose([running], "only")
-            why = f"right on virtual ranks, but on real processes: {stuck}"
-            report.show(Verdict(exercise.number, exercise.function, WRONG, why))
-            return False
-        finally:
-            self.real.end()
-        return True
 
     def _remember(self, report: Report) -> None:
         if self.args.solution:
@@ -250,33 +223,23 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return _EMPTY if time.time() - state.st_mtime > _EMPTY_SECONDS else None
 
 
-def _size(lab: Lab, args) -> int:
-    """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
-    if lab.one_process:
-        return 1
-    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
-        if args.ranks is not None:
-            raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
-        return int(os.environ["WORLD_SIZE"])
-    return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
-
-
-def _gpus(args) -> int:
-    """How many GPUs may be used.  Raises ConfigError if there is none and one is asked for."""
-    if args.device == "cpu" or args.device == "auto" and not os.path.exists("/dev/nvidiactl"):
-        return 0
+def _device(asked: str) -> str:
+    """Where the ranks' tensors are: "cuda" or "cpu".  Raises ConfigError if there is no GPU and one is asked for."""
+    if asked == "cpu" or asked == "auto" and not os.path.exists("/dev/nvidiactl"):
+        return "cpu"
     import torch  # where there may be GPUs
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if args.device == "cuda" and not found:
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked == "cuda":
         raise ConfigError("device", "torch finds no CUDA GPU here")
-    return found
+    return "cpu"
 
 
 def _file(script: Path) -> Path:
     """The learner's copy, if that is what should be judged instead of ``script``."""
     try:
-        judged, remark = file_to_judge(script, may_write="RANK" not in os.environ)
+        judged, remark = file_to_judge(script, may_write=True)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
     if remark:
@@ -294,16 +257,15 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
     add_json_argument(parser)
     if not lab.one_process:
-        parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
+        parser.add_argument("--ranks", type=int, metavar="N", default=4, help="how many ranks (default: 4)")
     where = "default: a GPU if there is one"
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     return parser
 
 
 def _hint(exercise: Exercise, script: Path) -> int:
-    if int(os.environ.get("RANK", "0")) == 0:
-        console = screen(highlight=False, emoji=False)
-        console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
-        for hint in LearnerProgress(script).next_hints(exercise):
-            console.print(Text(f"• {hint}"))
+    console = screen(highlight=False, emoji=False)
+    console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
+    for hint in LearnerProgress(script).next_hints(exercise):
+        console.print(Text(f"• {hint}"))
     return 0

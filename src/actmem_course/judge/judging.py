@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from actmem_course.judge.naming import Naming, check_case
+from actmem_course.judge.naming import Naming
 from actmem_course.judge.outline import Exercise, Lab, solutions_of
 from actmem_course.judge.verdict import (
     BLOCKED,
@@ -26,15 +26,13 @@ from actmem_course.judge.verdict import (
     clipped,
 )
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
-from actmem_course.judge.workbench import Bench
 
 
 class Judge:
     """Judges a learner's file on virtual ranks.
 
     spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
-    is in it.  passed: functions known to be right.  unwanted: whether nobody waits for verdicts any more; then
-    ``judge`` raises Unwanted.
+    is in it.  passed: functions known to be right.
     """
 
     def __init__(
@@ -43,13 +41,12 @@ class Judge:
         spaces: list[dict],
         device: str = "cpu",
         progress: Callable[..., None] = lambda text="": None,
-        unwanted: Callable[[], bool] = lambda: False,
     ):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
-        self.ranks = VirtualRanks(len(spaces), device, lab.one_process, unwanted)
+        self.ranks = VirtualRanks(len(spaces), device, lab.one_process)
         #: For a case of one rank's own: what has no collective needs no others.
-        self.one = VirtualRanks(1, device, lab.one_process, unwanted)
+        self.one = VirtualRanks(1, device, lab.one_process)
         self.passed: set[str] = set()
         #: Functions that don't come to an end.
         self.endless: set[str] = set()
@@ -184,14 +181,6 @@ class Outcome:
     everywhere: bool = False
 
 
-def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
-    """This rank's finding, where ranks are processes; None if it stopped because another rank did."""
-    try:
-        return Outcome(b.rank, PASSED, Fault(check_case(exercise, b) or ""))
-    except (Exception, SystemExit, PeerStopped) as error:
-        return outcome_of_error(exercise, b.functions, b.rank, error)
-
-
 def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome | None:
     """What an exception says of a rank's answer; None if it stopped because another rank did."""
     if isinstance(error, PeerStopped):
@@ -233,7 +222,7 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
         return Outcome(rank, OPEN, Fault(text), where)
-    message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
+    message = " ".join(str(error).split("\n\n")[0].split())
     for part, symptom in _AUTOGRAD.items():
         if part in message:
             left_out = re.search(r"\.(sum|mean)\(\)\.backward\(", line)
@@ -264,8 +253,6 @@ _AUTOGRAD = {
     "does not require grad and does not have a grad_fn": "backward starts from a result that has no graph: was it "
     "computed under no_grad? In a backward of your own all is, but for what runs under torch.enable_grad()",
 }
-#: Where in its source gloo stopped, and when: nothing for a learner.
-_OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
 
 
 def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:

@@ -19,31 +19,12 @@ from actmem_course.judge.observations import (
     first_finding,
 )  # fmt: skip
 from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
-from actmem_course.judge.verdict import Fault, PeerStopped, Unlike, Wrong
+from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
-from actmem_course.judge.workbench import Bench, names_of_subgroups
+from actmem_course.judge.workbench import names_of_subgroups
 
 #: What our own answers do, by exercise, number of ranks, device and group.
 _OURS: dict[tuple, RunOutcome] = {}
-
-
-def check_case(exercise: Exercise, b: Bench) -> str | None:
-    """One rank's check, for ranks that are processes; a remark, or None.  Raises Wrong."""
-    run = CaseRun(b)
-    remark = exercise.check(run)
-    if run.seen:
-        ours = CaseRun(b.with_functions(vars(solution_module(exercise.lab))))
-        exercise.check(ours)
-        found, right = (RunOutcome([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
-        for name, seen in ours.seen.items():
-            if seen.of_all_ranks:
-                for outcome, one in ((found, run), (right, ours)):
-                    for own, value in zip(outcome.seen, b.gather(one.seen[name].value)):
-                        own[name] = replace(seen, value=value)
-        if wrong := differences(found, right):
-            finding = first_finding(found, right, wrong)
-            raise Wrong(finding.symptom, finding.repair, finding.cause)
-    return remark
 
 
 class Naming:
@@ -54,7 +35,7 @@ class Naming:
         self.module = solution_module(exercise.lab)
 
     def groups(self) -> dict[int, str]:
-        """On which groups the case runs: -1 is all ranks, the others those of ``Bench.subgroups``, by their names."""
+        """On which groups the case runs: -1 is all ranks, the others those of ``names_of_subgroups``."""
         found = {-1: ""}
         if self.exercise.takes_group and self.ranks.size > 1:
             found |= dict(enumerate(names_of_subgroups(self.ranks.size)))
@@ -77,10 +58,9 @@ class Naming:
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
         def job(rank: VirtualRank) -> Any:
-            b = Bench(spaces[rank.number], rank, self.ranks.device, self.progress)
-            if group >= 0:
-                b = list(b.subgroups())[group]
-            run = runs[rank.number] = CaseRun(b, like.seen[rank.number] if like else None)
+            seen = like.seen[rank.number] if like else None
+            run = CaseRun(spaces[rank.number], rank, self.ranks.device, group, self.progress, like=seen)
+            runs[rank.number] = run
             return self.exercise.check(run)
 
         said = self.ranks.run(job, spaces[0].get("__file__", ""))

@@ -58,10 +58,6 @@ def line_in(file: str) -> str:
     return ""
 
 
-class Unwanted(Exception):
-    """Nobody waits for this run any more."""
-
-
 def _locked() -> threading.Lock:
     """A lock that another thread opens, once: faster than a semaphore, which is written in Python."""
     lock = threading.Lock()
@@ -311,8 +307,6 @@ class VirtualRank:
             self.waits = meeting, (kind, 0, "", line)
             self.ranks.next_turn(self)
             self.go.acquire()
-            if self.ranks.unwanted():
-                raise PeerStopped
             if self.stop is not None:
                 error, self.stop = self.stop, None
                 raise error
@@ -350,14 +344,11 @@ class VirtualRank:
 class VirtualRanks:
     """``size`` ranks on ``device``, for one run after the other.
 
-    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it
-    raises Unwanted.
+    alone: one rank without a process group.
     """
 
-    def __init__(
-        self, size: int, device: str = "cpu", alone: bool = False, unwanted: Callable[[], bool] = lambda: False
-    ):
-        self.size, self.device, self.alone, self.unwanted = size, device, alone, unwanted
+    def __init__(self, size: int, device: str = "cpu", alone: bool = False):
+        self.size, self.device, self.alone = size, device, alone
         self.members: list[VirtualRank] = []
         self.meetings: dict[tuple, Meeting] = {}
         self.running: VirtualRank | None = None
@@ -377,8 +368,6 @@ class VirtualRanks:
             self._begin_turn()
             self._over.acquire()
         self._set_generators(before)
-        if self.unwanted():
-            raise Unwanted
         return [rank.result for rank in self.members]
 
     def next_turn(self, rank: VirtualRank) -> None:

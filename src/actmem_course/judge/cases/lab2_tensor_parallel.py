@@ -69,7 +69,7 @@ def split_attention(r: CaseRun) -> None:
     heads = here * r.t
     h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs
     qkv, projection, x = r.same(3 * h, h), r.same(h, h), r.same(5, 2, h)
-    with r.unwritten(), r.b.watching():
+    with r.unwritten(), r.watching():
         result = r["split_attention"](qkv, projection, heads, r.group)
     if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:
         raise Wrong("expected two tensors: this rank's qkv_weight and its projection_weight")

@@ -133,7 +133,7 @@ def sum_partial_gradients(r: CaseRun) -> None:
     for x in w.named().values():
         x.grad = 3 * x.detach()  # any numbers
     before, given = w.map(lambda name, x: x.detach().clone()).named(), replace(w)
-    with r.b.watching() as seen:
+    with r.watching() as seen:
         r["sum_partial_gradients"](given, r.group)
     changed = [name for name, x in w.named().items() if not torch.equal(x.detach(), before[name])]
     if changed:
@@ -169,7 +169,7 @@ def dropout_generators(r: CaseRun) -> None:
         for words, seed in (("", 1234), (" the second time", 1234), (" with another seed", 4321), (" with seed 0", 0)):
             torch.manual_seed(99)
             before = torch.get_rng_state()
-            with r.b.watching():
+            with r.watching():
                 made = r["dropout_generators"](seed, parallel, r.device, r.group)
             if not torch.equal(before, torch.get_rng_state()):
                 how = "torch.manual_seed changes it, and a draw without generator="
@@ -185,9 +185,9 @@ def dropout_generators(r: CaseRun) -> None:
                 )
             for name, generator in zip(("core", "block"), made):
                 draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
-        refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.b.gather(draws), parallel))
+        refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.gather(draws), parallel))
         first: dict[int, dict] = {}  # by the number in the group
-        if any(first.setdefault(number, own) != own for number, own in r.b.side.gather((r.rank, draws))):
+        if any(first.setdefault(number, own) != own for number, own in r.side.gather((r.rank, draws))):
             raise Wrong("ranks that have the same number in two groups draw different numbers")
 
 

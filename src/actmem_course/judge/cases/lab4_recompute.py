@@ -61,7 +61,7 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
     r.see(Cost("runs", runs, once, words="function runs {found} times in all"))
     x, gate = given.values()
     found = saved_bytes(
-        r.b, lambda y, *rest: function(y, gate.clone(), *rest), x, tuple(weights.values())
+        r, lambda y, *rest: function(y, gate.clone(), *rest), x, tuple(weights.values())
     ).without_copies()  # a copy, which nobody else holds
     _see_saved(r, found, "the inputs", "let the first run save nothing")
 
@@ -150,14 +150,14 @@ def seed_and_draw(device: str) -> None:
 
 def selective_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "selective_layer")
-    found = saved_bytes(r.b, as_block(r["selective_layer"]), x, weights)
+    found = saved_bytes(r, as_block(r["selective_layer"]), x, weights)
     _see_saved(r, found, "all but the three tensors of the core attention", "")
     _see_flops(r, "selective_layer", x, weights, "recompute the core attention once, and nothing else")
 
 
 def full_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "full_layer")
-    found = saved_bytes(r.b, as_block(r["full_layer"]), x, weights).without_copies()
+    found = saved_bytes(r, as_block(r["full_layer"]), x, weights).without_copies()
     _see_saved(r, found, "the layer's input", "run the whole layer under checkpoint")
     _see_flops(r, "full_layer", x, weights, "checkpoint layer itself, once", "something runs a third time")
 

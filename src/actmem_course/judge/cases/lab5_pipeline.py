@@ -17,7 +17,6 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
 from actmem_course.judge.observations import Clue, Cost, ExactTensor, ValueSeen
 from actmem_course.judge.verdict import Wrong, refuse
-from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import timeline, validate
 
 #: Budget, in flight, bytes in full and recomputed.
@@ -35,7 +34,7 @@ def _see_orders(r: CaseRun, *sizes: tuple[int, int, int]) -> None:
     cases = {}
     for p, n, m in sizes:
         case = f"{counted(p, 'rank')}, {counted(m, 'chunk')}, {counted(n, 'microbatch')}".replace("1 chunk, ", "")
-        cases[case] = on_paper(r.b, p, n, m), n, m
+        cases[case] = on_paper(r, p, n, m), n, m
         r.see(Clue(f"{case}: the order", cases[case][0]))
     for case, (ranks, n, m) in cases.items():
         _see_costs(r, case, ranks, n, m)
@@ -62,10 +61,10 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
         r.see(Cost(f"{case}: held by rank {rank}", held, words=words))
 
 
-def on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
+def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
     """Every rank's list as actions.  Raises Wrong if an entry is none."""
     orders = [
-        b["one_forward_one_backward"](p, k, n) if chunks == 1 else b["interleaved"](p, k, chunks, n) for k in range(p)
+        r["one_forward_one_backward"](p, k, n) if chunks == 1 else r["interleaved"](p, k, chunks, n) for k in range(p)
     ]
     form, size = ('("F", i) or ("B", i)', 2) if chunks == 1 else ('("F", c, i) or ("B", c, i)', 3)
     for rank, order in enumerate(orders):
@@ -91,7 +90,7 @@ def one_forward_one_backward(r: CaseRun) -> None:
 def interleaved(r: CaseRun) -> str:
     """A remark for whoever runs fewer forwards ahead, which is as good while sends take no time."""
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
-    longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r.b, 4, 8, 2))[0]
+    longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r, 4, 8, 2))[0]
     ahead = "2(p − r − 1) + (m − 1)p forwards ahead hide them, as Megatron-LM does"
     return f"right where sends take no time; {ahead}" if longer else ""
 

@@ -186,7 +186,7 @@ _HEADS_OF: Advice = {
 
 def split_grouped_heads(r: CaseRun) -> None:
     for words, a, k, whole in _weights(r):
-        with r.b.watching():
+        with r.watching():
             answer = r["split_grouped_heads"](*whole.values(), a, k, r.group)
         if not isinstance(answer, (tuple, list)) or len(answer) != 4:
             raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
@@ -202,7 +202,7 @@ def sum_shared_gradients(r: CaseRun) -> None:
         found = {name: r.each(*part.shape) for name, part in own.items()}
         for name, weight in weights.items():
             weight.grad = found[name].clone()
-        with r.b.watching() as seen:
+        with r.watching() as seen:
             try:
                 r["sum_shared_gradients"](*weights.values(), k, r.group)
             finally:

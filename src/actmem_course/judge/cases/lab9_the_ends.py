@@ -117,7 +117,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     """What is made, and the sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and
     1 are 512."""
-    if not r.b.group_name:  # what is made depends on no group
+    if not r.group_name:  # what is made depends on no group
         _costs_of_chunks(r, function, ranks)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
     rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)

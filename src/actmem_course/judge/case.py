@@ -23,6 +23,7 @@ from actmem_course.judge.compare import check_plain_tensor, check_whole_number
 from actmem_course.judge.observations import (
     RESULT,
     CollectivesRun,
+    Cost,
     Observation,
     SavedForBackward,
     SummedTensor,
@@ -98,6 +99,15 @@ class CaseRun(Bench):
         self.seen[seen.name] = seen
         if self.like is not None and seen.tells_apart and not seen.same(self.like.get(seen.name)):
             raise Unlike(seen.name)
+
+    def see_value(self, name: str, value: Any, repair: str = "", cause: str = "") -> None:
+        """Note what has one right value."""
+        self.see(ValueSeen(name, value, repair, cause))
+
+    def see_cost(self, words: str, value: int, repair: str = "", cause: str = "", name: str = "") -> None:
+        """Note a number that may be smaller than ours.  words: the symptom, with {found} and {enough}.  name: where
+        the words differ from run to run."""
+        self.see(Cost(name or words, value, repair, cause, words=words))
 
     def see_tensor(
         self, name: str, found: Any, advice: str | Fault = "", kind: type[TensorSeen] = TensorSeen, **more: Any
@@ -218,6 +228,21 @@ class CaseRun(Bench):
             self.see_tensor(f"if {name} is a leaf, its gradient", leaf.grad, "return it, and set no .grad", kind)
         return {"forward": forward, "backward": backward}
 
+    def see_side_by_side(
+        self, first: Callable, second: Callable, x: Tensor, advice: Fault, kind: type[TensorSeen] = TensorSeen
+    ) -> None:
+        """See the gradient of two regions of one input, where the first one's backward comes first."""
+        leaf = x.clone().requires_grad_()
+        for result in [first(leaf * 1), second(leaf * 2)]:
+            result.backward(x)
+        words = "with two regions side by side, the first one's backward first, the gradient of x"
+        self.see_tensor(words, leaf.grad, advice, kind, gradient_of="x")
+
+    def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
+        """See what lives at once, in forward or in backward, of what ``makes`` returned."""
+        words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
+        self.see_cost(words, max(enough, made.peak), repair, cause, f"the peak of {when}")
+
     def saves(
         self,
         function: Callable,
@@ -229,7 +254,8 @@ class CaseRun(Bench):
         others: Sequence[Tensor] = (),
         itself: bool = False,
     ) -> None:
-        """What stays for backward, beside the weights and ``others``; on all ranks in their order only.
+        """What stays for backward, beside the weights, ``others`` and states of generators; on all ranks in their
+        order only.
 
         what: what our bytes are.  spare: so many bytes more than ours are right, too.  itself: a copy of x isn't.
         """

@@ -53,8 +53,7 @@ def main(functions: dict) -> int:
         size = 1 if lab.one_process else check_size("ranks", args.ranks, largest=64)
         if not args.solution:
             script = _file(script)
-        device = _device(args.device)
-    judging = _Judging(lab, exercises, args, script, size, device)
+    judging = _Judging(lab, exercises, args, script, size)
     try:
         with signals_end():
             code = judging.watch() if args.watch else judging.once()
@@ -74,11 +73,11 @@ def main(functions: dict) -> int:
 class _Judging:
     """One file, what judges it, and what is said of it."""
 
-    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, device: str):
+    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int):
         self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
-        self.device, self.process = device, JudgeProcess(device)
+        self.process = JudgeProcess()
         #: Ready to take over, while somebody watches, from a process that ends over an answer.
-        self.spare = JudgeProcess(device)
+        self.spare = JudgeProcess()
 
     def end(self) -> None:
         """End both processes."""
@@ -132,10 +131,10 @@ class _Judging:
             self.spare.start()
 
     def _report(self) -> Report:
-        ranks = f"{self.size} rank{'s' if self.size > 1 else ''} on "
         report = Report(self.lab, typed(self.script), len(self.exercises), self.size)
-        how = f"{'our solution, ' if self.args.solution else ''}{'on ' if self.lab.one_process else ranks}{self.device}"
-        report.line(f"{self.lab.title} ({how})", "bold")
+        ranks = "" if self.lab.one_process else f"{self.size} rank{'s' if self.size > 1 else ''}"
+        how = ", ".join(filter(None, ("our solution" if self.args.solution else "", ranks)))
+        report.line(f"{self.lab.title} ({how})" if how else self.lab.title, "bold")
         return report
 
     def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
@@ -223,19 +222,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return _EMPTY if time.time() - state.st_mtime > _EMPTY_SECONDS else None
 
 
-def _device(asked: str) -> str:
-    """Where the ranks' tensors are: "cuda" or "cpu".  Raises ConfigError if there is no GPU and one is asked for."""
-    if asked == "cpu" or asked == "auto" and not os.path.exists("/dev/nvidiactl"):
-        return "cpu"
-    import torch  # where there may be GPUs
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if asked == "cuda":
-        raise ConfigError("device", "torch finds no CUDA GPU here")
-    return "cpu"
-
-
 def _file(script: Path) -> Path:
     """The learner's copy, if that is what should be judged instead of ``script``."""
     try:
@@ -258,8 +244,6 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     add_json_argument(parser)
     if not lab.one_process:
         parser.add_argument("--ranks", type=int, metavar="N", default=4, help="how many ranks (default: 4)")
-    where = "default: a GPU if there is one"
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     return parser
 
 

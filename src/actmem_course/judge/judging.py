@@ -39,14 +39,13 @@ class Judge:
         self,
         lab: Lab,
         spaces: list[dict],
-        device: str = "cpu",
         progress: Callable[..., None] = lambda text="": None,
     ):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
-        self.ranks = VirtualRanks(len(spaces), device, lab.one_process)
+        self.ranks = VirtualRanks(len(spaces), lab.one_process)
         #: For a case of one rank's own: what has no collective needs no others.
-        self.one = VirtualRanks(1, device, lab.one_process)
+        self.one = VirtualRanks(1, lab.one_process)
         self.passed: set[str] = set()
         #: Functions that don't come to an end.
         self.endless: set[str] = set()

@@ -23,7 +23,7 @@ from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import names_of_subgroups
 
-#: What our own answers do, by exercise, number of ranks, device and group.
+#: What our own answers do, by exercise, number of ranks and group.
 _OURS: dict[tuple, RunOutcome] = {}
 
 
@@ -59,7 +59,7 @@ class Naming:
 
         def job(rank: VirtualRank) -> Any:
             seen = like.seen[rank.number] if like else None
-            run = CaseRun(spaces[rank.number], rank, self.ranks.device, group, self.progress, like=seen)
+            run = CaseRun(spaces[rank.number], rank, group, self.progress, like=seen)
             runs[rank.number] = run
             return self.exercise.check(run)
 
@@ -85,7 +85,7 @@ class Naming:
         return finding, mistake
 
     def _key(self, group: int) -> tuple:
-        return self.exercise.number, self.ranks.size, self.ranks.device, group
+        return self.exercise.number, self.ranks.size, group
 
     def mistake_like(
         self, found: RunOutcome, wrong: Sequence[str], group: int

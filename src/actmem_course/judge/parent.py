@@ -43,13 +43,13 @@ class Outdated(Exception):
 
 
 class JudgeProcess:
-    """A process with all virtual ranks, on ``device``.
+    """A process with all virtual ranks.
 
     ready: whether it has loaded torch.  busy: whether it still judges a file that has been saved again.
     """
 
-    def __init__(self, device: str):
-        self.device, self.ready, self.busy = device, False, False
+    def __init__(self) -> None:
+        self.ready = self.busy = False
         self._process: subprocess.Popen | None = None
 
     def start(self) -> None:
@@ -59,8 +59,7 @@ class JudgeProcess:
         self._line, theirs = Pipe()
         self._crashes, self.ready, self.busy = tempfile.TemporaryFile(), False, False
         # One thread: a learner's tensors are small.
-        own = {"OMP_NUM_THREADS": "1", **os.environ, "ACTMEM_DEVICE": self.device}
-        own |= {LINE: str(theirs.fileno()), CRASHES: str(self._crashes.fileno())}
+        own = {"OMP_NUM_THREADS": "1", **os.environ, LINE: str(theirs.fileno()), CRASHES: str(self._crashes.fileno())}
         with theirs:
             handed = theirs.fileno(), self._crashes.fileno()
             command = [sys.executable, "-c", _RUN]

@@ -119,7 +119,7 @@ class SavingRecorder:
     def _pack(self, tensor: Tensor) -> Tensor:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
-            if storage is not None and storage not in self._own and storage not in self._saved:
+            if storage is not None and storage not in self._own and storage not in self._saved and not _is_state(part):
                 line, of_input = line_in(self._file), self._of_input(part, storage)
                 self._saved[storage] = SavedStorage(
                     storage.nbytes(), part.dtype, tuple(shape_of(part)), line, *of_input
@@ -139,6 +139,11 @@ class SavingRecorder:
             storage = storage_of(part)
             if storage is not None and storage not in self._own:
                 self._made.add(storage)
+
+
+def _is_state(tensor: Tensor) -> bool:
+    """Whether it is as long as the state of a random-number generator."""
+    return tensor.dtype is torch.uint8 and tensor.dim() == 1 and tensor.numel() in (16, len(torch.get_rng_state()))
 
 
 class _Results(TorchDispatchMode):

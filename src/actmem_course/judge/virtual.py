@@ -2,7 +2,7 @@
 
 Each thread has a torch.distributed world of its own, so the functions of torch.distributed, functional collectives and
 DTensor work unmodified.  A rank runs until it waits for one that isn't there yet; then the next one runs.  So a run is
-deterministic, a mismatch is a sentence at once, nothing hangs, and any number of ranks works on any number of GPUs.
+deterministic, a mismatch is a sentence at once, nothing hangs.
 Every run has new threads: a learner's grad mode, default group or autocast ends with it.
 """
 
@@ -273,7 +273,7 @@ class VirtualRank:
         #: The ranks among which a collective may run; None for any.
         self.expected: list[int] | None = None
         self.counts: dict[tuple, int] = {}
-        self.states: list[Tensor] = []
+        self.state: Tensor | None = None
         #: Calls of the file's functions by the case, and when the latest began.
         self.calls, self.call_began = 0, 0.0
 
@@ -342,13 +342,13 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """``size`` ranks on ``device``, for one run after the other.
+    """``size`` ranks, for one run after the other.
 
     alone: one rank without a process group.
     """
 
-    def __init__(self, size: int, device: str = "cpu", alone: bool = False):
-        self.size, self.device, self.alone = size, device, alone
+    def __init__(self, size: int, alone: bool = False):
+        self.size, self.alone = size, alone
         self.members: list[VirtualRank] = []
         self.meetings: dict[tuple, Meeting] = {}
         self.running: VirtualRank | None = None
@@ -359,21 +359,21 @@ class VirtualRanks:
         self.meetings = {}
         self.members = [VirtualRank(self, number, file) for number in range(self.size)]
         store = dist.HashStore()
-        before = self._generators()
+        before = _DEFAULT.get_state()
         for rank in self.members:
-            rank.states = before
+            rank.state = before
         with world_of_each_thread():
             for rank in self.members:
                 threading.Thread(target=self._serve, args=(rank, job, store), daemon=True).start()
             self._begin_turn()
             self._over.acquire()
-        self._set_generators(before)
+        _DEFAULT.set_state(before)
         return [rank.result for rank in self.members]
 
     def next_turn(self, rank: VirtualRank) -> None:
         """Called by the rank that runs: it waits, or is done, so the next one goes on."""
         with no_dispatch_modes():
-            rank.states = self._generators()
+            rank.state = _DEFAULT.get_state()
             self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -387,14 +387,13 @@ class VirtualRanks:
         if self.running is None:
             self._over.release()
         else:
-            self._set_generators(self.running.states)
+            _DEFAULT.set_state(self.running.state)
             self.running.go.release()
 
     def _serve(self, rank: VirtualRank, job: Callable[[VirtualRank], Any], store: dist.Store) -> None:
         _local.rank, rank.thread = rank, threading.get_ident()
         rank.go.acquire()
         try:
-            torch.autograd.set_multithreading_enabled(False)  # on a GPU too, backward runs in this thread
             if not self.alone:
                 dist.init_process_group("virtual", rank=rank.number, world_size=self.size, store=store)
             rank.result = job(rank)
@@ -413,13 +412,5 @@ class VirtualRanks:
             rank.stop = why
         return waiting
 
-    def _generators(self) -> list[Tensor]:
-        return [_DEFAULT.get_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
 
-    def _set_generators(self, states: list[Tensor]) -> None:
-        _DEFAULT.set_state(states[0])
-        if self.device == "cuda":
-            torch.cuda.set_rng_state(states[1])
-
-
-dist.Backend.register_backend("virtual", lambda store, rank, size, timeout: Group(rank, size), devices=["cpu", "cuda"])
+dist.Backend.register_backend("virtual", lambda store, rank, size, timeout: Group(rank, size), devices=["cpu"])

@@ -26,7 +26,7 @@ class Bench:
         progress: called by long checks to say that they move on, and what they do.
 
     Attributes:
-        rank, t, group, device: as the learner's functions see them.
+        rank, t, group: as the learner's functions see them.
         members: the ranks of ``group``, in its order, as numbers among all ranks.
         group_name: "" or a name for them.
 
@@ -38,11 +38,10 @@ class Bench:
         self,
         functions: dict,
         side: VirtualRank,
-        device: str = "cpu",
         group: int = -1,
         progress: Callable[..., None] = lambda text="": None,
     ):
-        self.functions, self.side, self.device, self.progress = functions, side, device, progress
+        self.functions, self.side, self.progress = functions, side, progress
         self.rank, self.t, self.members, self.group_name = side.number, side.size, list(range(side.size)), ""
         self.group = dist.group.WORLD if dist.is_initialized() else None
         if group >= 0:
@@ -78,13 +77,11 @@ class Bench:
         """Normal float64 numbers, the same on every rank of the group."""
         salt = 10**6 * (1 + min(self.members)) if self.group_name else 0
         generator = torch.Generator().manual_seed(seed + salt)
-        return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
+        return torch.randn(sizes, dtype=torch.float64, generator=generator)
 
     def seed(self, seed: int) -> None:
-        """Seed the default generators.  torch.manual_seed does it for every kind of device, and takes 2 ms."""
+        """Seed the default generator.  torch.manual_seed does it for every kind of device, and takes 2 ms."""
         torch.default_generator.manual_seed(seed)
-        if self.device == "cuda":
-            torch.cuda.manual_seed(seed)
 
     def shards(self, full: Tensor, dim: int = 0) -> list[Tensor]:
         """Equal parts of a tensor, one for each rank."""

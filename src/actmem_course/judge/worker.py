@@ -46,8 +46,8 @@ _leave = os._exit  # a learner's code meets another one
 class Worker:
     """Judges on virtual ranks, and remembers between two judgements of a file."""
 
-    def __init__(self, line: Connection, device: str):
-        self.line, self.device = line, device
+    def __init__(self, line: Connection):
+        self.line = line
         self.printed = Printed(lambda text: self.tell(printed=text))
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self.judging: Judge | None = None
@@ -90,7 +90,7 @@ class Worker:
         """Load what torch loads when it first sees an operation: seconds that are no learner's."""
         torch.set_num_threads(1)
         with count_collectives():
-            x = torch.ones(2, device=self.device, requires_grad=True)
+            x = torch.ones(2, requires_grad=True)
             (x * 1).sum().backward()
 
     def judge(self, command: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Worker:
         exercises = lab.choose(command["only"], "only")
         _freeze(lab)
         spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
-        judge = Judge(lab, spaces, self.device, lambda text="": self.tell(note=text))
+        judge = Judge(lab, spaces, lambda text="": self.tell(note=text))
         self.judging = judge
         judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
         self.printed.size = judge.ranks.size
@@ -206,7 +206,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
         stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    worker = Worker(Connection(int(os.environ[LINE])), os.environ["ACTMEM_DEVICE"])
+    worker = Worker(Connection(int(os.environ[LINE])))
     threading.Thread(target=worker.listen, name="line", daemon=True).start()
     worker.warm_up()
     worker.tell(ready=True)

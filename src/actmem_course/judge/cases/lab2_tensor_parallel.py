@@ -8,8 +8,8 @@ from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of
-from actmem_course.judge.compare import close
-from actmem_course.judge.observations import Cost, SummedTensor, ValueSeen
+from actmem_course.judge.compare import check_tensors, close
+from actmem_course.judge.observations import SummedTensor
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
@@ -71,8 +71,7 @@ def split_attention(r: CaseRun) -> None:
     qkv, projection, x = r.same(3 * h, h), r.same(h, h), r.same(5, 2, h)
     with r.unwritten(), r.watching():
         result = r["split_attention"](qkv, projection, heads, r.group)
-    if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:
-        raise Wrong("expected two tensors: this rank's qkv_weight and its projection_weight")
+    check_tensors(result, "this rank's qkv_weight and its projection_weight")
     own_qkv, own_projection = (part.detach() for part in result)
     if own_qkv.shape[1:] == (h,) and own_projection.dim() == 2 and len(own_projection) == h:
         rows, columns = _heads_of(own_qkv, qkv, heads), _heads_of(own_projection.t(), projection.t(), heads)
@@ -83,8 +82,8 @@ def split_attention(r: CaseRun) -> None:
                 f"{', '.join(head[1:] for head in columns)}",
                 f"take Q, then K, then V of the same {here} heads, in the order of the columns",
             )
-    r.see(ValueSeen("the shape of this rank's qkv_weight", list(own_qkv.shape)))
-    r.see(ValueSeen("the shape of this rank's projection_weight", list(own_projection.shape)))
+    r.see_value("the shape of this rank's qkv_weight", list(own_qkv.shape))
+    r.see_value("the shape of this rank's projection_weight", list(own_projection.shape))
     if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
         context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
         r.see(SummedTensor("the attention", F.linear(context, own_projection)))
@@ -124,7 +123,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
     s, rows = max(4, r.t), 5
     logits, targets = 3 * r.shard(s, 3, rows * r.t, dim=2), (r.same(s, 3) * 1e6).long().remainder(rows * r.t)
     # The first and the last id of every rank, where an id off by one goes to another rank.
-    ends = torch.arange(r.t, device=r.device) * rows
+    ends = torch.arange(r.t) * rows
     targets.view(-1)[: 2 * r.t] = torch.cat((ends, ends + rows - 1))
     upstream = r.same(s, 3)
     # exp overflows unless the largest of all ranks is subtracted first.
@@ -141,6 +140,5 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
         enough = 3 * r.t * size_of(upstream)
         for when, seen in zip(("forward", "backward"), passes):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
-            count, words = max(sent, enough) if r.t > 1 else 0, f"{when} sends {{found:,}} B"
-            few = "a few numbers per position are enough"
-            r.see(Cost(f"{prefix}bytes sent in {when}", count, few, "the logits themselves are sent", words=words))
+            few, all_sent = "a few numbers per position are enough", "the logits themselves are sent"
+            r.see_cost(f"{prefix}{when} sends {{found:,}} B", max(sent, enough) if r.t > 1 else 0, few, all_sent)

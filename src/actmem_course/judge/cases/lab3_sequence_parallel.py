@@ -12,7 +12,6 @@ from torch import Tensor
 from actmem.ledger.comms import Collective
 from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.collective_outcomes import size_of
-from actmem_course.judge.observations import Cost
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
 from actmem_course.judge.verdict import Fault, Wrong, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
@@ -56,15 +55,11 @@ def gathering_linear(r: CaseRun) -> None:
 
 
 def shard_keeping_linear(r: CaseRun) -> None:
-    given = _linear(r, r["shard_keeping_linear"])
-    repair = "save the shard, and gather it again in backward"
-    r.saves(
-        lambda x, w, c: r["shard_keeping_linear"](x, w, c, r.group),
-        *given,
-        what="x, this rank's tokens",
-        repair=repair,
-        itself=True,
-    )
+    def own(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return r["shard_keeping_linear"](x, weight, bias, r.group)
+
+    given, repair = _linear(r, r["shard_keeping_linear"]), "save the shard, and gather it again in backward"
+    r.saves(own, *given, what="x, this rank's tokens", repair=repair, itself=True)
 
 
 def _linear(r: CaseRun, function, tokens: int = 2) -> list[Tensor]:
@@ -113,22 +108,22 @@ def layer(r: CaseRun) -> None:
                 ) from None
             raise
 
-    own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
+    own = _drawn(4 * heads, heads, 30).part(r.rank, r.t).named()
     advice = {"": "end each block with g_bar, which keeps this rank's tokens"}
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
     use = "use it for QKV and for h → 4h, so that the lab can replace it"
-    r.see(Cost("calls of linear", abs(len(calls) - 2), use, words=f"linear is {often}"))
+    r.see_cost(f"linear is {often}", abs(len(calls) - 2), use, name="calls of linear")
 
 
 @cache
-def _drawn(hidden_size: int, heads: int, seed: int, device: str) -> LayerWeights:
+def _drawn(hidden_size: int, heads: int, seed: int) -> LayerWeights:
     """Drawn once: hundreds of edits run on copies of its parts, and the draw takes a quarter of such a run."""
-    return random_weights(hidden_size, heads, seed=seed, device=device)
+    return random_weights(hidden_size, heads, seed=seed)
 
 
 def sum_partial_gradients(r: CaseRun) -> None:
-    w = _drawn(6 * r.t, 2 * r.t, 40 + r.rank, r.device).part(r.rank, r.t)
+    w = _drawn(6 * r.t, 2 * r.t, 40 + r.rank).part(r.rank, r.t)
     w = w.map(lambda name, x: x.clone().requires_grad_())
     for x in w.named().values():
         x.grad = 3 * x.detach()  # any numbers
@@ -147,7 +142,7 @@ def sum_partial_gradients(r: CaseRun) -> None:
     enough = 2 * sum(size_of(before[name]) for name in PARTIAL)
     words = "each rank sends {found:,} B where {enough:,} B are enough"
     count = (r.t - 1) * (enough if sent <= max(2, r.t) * enough // 2 else sent) // r.t
-    r.see(Cost("bytes sent", count, "all-reduce the partial gradients only", words=words))
+    r.see_cost(words, count, "all-reduce the partial gradients only")
 
 
 _SHARDED = Fault("", "leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
@@ -170,7 +165,7 @@ def dropout_generators(r: CaseRun) -> None:
             torch.manual_seed(99)
             before = torch.get_rng_state()
             with r.watching():
-                made = r["dropout_generators"](seed, parallel, r.device, r.group)
+                made = r["dropout_generators"](seed, parallel, "cpu", r.group)
             if not torch.equal(before, torch.get_rng_state()):
                 how = "torch.manual_seed changes it, and a draw without generator="
                 raise Wrong("torch's default generator is changed", "create two generators", how)
@@ -184,7 +179,7 @@ def dropout_generators(r: CaseRun) -> None:
                     "core's draws differ by rank, block's must not",
                 )
             for name, generator in zip(("core", "block"), made):
-                draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
+                draws[f"{name}{words}"] = torch.rand(64, generator=generator).tolist()
         refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.gather(draws), parallel))
         first: dict[int, dict] = {}  # by the number in the group
         if any(first.setdefault(number, own) != own for number, own in r.side.gather((r.rank, draws))):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,8 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.observations import Cost, SavedForBackward
-from actmem_course.judge.saved_bytes import SavedBytes, saved_bytes
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, random_weights
 
@@ -32,7 +30,7 @@ _OF_ITS_OWN = Fault(
 
 
 def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
-    factors = {"x": r.each(3, 4, 5), "y": r.each(3, 4, 5), "z": r.each(3, 4, 5)}
+    factors = {factor: r.each(3, 4, 5) for factor in "xyz"}
     r.passes(lambda *inputs: r[name](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
 
     given = {"the first input": r.each(16, 4, 64), "the second input": r.each(16, 4, 1)}
@@ -53,17 +51,16 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
         return result
 
     r.passes(function, given | weights)
-    r.see(Cost("runs in forward", in_forward, "once is enough", words="forward runs function {found} times"))
+    r.see_cost("forward runs function {found} times", in_forward, "once is enough")
     if runs == in_forward:
         again = "run function again in backward, from the inputs"
         raise Wrong("function runs once only", again, "the first run recorded a graph")
-    once = "once in forward and once in backward is enough"
-    r.see(Cost("runs", runs, once, words="function runs {found} times in all"))
-    x, gate = given.values()
-    found = saved_bytes(
-        r, lambda y, *rest: function(y, gate.clone(), *rest), x, tuple(weights.values())
-    ).without_copies()  # a copy, which nobody else holds
-    _see_saved(r, found, "the inputs", "let the first run save nothing")
+    r.see_cost("function runs {found} times in all", runs, "once in forward and once in backward is enough")
+    x, gate = given.values()  # a copy of gate, which nobody else holds
+    r.saves(
+        lambda y, *rest: function(y, gate.clone(), *rest), x, *weights.values(),
+        what="the inputs", repair="let the first run save nothing", itself=True,
+    )  # fmt: skip
 
 
 def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
@@ -78,10 +75,10 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     def draws_afterwards(y: Tensor) -> Tensor:
         result = r[name](function, y)
         read = "forward may read the generator's state, not change it"
-        r.see_tensor("what is drawn after forward", torch.rand(8, device=r.device).double(), read)
+        r.see_tensor("what is drawn after forward", torch.rand(8).double(), read)
         return result
 
-    seed_and_draw(r.device)
+    seed_and_draw()
     advice = {
         "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
         "x": Fault(
@@ -92,7 +89,7 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     }
     r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"
-    r.see_tensor("what is drawn after backward", torch.rand(8, device=r.device).double(), after)
+    r.see_tensor("what is drawn after backward", torch.rand(8).double(), after)
     if runs < 2:
         raise Wrong("function runs once only", "4.1 comes first", "no second run draws the same numbers")
 
@@ -104,17 +101,12 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
 
     # In a chain backward comes to the last region first; from two results, in the order in which one asks.
     for after_first, words in ((second, "in a row"), (first, "of the same function")):
-        seed_and_draw(r.device)
+        seed_and_draw()
         prefix = f"with two regions {words}, "
         chain = partial(lambda then, y: r[name](then, r[name](first, y) * 1), after_first)
         r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
-    seed_and_draw(r.device)
-    leaf = x.clone().requires_grad_()
-    results = r[name](first, leaf * 1), r[name](second, leaf * 2)
-    for result in results:
-        result.backward(x)
-    words = "with two regions side by side, the first one's backward first, the gradient of x"
-    r.see_tensor(words, leaf.grad, _OF_ITS_OWN, gradient_of="x")
+    seed_and_draw()
+    r.see_side_by_side(partial(r[name], first), partial(r[name], second), x, _OF_ITS_OWN)
 
 
 def checkpoint_stopping_early(r: CaseRun) -> None:
@@ -128,53 +120,60 @@ def checkpoint_stopping_early(r: CaseRun) -> None:
             "the last tensor that the first run saved",
         ) from None
     checkpoint_of_dropout(r, name)
-    qkv = [r.each(4, 12, 8) for _ in range(3)]
-    flops = Cost(
-        "FLOPs",
-        flops_of(lambda *inputs: r[name](core_attention, *inputs), *qkv),
+    _see_flops(
+        r, lambda *qkv: r[name](core_attention, *qkv), [r.each(4, 12, 8) for _ in range(3)], "of core_attention take",
         "stop it after QKᵀ, softmax and dropout: the matmul with V computes only the result, which nothing reads",
         "the second run goes on after what backward needs",
-        words="forward and backward of core_attention take {found:,} FLOPs where {enough:,} are enough",
-    )
-    r.see(flops)
+    )  # fmt: skip
 
 
-def seed_and_draw(device: str) -> None:
+def seed_and_draw() -> None:
     """Seed the generators, and go on from there: what came before a region draws as well.
 
     Right after the seed its state is the seed's own, and a second run that starts from the seed would look right.
     """
     torch.manual_seed(77)
-    torch.rand(7, device=device)
+    torch.rand(7)
 
 
 def selective_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "selective_layer")
-    found = saved_bytes(r, as_block(r["selective_layer"]), x, weights)
-    _see_saved(r, found, "all but the three tensors of the core attention", "")
-    _see_flops(r, "selective_layer", x, weights, "recompute the core attention once, and nothing else")
+    r.saves(as_block(r["selective_layer"]), x, *weights, what="all but the three tensors of the core attention")
+    _see_flops(
+        r, as_block(r["selective_layer"]), [x, *weights], "take", "recompute the core attention once, and nothing else"
+    )
 
 
 def full_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "full_layer")
-    found = saved_bytes(r, as_block(r["full_layer"]), x, weights).without_copies()
-    _see_saved(r, found, "the layer's input", "run the whole layer under checkpoint")
-    _see_flops(r, "full_layer", x, weights, "checkpoint layer itself, once", "something runs a third time")
+    what, repair = "the layer's input", "run the whole layer under checkpoint"
+    r.saves(as_block(r["full_layer"]), x, *weights, what=what, repair=repair, itself=True)
+    _see_flops(
+        r,
+        as_block(r["full_layer"]),
+        [x, *weights],
+        "take",
+        "checkpoint layer itself, once",
+        "something runs a third time",
+    )
 
 
-def _see_saved(r: CaseRun, found: SavedBytes, what: str, repair: str) -> None:
-    r.see(SavedForBackward("bytes", without_states(found), repair, what=what, element_size=8))
-
-
-def _see_flops(r: CaseRun, name: str, x: Tensor, weights: tuple[Tensor, ...], repair: str, cause: str = "") -> None:
-    words = "forward and backward take {found:,} FLOPs where {enough:,} are enough"
-    r.see(Cost("FLOPs", flops_of(as_block(r[name]), x, *weights), repair, cause, words=words))
+def _see_flops(
+    r: CaseRun, function: Callable[..., Tensor], inputs: Sequence[Tensor], take: str, repair: str, cause: str = ""
+) -> None:
+    """FLOPs of matmuls, forward and backward, by torch's counter."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    with FlopCounterMode(display=False) as counter:
+        result = function(*leaves)
+        result.backward(torch.ones_like(result))
+    words = f"forward and backward {take} {{found:,}} FLOPs where {{enough:,}} are enough"
+    r.see_cost(words, counter.get_total_flops(), repair, cause)
 
 
 def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Result and gradients; the input and the weights of the layer."""
     x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
-    weights = layer_weights(_SHAPE, device=r.device)
+    named = random_weights(_SHAPE.hidden_size, _SHAPE.num_attention_heads, seed=5).named()
     outside = Fault(
         "backward comes more than once to what made the inputs",
         f"take every such tensor as an argument, {_ARGUMENTS[name]}",
@@ -184,23 +183,17 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
 
     def function(*given: Tensor) -> Tensor:
         result = as_block(r[name])(*given)
-        torch.rand(3, device=r.device)
+        torch.rand(3)
         return result
 
-    seed_and_draw(r.device)
-    r.passes(function, {"x": x, **dict(zip(random_weights(4, 2).named(), weights))}, twice=outside)
-    return x, weights
+    seed_and_draw()
+    r.passes(function, {"x": x, **named}, twice=outside)
+    return x, tuple(named.values())
 
 
-def layer_weights(shape: ModelShape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Tensor, ...]:
-    """The twelve parameters of a layer."""
-    weights = random_weights(shape.hidden_size, shape.num_attention_heads, seed=5, dtype=dtype, device=device)
-    return tuple(weights.named().values())
-
-
-def as_block(function: Callable, shape: ModelShape = _SHAPE) -> Callable[..., Tensor]:
+def as_block(function: Callable) -> Callable[..., Tensor]:
     """A layer function as a function of x and the twelve parameters, with dropout from the default generator."""
-    return lambda x, *parameters: function(x, LayerWeights(shape.num_attention_heads, *parameters), TwoDropouts(_P))
+    return lambda x, *parameters: function(x, LayerWeights(_SHAPE.num_attention_heads, *parameters), TwoDropouts(_P))
 
 
 class TwoDropouts(Dropouts):
@@ -208,18 +201,3 @@ class TwoDropouts(Dropouts):
 
     def core(self, weights: Tensor) -> Tensor:
         return 0.5 * super().core(weights)
-
-
-def without_states(found: SavedBytes) -> SavedBytes:
-    """What is saved beside the states of random-number generators: these are flat tensors of uint8."""
-    saved = [one for one in found.saved if not (one.dtype is torch.uint8 and len(one.shape) == 1)]
-    return SavedBytes(saved, found.hidden_bytes)
-
-
-def flops_of(function: Callable[..., Tensor], *inputs: Tensor) -> int:
-    """FLOPs of matmuls, forward and backward, by torch's counter."""
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    with FlopCounterMode(display=False) as counter:
-        result = function(*leaves)
-        result.backward(torch.ones_like(result))
-    return counter.get_total_flops()

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import Parallel
 from actmem.rows import by_term
 from actmem_course.judge.case import Advice, CaseRun
-from actmem_course.judge.observations import Clue, Cost, ExactTensor, HalfTensor, TensorSeen
+from actmem_course.judge.compare import check_tensors
+from actmem_course.judge.observations import Clue, ExactTensor, HalfTensor, TensorSeen
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
@@ -89,13 +90,10 @@ def rms_norm(r: CaseRun) -> None:
     if "bytes" in r.seen:
         tokens = x[..., 0].numel()
         rounded = [s for s in r.seen["bytes"].value.saved if prod(s.shape) == tokens and s.bytes < 4 * tokens]
-        words = "1/rms is saved in 16 bits, too few digits"
-        r.see(Cost("numbers a token in 16 bits", len(rounded), "save it in the dtype of wide(x)", words=words))
+        r.see_cost("1/rms is saved in 16 bits, too few digits", len(rounded), "save it in the dtype of wide(x)")
     # The same row 300 times: in bfloat16, 256 of its gradients and one more are 256.
-    many, leaf = (
-        r.each(8).abs().bfloat16().expand(300, 1, 8),
-        torch.ones(8, device=r.device).bfloat16().requires_grad_(),
-    )
+    leaf = torch.ones(8).bfloat16().requires_grad_()
+    many = r.each(8).abs().bfloat16().expand(300, 1, 8)
     own(many, leaf).sum().backward()
     words = "for 300 equal rows in bfloat16, the gradient of weight"
     r.see_tensor(words, leaf.grad, _ADD_UP, HalfTensor, gradient_of="weight")
@@ -111,16 +109,11 @@ def recipe_linear(r: CaseRun) -> None:
     weight, x, norm, up = r.each(4, 8), r.each(5, 3, 8), r.each(8), r.each(5, 3, 8)
     upstream = torch.round(4 * r.each(5, 3, 4))
     # Whole numbers, so that no order of a sum changes a bit.
-    factors = {"weight": weight, "the first factor": x, "the second factor": up}
+    whole = [torch.round(4 * factor) for factor in (weight, x, up)]
     for recipe, words, given, kind in (
         (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, TensorSeen),
         (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, TensorSeen),
-        (
-            torch.mul,
-            "a multiplication",
-            {name: torch.round(4 * factor) for name, factor in factors.items()},
-            ExactTensor,
-        ),
+        (torch.mul, "a multiplication", dict(zip(("weight", "first factor", "second factor"), whole)), ExactTensor),
     ):
         runs = []
 
@@ -134,16 +127,12 @@ def recipe_linear(r: CaseRun) -> None:
         prefix = f"with {words} as the recipe, "
         with FlopCounterMode(display=False) as flops:
             r.passes(own, given, upstream=upstream, kind=kind, prefix=prefix)
-        matmuls = Cost(
-            f"{prefix}matmuls",
-            flops.get_total_flops() // (2 * x[..., 0].numel() * weight.numel()),
-            "recompute the recipe alone",
-            "backward runs the linear again, and nobody reads its result",
-            words="forward and backward run {found} matmuls where {enough} are enough",
-        )
-        r.see(matmuls)
+        matmuls = flops.get_total_flops() // (2 * x[..., 0].numel() * weight.numel())
+        again = "backward runs the linear again, and nobody reads its result"
+        many = f"{prefix}forward and backward run {{found}} matmuls where {{enough}} are enough"
+        r.see_cost(many, matmuls, "recompute the recipe alone", again)
         once = "once in forward and once in backward are enough"
-        r.see(Cost(f"{prefix}runs", len(runs), once, words="the recipe runs {found} times"))
+        r.see_cost(f"{prefix}the recipe runs {{found}} times", len(runs), once)
 
     def on_norm(x: Tensor, w: Tensor, norm: Tensor) -> Tensor:
         return r["recipe_linear"](plain_norm, w, x, norm)
@@ -188,9 +177,7 @@ def split_grouped_heads(r: CaseRun) -> None:
     for words, a, k, whole in _weights(r):
         with r.watching():
             answer = r["split_grouped_heads"](*whole.values(), a, k, r.group)
-        if not isinstance(answer, (tuple, list)) or len(answer) != 4:
-            raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
-        for name, part in zip(_NAMES, answer):
+        for name, part in zip(_NAMES, check_tensors(answer, f"this rank's {', '.join(_NAMES)}", 4)):
             r.see_tensor(f"{words}this rank's {name}", part, _HEADS_OF[name])
 
 

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of, text_of
-from actmem_course.judge.observations import Cost, HalfTensor, SingleTensor, TensorSeen
+from actmem_course.judge.compare import check_tensors
+from actmem_course.judge.observations import HalfTensor, SingleTensor, TensorSeen
 from actmem_course.judge.saved_bytes import Largest
 from actmem_course.judge.verdict import Fault, Wrong
 
@@ -33,13 +34,15 @@ _SLOPE_ROUNDED = {
         "if p is near 1, 16 bits lose p − 1",
     )
 }
+_LOGITS = "the logits in 16 bits, and a few numbers a token"
+_FREE = "free a chunk before you make the next"
 _ROUNDED = Fault("", "compute it in wide(logits)", "16 bits hold 3 digits")
 
 
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:
     """Ids from 0 to v − 1, first and last among them, and one three times."""
     ids = ((r.same if same else r.each)(*sizes) * 1e6).long().remainder(v)
-    ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2], device=ids.device)
+    ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2])
     return ids
 
 
@@ -56,13 +59,12 @@ def cross_entropy(r: CaseRun) -> None:
 
     r.passes(own, {"logits": logits})
     across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
-    r.passes(
-        own, {"logits": 300 * logits}, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS}
-    )
+    large = {"logits": 300 * logits}
+    r.passes(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
     half, sure = (20 * logits).bfloat16(), _sure(logits, targets)
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), _ROUNDED, SingleTensor)
     r.passes(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
-    r.saves(own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE, others=[targets])
+    r.saves(own, half, what=_LOGITS, spare=_SPARE, others=[targets])
 
 
 def linear_cross_entropy(r: CaseRun) -> None:
@@ -80,7 +82,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     """x and targets are the same on every rank, weight is each rank's own part of the vocabulary of all ``ranks``."""
     x, weight, targets = r.same(_S, _B, _H), r.each(_V, _H), _tokens(r, ranks * _V, same=True)
     # Of each rank the first and the last id, where an id that is off by one goes to another.
-    ends = _V * torch.arange(min(ranks, 16), device=r.device)
+    ends = _V * torch.arange(min(ranks, 16))
     targets.view(-1)[6 : 6 + 2 * len(ends)] = torch.cat((ends, ends + _V - 1))
     upstream = r.same(_B, _S).t()
     for chunk, scale, prefix in ((_CHUNK, 1, ""), (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, ")):
@@ -97,20 +99,17 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
             own_words = "a few numbers a token, since each rank makes the logits of its own words"
             what = own_words if when == "forward" else "x's gradient, each token's once"
             words = f"{when} sends {{found:,}} B ({text_of(seen.collectives)}) where {{enough:,}} are enough"
-            count = max(sent, enough) if r.t > 1 else 0
-            r.see(Cost(f"{prefix}bytes sent in {when}", count, what, words=words))
+            r.see_cost(words, max(sent, enough) if r.t > 1 else 0, what, name=f"{prefix}bytes sent in {when}")
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
         return function(x, w, targets, _CHUNK)
 
     given = {"x": x, "weight": weight}
-    r.passes(
-        in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", collectives=False, frozen=("x",)
-    )
+    where = "where x needs no gradient, "
+    r.passes(in_chunks, given, upstream=upstream, prefix=where, collectives=False, frozen=("x",))
     _many_chunks(r, function, ranks)
-    half, words = x.bfloat16(), "x, and a few numbers a token"
-
-    r.saves(in_chunks, half, weight.bfloat16(), what=words, spare=_SPARE, others=[targets])
+    half, what = x.bfloat16(), "x, and a few numbers a token"
+    r.saves(in_chunks, half, weight.bfloat16(), what=what, spare=_SPARE, others=[targets])
     r.see_tensor("for a bfloat16 x, the loss", in_chunks(half, weight.bfloat16()), _ROUNDED, SingleTensor)
 
 
@@ -120,10 +119,10 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
     if not r.group_name:  # what is made depends on no group
         _costs_of_chunks(r, function, ranks)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
-    rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
+    rows, ids = torch.eye(3, _H).expand(40, 3, _H), torch.tensor([1, 2, 3])
     vocabulary = r.each(_V, _H)
     vocabulary[ids, ids - 1] = 8.0
-    ends = torch.ones(40, 3, device=r.device)
+    ends = torch.ones(40, 3)
     ends[0] = ends[-1] = 512
     r.passes(
         lambda x, w: function(x, w, ids.expand(40, 3), 3),
@@ -155,25 +154,19 @@ def _costs_of_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) ->
         )
         cause = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}"
         next_one = "use up a chunk's, and go on to the next"
-        r.see(Cost(f"the largest tensor of {when}", max(largest, one.elements), next_one, cause, words=words))
-        _see_peak(r, when, one, enough)
+        r.see_cost(words, max(largest, one.elements), next_one, cause, f"the largest tensor of {when}")
+        r.see_peak(when, one, enough, _FREE)
     matmuls = -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel()))
     words = "forward and backward run {found} matmuls of s·b·v·h where {enough} are enough"
-    r.see(Cost("matmuls", matmuls, "one in forward, three in backward", words=words))
-
-
-def _see_peak(r: CaseRun, when: str, made: Largest, enough: int) -> None:
-    words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
-    r.see(Cost(f"the peak of {when}", max(enough, made.peak), "free a chunk before you make the next", words=words))
+    r.see_cost(words, matmuls, "one in forward, three in backward")
 
 
 def log_probs_and_entropy(r: CaseRun) -> None:
     logits, tokens = 3 * r.each(_S, _B, _V), _tokens(r, _V)
 
     def own(x: Tensor) -> Tensor:
-        answer = r["log_probs_and_entropy"](x, tokens, _CHUNK)
-        if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(isinstance(y, Tensor) for y in answer):
-            raise Wrong("expected two tensors: the log-probabilities of the tokens, and the entropies")
+        what = "the log-probabilities of the tokens, and the entropies"
+        answer = check_tensors(r["log_probs_and_entropy"](x, tokens, _CHUNK), what)
         for name, y in zip(("log-probabilities have", "entropies have"), answer):
             if y.shape != tokens.shape:
                 raise Wrong(f"the {name} shape {list(y.shape)}; expected {list(tokens.shape)}")
@@ -204,21 +197,17 @@ def log_probs_and_entropy(r: CaseRun) -> None:
         advice = in_32_bits if k else _SLOPE_ROUNDED
         r.passes(lambda x: alone(x, 1), {"logits": rounded}, kind=HalfTensor, prefix=prefix, advice=advice)  # noqa: B023
     long, ids, chunk = 3 * r.each(100, 3, 512).bfloat16(), _tokens(r, 512, (100, 3)), 7
-    both = r.makes(
-        lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, chunk))),
-        {"logits": long},
-        kind=HalfTensor,
-        above=2,
-    )
+
+    def of_long(x: Tensor) -> Tensor:
+        return torch.stack(list(r["log_probs_and_entropy"](x, ids, chunk)))
+
+    both = r.makes(of_long, {"logits": long}, kind=HalfTensor, above=2)
     for times, (when, made) in enumerate(both.items(), 1):
-        words = (
-            f"{when} makes {made.what}: {{found:,}} elements of more than 16 bits, where chunk tokens have {{enough:,}}"
-        )
-        r.see(Cost(f"the largest wide tensor of {when}", max(chunk * 512, made.elements), words=words))
-        _see_peak(r, when, made, times * size_of(long) + 6 * 4 * chunk * 512 + 80 * ids.numel())
-    r.saves(
-        own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE - 4 * _TOKENS, others=[tokens]
-    )
+        many = "{found:,} elements of more than 16 bits, where chunk tokens have {enough:,}"
+        words = f"{when} makes {made.what}: {many}"
+        r.see_cost(words, max(chunk * 512, made.elements), name=f"the largest wide tensor of {when}")
+        r.see_peak(when, made, times * size_of(long) + 6 * 4 * chunk * 512 + 80 * ids.numel(), _FREE)
+    r.saves(own, half, what=_LOGITS, spare=_SPARE - 4 * _TOKENS, others=[tokens])
 
 
 def embedding(r: CaseRun) -> None:
@@ -241,17 +230,14 @@ def embedding(r: CaseRun) -> None:
             raise Wrong(hook, "add the rows in backward of a torch.autograd.Function")
         with Largest(weight, main, upstream) as made:
             rows.backward(upstream)
-        none, had = "add to main_grad, and return None for weight", "weight has a .grad, as large as itself"
-        r.see(Cost(f"{prefix}gradients of weight", int(weight.grad is not None), none, words=had))
-        words = "a tensor of {found:,} elements is made, and the rows that were looked up have {enough:,}"
-        largest = max(rows.numel(), made.elements)
-        r.see(Cost(f"{prefix}the largest tensor made", largest, "add them to main_grad where they belong", words=words))
+        none, had = "add to main_grad, and return None for weight", f"{prefix}weight has a .grad, as large as itself"
+        r.see_cost(had, int(weight.grad is not None), none)
+        words = f"{prefix}a tensor of {{found:,}} elements is made, and the rows that were looked up have {{enough:,}}"
+        r.see_cost(words, max(rows.numel(), made.elements), "add them to main_grad where they belong")
         add = "add wide(gradient) of each token to the row of its id, and leave the other rows as they are"
         r.see_tensor(f"{prefix}main_grad", main, add, kind)
         for rows in [r["embedding"](ids, weight, main) for _ in range(2)]:
             rows.backward(upstream)
         r.see_tensor(f"{prefix}main_grad after two more microbatches, both forwards first,", main, add, kind)
-    words = "nothing beside ids"
-    r.saves(
-        lambda x, w: r["embedding"](ids, w, before) + x, r.each(_S, _B, h), weight, what=words, others=[ids, before]
-    )
+    rows, others = r.each(_S, _B, h), [ids, before]
+    r.saves(lambda x, w: r["embedding"](ids, w, before) + x, rows, weight, what="nothing beside ids", others=others)

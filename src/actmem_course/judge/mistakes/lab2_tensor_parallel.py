@@ -1,6 +1,6 @@
 """Mistakes of lab 2 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -27,8 +27,7 @@ MISTAKES["2.3"] = (
 MISTAKES["2.4"] = (
     Mistake("bias is used on rank 0 only, so the copies on the other ranks drift apart",
         "add it on every rank, after the sum over the ranks",
-        {"f_bar(F.linear(x, weight), group) + bias":
-            "f_bar(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)"}),
+        {"(x, weight), group) + bias": "(x, weight, bias if dist.get_rank(group) == 0 else None), group)"}),
     Mistake("the sum over the ranks is divided by t", "take the sum, not the mean",
         {"group) + bias": "group) / dist.get_world_size(group) + bias"}),
     *replacing("f_bar(F.linear(x, weight), group) + bias",
@@ -92,8 +91,7 @@ MISTAKES["2.6"] = (
 MISTAKES["2.7"] = (
     Mistake("Q, K and V are taken in another order",
         "split_heads gives Q, K, V, and core_attention takes them in this order",
-        {"core_attention(q, k, v), x": "core_attention(k, q, v), x"},
-        {"core_attention(q, k, v), x": "core_attention(q, v, k), x"}),
+        *ways("q, k, v),", "k, q, v),", "q, v, k),")),
     Mistake("tokens and heads are mixed", "a reshape does not put the heads before the tokens. Use split_heads",
         {"q, k, v = split_heads(column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here":
             "parts = column_parallel_linear(x, qkv_weight, qkv_bias, group).chunk(3, -1)\n"

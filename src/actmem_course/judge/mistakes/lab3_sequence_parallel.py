@@ -51,8 +51,7 @@ MISTAKES["3.4"] = (
         {" + w.down_bias": ""}, {" + w.projection_bias": "", " + w.down_bias": ""}),
     Mistake("a bias is used on rank 0 only, so the copies on the other ranks drift apart",
         "add it on every rank, after the sum over the ranks",
-        {"w.projection_weight), group) + w.projection_bias":
-            "w.projection_weight, w.projection_bias if dist.get_rank(group) == 0 else None), group)"}),
+        {"), group) + w.projection_bias": ", w.projection_bias if dist.get_rank(group) == 0 else None), group)"}),
     Mistake("a bias comes before g_bar", "add it after the sum over the ranks, once: before the sum it counts t times",
         {"), group) + w.projection_bias": ", w.projection_bias), group)"},
         {"w.down_weight), group) + w.down_bias": "w.down_weight, w.down_bias), group)"}),

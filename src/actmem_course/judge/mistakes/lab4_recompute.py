@@ -1,6 +1,6 @@
 """Mistakes of lab 4 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -13,8 +13,7 @@ MISTAKES["4.1"] = (
             "        found = iter(torch.autograd.grad(y, wanted, grad))\n"
             "        return None, *(next(found) if x.requires_grad else None"}),
     Mistake("the incoming gradient is left out", "start from it: torch.autograd.backward(y, grad)",
-        {"torch.autograd.backward(y, grad)\n        return None, *(x.grad for":
-            "torch.autograd.backward(y, torch.ones_like(y))\n        return None, *(x.grad for"}),
+        {".autograd.backward(y, grad)\n        return": ".autograd.backward(y, torch.ones_like(y))\n        return"}),
 )
 MISTAKES["4.2"] = (
     Mistake("after backward the generator is where the second run left it, so later dropouts repeat numbers",
@@ -23,8 +22,7 @@ MISTAKES["4.2"] = (
 MISTAKES["4.3"] = (
     Mistake("checkpoint takes tensors only, and dropout is not one",
         "close over it, lambda q, k, v: core_attention(q, k, v, dropout)",
-        {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)":
-            "checkpoint(core_attention, q, k, v, dropout)"}),
+        {"(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)": "(core_attention, q, k, v, dropout)"}),
     *replacing("layer(x, w, dropouts, core)",
         ("only the layer's input is saved, which is full recomputation",
             "selective recomputes the core attention alone, and saves 34sbh",
@@ -52,9 +50,7 @@ MISTAKES["4.3"] = (
         {", q, k, v)": ", *(z.detach().requires_grad_() for z in (q, k, v)))"}),
     Mistake("q, k or v is detached before checkpoint",
         "hand it over as it is: checkpoint detaches what the second run starts from",
-        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q.detach(), k, v)"},
-        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k.detach(), v)"},
-        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k, v.detach())"}),
+        *ways(", k, v)", ".detach(), k, v)", ", k.detach(), v)", ", k, v.detach())")),
 )
 MISTAKES["4.4"] = (
     Mistake("checkpoint takes tensors only, and w and dropouts are not",

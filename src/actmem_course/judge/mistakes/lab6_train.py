@@ -1,6 +1,6 @@
 """Mistakes of lab 6 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -70,8 +70,7 @@ MISTAKES["6.4"] = (
     Mistake("steps are too short", "the losses are divided by the number of microbatches twice",
         {"loss.backward()": "(loss / len(microbatches)).backward()"}),
     Mistake("only the last microbatch counts", "call zero_grad once, before the first, so that gradients add up",
-        {"        loss.backward()": "        optimizer.zero_grad(); loss.backward()"},
-        {"        loss.backward()": "        optimizer.zero_grad(); (loss * len(microbatches)).backward()"}),
+        *ways("  loss.", "  optimizer.zero_grad(); loss.", "  optimizer.zero_grad(); (loss * len(microbatches)).")),
     Mistake("only the last microbatch counts", "", {"in microbatches:": "in microbatches[-1:]:"}),
     Mistake("only the first microbatch counts", "", {"in microbatches:": "in microbatches[:1]:"}),
     Mistake("reduce_partial_gradients runs after each backward, so that sums are summed again. Call it once",
@@ -113,7 +112,6 @@ MISTAKES["6.4"] = (
     Mistake("the result is the first microbatch's loss", "return the mean of all",
         {"total += loss.item()": "total = total or loss.item() * len(microbatches)"}),
     Mistake("optimizer.zero_grad() comes after the backwards", "it belongs before the first backward",
-        {"    reduce_partial_gradients(model, model.tp)":
-            "    optimizer.zero_grad()\n    reduce_partial_gradients(model, model.tp)"}),
+        {"    reduce_partial_gradients(model, ": "    optimizer.zero_grad()\n    reduce_partial_gradients(model, "}),
 )
 # fmt: on

@@ -1,6 +1,6 @@
 """Mistakes of lab 9 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -111,8 +111,7 @@ MISTAKES["9.4"] = (
         {"torch.cat(chosen).view(tokens.shape), entropy.clone(":
             "entropy.clone().view(tokens.shape), torch.cat(chosen"}),
     Mistake("the gradient of the entropy lacks what comes through the other probabilities",
-        "a logit moves all of them, so it is −p (log p + H)", {"up_entropy * (log_p + h)": "up_entropy * log_p"},
-        {"up_entropy * (log_p + h)": "up_entropy * (log_p + 1)"}),
+        "a logit moves all of them, so it is −p (log p + H)", *ways("(log_p + h)", "log_p", "(log_p + 1)")),
     Mistake("the gradient of the entropy has a wrong sign", "it is −p (log p + H)",
         {"(up_chosen + up_entropy * (log_p + h))": "(up_chosen - up_entropy * (log_p + h))"},
         {"up_entropy * (log_p + h)": "up_entropy * (log_p - h)"}),
@@ -153,8 +152,7 @@ MISTAKES["9.5"] = (
     Mistake("ids and gradients are flattened in different orders", "id k belongs to row k",
         {"flatten(0, 1))": "transpose(0, 1).flatten(0, 1))"}),
     Mistake("each gradient is added twice", "",
-        {"flatten(0, 1))":
-            "flatten(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))"}),
+        {"(0, 1))": "(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))"}),
     Mistake("word 0 gets no gradient, as if it were padding", "here it is a word like the others",
         {"wide(grad)": "(wide(grad) * (ids != 0).unsqueeze(-1))"}),
     Mistake("only the last sequence's gradients arrive", "flatten ids and gradients",

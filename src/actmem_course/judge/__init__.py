@@ -3,7 +3,7 @@
 Read in this order: ``verdict`` (what comes out), ``outline`` (what is asked), ``parent`` (starts the judge's process,
 follows it, ends it; it loads no torch), ``worker`` (that process), ``virtual`` (ranks as threads: a mismatch is
 a sentence and nothing hangs), ``judging`` (one exercise on all ranks), ``workbench`` (what a check works with),
-``compare`` (equal up to rounding, or how not), ``saved_bytes``.
+``compare`` (equal up to rounding, or how not), ``saved_bytes``, ``real_ranks`` (the same cases under torchrun).
 
 An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab).  ``observations`` has a
 class for each kind of thing that is compared.  ``mistakes`` states the mistakes, each as an edit of our solution, and

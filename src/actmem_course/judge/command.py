@@ -36,8 +36,6 @@ def main(functions: dict) -> int:
     script = Path(functions.get("__file__") or "a lab")
     doc = functions.get("__doc__") or ""
     with LabParser(prog=script.name).refusing():
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise ConfigError("torchrun", f"a judged lab has ranks of its own: python {script}")
         if not script.is_file():
             raise ConfigError("file", "a lab is judged as a file: python my/labs/lab1_count_bytes.py")
         lab = load_lab(lab_name(script, doc))
@@ -50,11 +48,14 @@ def main(functions: dict) -> int:
         check_files(args, "json")
         if args.watch and (args.json or args.solution):
             raise ConfigError("watch", "judges at each save and writes no files: leave --json and --solution out")
-        size = 1 if lab.one_process else check_size("ranks", args.ranks, largest=64)
+        real = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        size = _size(lab, args, real)
         if not args.solution:
             script = _file(script)
     judging = _Judging(lab, exercises, args, script, size)
     try:
+        if real:
+            return judging.on_this_rank()
         with signals_end():
             code = judging.watch() if args.watch else judging.once()
         sys.stdout.flush()
@@ -90,10 +91,18 @@ class _Judging:
         report = self._report()
         self._verdicts(report, source, changed_only=False)
         report.end()
-        self._remember(report)
-        if self.args.json:
-            write_text(self.args.json, report.json())
+        self._keep(report)
         return 0 if report.all_passed else 1
+
+    def on_this_rank(self) -> int:
+        """Judge as one of torchrun's ranks."""
+        from actmem_course.judge.real_ranks import judge_on_this_rank  # which loads torch
+
+        report = self._report() if os.environ["RANK"] == "0" else Report(self.lab, "", len(self.exercises))
+        code = judge_on_this_rank(self.lab, self.exercises, self.args, self.script, report)
+        if os.environ["RANK"] == "0":
+            self._keep(report)
+        return code
 
     def watch(self) -> int:
         """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
@@ -198,6 +207,11 @@ class _Judging:
             return verdict.why
         return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
 
+    def _keep(self, report: Report) -> None:
+        self._remember(report)
+        if self.args.json:
+            write_text(self.args.json, report.json())
+
     def _remember(self, report: Report) -> None:
         if self.args.solution:
             return
@@ -222,10 +236,23 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return _EMPTY if time.time() - state.st_mtime > _EMPTY_SECONDS else None
 
 
+def _size(lab: Lab, args, real: bool) -> int:
+    """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
+    if real and args.watch:
+        raise ConfigError("watch", "needs no torchrun: ranks that stay are threads of one process")
+    if lab.one_process:
+        return 1
+    if real and args.ranks is not None:
+        raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
+    if real:
+        return int(os.environ["WORLD_SIZE"])
+    return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
+
+
 def _file(script: Path) -> Path:
     """The learner's copy, if that is what should be judged instead of ``script``."""
     try:
-        judged, remark = file_to_judge(script, may_write=True)
+        judged, remark = file_to_judge(script, may_write="RANK" not in os.environ)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
     if remark:
@@ -242,12 +269,16 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser.add_argument("--only", metavar="N", action="append", help=several)
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
     add_json_argument(parser)
+    under = "under torchrun (default: GPUs if there is one for each rank)"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=under)
     if not lab.one_process:
-        parser.add_argument("--ranks", type=int, metavar="N", default=4, help="how many ranks (default: 4)")
+        parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
     return parser
 
 
 def _hint(exercise: Exercise, script: Path) -> int:
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     console = screen(highlight=False, emoji=False)
     console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
     for hint in LearnerProgress(script).next_hints(exercise):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.verdict import Wrong
-from actmem_course.judge.virtual import VirtualRank, Watch
+from actmem_course.judge.virtual import Watch
 
 
 class Bench:
@@ -21,12 +21,12 @@ class Bench:
 
     Args:
         functions: the names of the learner's file.
-        side: the rank.
+        side: the rank, virtual or real.
         group: which of ``names_of_subgroups`` the functions are given; -1 is all ranks in their order.
         progress: called by long checks to say that they move on, and what they do.
 
     Attributes:
-        rank, t, group: as the learner's functions see them.
+        rank, t, group, device: as the learner's functions see them.
         members: the ranks of ``group``, in its order, as numbers among all ranks.
         group_name: "" or a name for them.
 
@@ -37,11 +37,12 @@ class Bench:
     def __init__(
         self,
         functions: dict,
-        side: VirtualRank,
+        side: Any,
         group: int = -1,
         progress: Callable[..., None] = lambda text="": None,
+        device: str = "cpu",
     ):
-        self.functions, self.side, self.progress = functions, side, progress
+        self.functions, self.side, self.device, self.progress = functions, side, device, progress
         self.rank, self.t, self.members, self.group_name = side.number, side.size, list(range(side.size)), ""
         self.group = dist.group.WORLD if dist.is_initialized() else None
         if group >= 0:
@@ -77,11 +78,13 @@ class Bench:
         """Normal float64 numbers, the same on every rank of the group."""
         salt = 10**6 * (1 + min(self.members)) if self.group_name else 0
         generator = torch.Generator().manual_seed(seed + salt)
-        return torch.randn(sizes, dtype=torch.float64, generator=generator)
+        return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
 
     def seed(self, seed: int) -> None:
-        """Seed the default generator.  torch.manual_seed does it for every kind of device, and takes 2 ms."""
+        """Seed the default generators.  torch.manual_seed does it for every kind of device, and takes 2 ms."""
         torch.default_generator.manual_seed(seed)
+        if self.device == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def shards(self, full: Tensor, dim: int = 0) -> list[Tensor]:
         """Equal parts of a tensor, one for each rank."""

@@ -133,7 +133,7 @@ class Worker:
         """The names of the file, for each rank from a run of its own."""
         if ours:
             return [dict(solutions_of(ours.name)) for _ in range(ranks.size)]
-        found = ranks.run(lambda rank: _names_in(path, source), str(path))
+        found = ranks.run(lambda rank: names_in(path, source), str(path))
         for names in found:
             if isinstance(names, BaseException):
                 raise names
@@ -176,7 +176,7 @@ def _freeze(lab: Lab) -> None:
         gc.freeze()
 
 
-def _names_in(path: Path, source: bytes) -> dict:
+def names_in(path: Path, source: bytes) -> dict:
     """The names of a learner's file, run afresh.  It may read otherwise by now: tracebacks show ``source``."""
     code = compile(source, str(path), "exec")
     if str(path.parent) not in sys.path:

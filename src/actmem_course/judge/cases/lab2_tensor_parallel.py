@@ -123,7 +123,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
     s, rows = max(4, r.t), 5
     logits, targets = 3 * r.shard(s, 3, rows * r.t, dim=2), (r.same(s, 3) * 1e6).long().remainder(rows * r.t)
     # The first and the last id of every rank, where an id off by one goes to another rank.
-    ends = torch.arange(r.t) * rows
+    ends = torch.arange(r.t, device=r.device) * rows
     targets.view(-1)[: 2 * r.t] = torch.cat((ends, ends + rows - 1))
     upstream = r.same(s, 3)
     # exp overflows unless the largest of all ranks is subtracted first.

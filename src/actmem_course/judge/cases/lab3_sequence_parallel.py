@@ -108,7 +108,7 @@ def layer(r: CaseRun) -> None:
                 ) from None
             raise
 
-    own = _drawn(4 * heads, heads, 30).part(r.rank, r.t).named()
+    own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
     advice = {"": "end each block with g_bar, which keeps this rank's tokens"}
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
@@ -117,13 +117,13 @@ def layer(r: CaseRun) -> None:
 
 
 @cache
-def _drawn(hidden_size: int, heads: int, seed: int) -> LayerWeights:
+def _drawn(hidden_size: int, heads: int, seed: int, device: str) -> LayerWeights:
     """Drawn once: hundreds of edits run on copies of its parts, and the draw takes a quarter of such a run."""
-    return random_weights(hidden_size, heads, seed=seed)
+    return random_weights(hidden_size, heads, seed=seed, device=device)
 
 
 def sum_partial_gradients(r: CaseRun) -> None:
-    w = _drawn(6 * r.t, 2 * r.t, 40 + r.rank).part(r.rank, r.t)
+    w = _drawn(6 * r.t, 2 * r.t, 40 + r.rank, r.device).part(r.rank, r.t)
     w = w.map(lambda name, x: x.clone().requires_grad_())
     for x in w.named().values():
         x.grad = 3 * x.detach()  # any numbers
@@ -165,7 +165,7 @@ def dropout_generators(r: CaseRun) -> None:
             torch.manual_seed(99)
             before = torch.get_rng_state()
             with r.watching():
-                made = r["dropout_generators"](seed, parallel, "cpu", r.group)
+                made = r["dropout_generators"](seed, parallel, r.device, r.group)
             if not torch.equal(before, torch.get_rng_state()):
                 how = "torch.manual_seed changes it, and a draw without generator="
                 raise Wrong("torch's default generator is changed", "create two generators", how)
@@ -179,7 +179,7 @@ def dropout_generators(r: CaseRun) -> None:
                     "core's draws differ by rank, block's must not",
                 )
             for name, generator in zip(("core", "block"), made):
-                draws[f"{name}{words}"] = torch.rand(64, generator=generator).tolist()
+                draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
         refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.gather(draws), parallel))
         first: dict[int, dict] = {}  # by the number in the group
         if any(first.setdefault(number, own) != own for number, own in r.side.gather((r.rank, draws))):

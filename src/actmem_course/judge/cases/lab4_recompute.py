@@ -75,10 +75,10 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     def draws_afterwards(y: Tensor) -> Tensor:
         result = r[name](function, y)
         read = "forward may read the generator's state, not change it"
-        r.see_tensor("what is drawn after forward", torch.rand(8).double(), read)
+        r.see_tensor("what is drawn after forward", torch.rand(8, device=r.device).double(), read)
         return result
 
-    seed_and_draw()
+    seed_and_draw(r.device)
     advice = {
         "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
         "x": Fault(
@@ -89,7 +89,7 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     }
     r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"
-    r.see_tensor("what is drawn after backward", torch.rand(8).double(), after)
+    r.see_tensor("what is drawn after backward", torch.rand(8, device=r.device).double(), after)
     if runs < 2:
         raise Wrong("function runs once only", "4.1 comes first", "no second run draws the same numbers")
 
@@ -101,11 +101,11 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
 
     # In a chain backward comes to the last region first; from two results, in the order in which one asks.
     for after_first, words in ((second, "in a row"), (first, "of the same function")):
-        seed_and_draw()
+        seed_and_draw(r.device)
         prefix = f"with two regions {words}, "
         chain = partial(lambda then, y: r[name](then, r[name](first, y) * 1), after_first)
         r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
-    seed_and_draw()
+    seed_and_draw(r.device)
     r.see_side_by_side(partial(r[name], first), partial(r[name], second), x, _OF_ITS_OWN)
 
 
@@ -127,13 +127,13 @@ def checkpoint_stopping_early(r: CaseRun) -> None:
     )  # fmt: skip
 
 
-def seed_and_draw() -> None:
+def seed_and_draw(device: str) -> None:
     """Seed the generators, and go on from there: what came before a region draws as well.
 
     Right after the seed its state is the seed's own, and a second run that starts from the seed would look right.
     """
     torch.manual_seed(77)
-    torch.rand(7)
+    torch.rand(7, device=device)
 
 
 def selective_layer(r: CaseRun) -> None:
@@ -173,7 +173,7 @@ def _see_flops(
 def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Result and gradients; the input and the weights of the layer."""
     x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
-    named = random_weights(_SHAPE.hidden_size, _SHAPE.num_attention_heads, seed=5).named()
+    named = random_weights(_SHAPE.hidden_size, _SHAPE.num_attention_heads, seed=5, device=r.device).named()
     outside = Fault(
         "backward comes more than once to what made the inputs",
         f"take every such tensor as an argument, {_ARGUMENTS[name]}",
@@ -183,10 +183,10 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
 
     def function(*given: Tensor) -> Tensor:
         result = as_block(r[name])(*given)
-        torch.rand(3)
+        torch.rand(3, device=r.device)
         return result
 
-    seed_and_draw()
+    seed_and_draw(r.device)
     r.passes(function, {"x": x, **named}, twice=outside)
     return x, tuple(named.values())
 

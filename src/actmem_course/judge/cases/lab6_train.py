@@ -35,7 +35,7 @@ def batch(r: CaseRun) -> None:
     s, size = 9, 8
     # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as
     # numbers.
-    text = torch.stack((torch.arange(200), torch.arange(200) + 1000), 1).flatten()
+    text = torch.stack((torch.arange(200), torch.arange(200) + 1000), 1).flatten().to(r.device)
     place = {token: i for i, token in enumerate(text.tolist())}
     drawn: dict[tuple[int, bool], list[int]] = {}
     for step, again in [*((step, False) for step in _STEPS), (0, True)]:
@@ -62,7 +62,7 @@ def batch(r: CaseRun) -> None:
                 common = f"step {other} and step {step} have half a batch in common"
                 raise Wrong(common, "choose all pieces of a step by the step")
     for length in (s + size, 2 * s, 2 * s + 1):
-        text = torch.arange(length)  # with room for few pieces: whoever runs over its end does so here
+        text = torch.arange(length, device=r.device)  # with room for few pieces: whoever runs over its end does so here
         case = f"a text of {length} tokens: "
         for step in range(20):
             tokens, targets = _windows(r, text, step, s, size, case)
@@ -121,7 +121,7 @@ def make_model(r: CaseRun) -> None:
     for mode, p in [(TABLE2[0], 0.0), *((mode, 0.1) for mode in TABLE2)]:
         r.seed(r.rank)  # ranks of a real run do not start alike
         with r.watching():
-            model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64)
+            model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64, device=r.device)
         if not isinstance(model, GPT):
             raise another_kind("a GPT", model)
         refuse(_faults_of_model(r, model, mode, p))
@@ -145,7 +145,7 @@ def make_model(r: CaseRun) -> None:
             what = f"whether {name} is another than in mode {TABLE2[0].name!r}"
             unlike = not torch.equal(whole, first.setdefault(name, whole))
             equal(what, unlike, "pass seed=SEED to GPT in every mode")
-        tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64)
+        tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64, device=r.device)
         if not r.group_name:  # what it saves doesn't depend on the group, and counting takes half the time
             with r.watching(), SavingRecorder([*model.parameters(), *model.buffers()]) as recorder:
                 loss = model.loss(model(tokens), tokens)
@@ -161,10 +161,10 @@ _NO_LIMIT, _LIMIT = 1e9, 1e-3
 def gradient_norm(r: CaseRun) -> None:
     """Of models that are shared in one way or the other."""
     shape = small_shape(r)
-    dense = GPT(shape, p=0.0, dtype=torch.float64)
+    dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}
     for tp in (tensor_parallel(r.group, sequence_parallel=True), tensor_parallel(r.group), TensorParallel()):
-        model = GPT(shape, tp, p=0.0, dtype=torch.float64)
+        model = GPT(shape, tp, p=0.0, dtype=torch.float64, device=r.device)
         load_dense(model, gradients, tp)
         for parameter in model.parameters():
             parameter.grad = parameter.detach().clone()
@@ -199,7 +199,7 @@ def training_step(r: CaseRun) -> None:
 def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
     """By how much the parameters move in each step, in units of the rate and of a small limit, and the result."""
     mode = next(mode for mode in TABLE2 if mode.name == name)
-    model = ours.make_model(small_shape(r), mode, r.group, dtype=torch.float64)
+    model = ours.make_model(small_shape(r), mode, r.group, dtype=torch.float64, device=r.device)
     optimizer, calls = torch.optim.SGD(model.parameters(), lr=_RATE), list[None]()
     optimizer.register_step_pre_hook(lambda *_: calls.append(None))
     unit = _RATE * min(1.0, max_norm)
@@ -230,7 +230,7 @@ def random_microbatches(r: CaseRun, seed: int) -> list[tuple[Tensor, Tensor]]:
     shape = small_shape(r)
     generator = torch.Generator().manual_seed(70 + seed)
     sizes = (2, 3, shape.micro_batch_size, shape.seq_length)
-    tokens, targets = torch.randint(shape.vocab_size, sizes, generator=generator)
+    tokens, targets = torch.randint(shape.vocab_size, sizes, generator=generator).to(r.device)
     return list(zip(tokens, targets))
 
 
@@ -285,12 +285,12 @@ def _looking() -> Iterator[Seen]:
 
 def train(r: CaseRun) -> None:
     """Many loops are right, so each is judged by itself, and the modes by each other."""
-    shape, text, curves = small_shape(r), standard_library(20_000, "cpu"), dict[str, list[float]]()
+    shape, text, curves = small_shape(r), standard_library(20_000, r.device), dict[str, list[float]]()
     for mode in TABLE2:
         steps = _NUM_COMPARED if curves else _NUM_STEPS
         r.progress(f"mode {mode.name}")
         with r.watching(), _looking() as seen:
-            losses = r["train"](shape, mode, text, steps, r.group, dtype=torch.float64)
+            losses = r["train"](shape, mode, text, steps, r.group, dtype=torch.float64, device=r.device)
         if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
             raise another_kind("a list of floats", losses)
         if len(losses) != steps:

@@ -92,7 +92,7 @@ def rms_norm(r: CaseRun) -> None:
         rounded = [s for s in r.seen["bytes"].value.saved if prod(s.shape) == tokens and s.bytes < 4 * tokens]
         r.see_cost("1/rms is saved in 16 bits, too few digits", len(rounded), "save it in the dtype of wide(x)")
     # The same row 300 times: in bfloat16, 256 of its gradients and one more are 256.
-    leaf = torch.ones(8).bfloat16().requires_grad_()
+    leaf = torch.ones(8, device=r.device).bfloat16().requires_grad_()
     many = r.each(8).abs().bfloat16().expand(300, 1, 8)
     own(many, leaf).sum().backward()
     words = "for 300 equal rows in bfloat16, the gradient of weight"

@@ -42,7 +42,7 @@ _ROUNDED = Fault("", "compute it in wide(logits)", "16 bits hold 3 digits")
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:
     """Ids from 0 to v − 1, first and last among them, and one three times."""
     ids = ((r.same if same else r.each)(*sizes) * 1e6).long().remainder(v)
-    ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2])
+    ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2], device=ids.device)
     return ids
 
 
@@ -82,7 +82,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     """x and targets are the same on every rank, weight is each rank's own part of the vocabulary of all ``ranks``."""
     x, weight, targets = r.same(_S, _B, _H), r.each(_V, _H), _tokens(r, ranks * _V, same=True)
     # Of each rank the first and the last id, where an id that is off by one goes to another.
-    ends = _V * torch.arange(min(ranks, 16))
+    ends = _V * torch.arange(min(ranks, 16), device=r.device)
     targets.view(-1)[6 : 6 + 2 * len(ends)] = torch.cat((ends, ends + _V - 1))
     upstream = r.same(_B, _S).t()
     for chunk, scale, prefix in ((_CHUNK, 1, ""), (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, ")):
@@ -119,10 +119,10 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
     if not r.group_name:  # what is made depends on no group
         _costs_of_chunks(r, function, ranks)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
-    rows, ids = torch.eye(3, _H).expand(40, 3, _H), torch.tensor([1, 2, 3])
+    rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
     vocabulary = r.each(_V, _H)
     vocabulary[ids, ids - 1] = 8.0
-    ends = torch.ones(40, 3)
+    ends = torch.ones(40, 3, device=r.device)
     ends[0] = ends[-1] = 512
     r.passes(
         lambda x, w: function(x, w, ids.expand(40, 3), 3),

@@ -10,6 +10,7 @@ import sys
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
 from actmem_course.strip_solutions import lab_source
+from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
 
 
@@ -77,10 +78,10 @@ def learner_file(folder, name, seconds=None, **bodies):
     return path
 
 
-def start(path, *arguments, **environment):
-    """Run a file to its end."""
+def start(path, *arguments, torchrun=False, **environment):
+    """Run a file by itself, or by torchrun with two ranks, to its end."""
     return subprocess.run(
-        [sys.executable, str(path), *arguments],
+        [sys.executable, *(TORCHRUN[1:] if torchrun else ()), str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -8,6 +8,7 @@ import pytest
 
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import LAB_NAMES, load_lab, solutions_of
+from actmem_course.judge.real_ranks import verdicts_here
 from actmem_course.launch import LABS as FOLDER
 from actmem_course.strip_solutions import SOLUTIONS, lab_source
 from tests.labs.learners import learner_file, names_in
@@ -77,3 +78,14 @@ SIZES += [at_night((name, size)) for name in LAB_NAMES if not load_lab(name).one
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_solved(name, size):
     assert [entry for entry in verdicts(name, size=size) if entry[1] != "passed"] == []
+
+
+def on_this_rank(name):
+    lab = load_lab(name)
+    return [v.status for v in verdicts_here(lab, lab.exercises, dict(solutions_of(name)), "cpu")]
+
+
+@pytest.mark.parametrize("name", [name for name in LAB_NAMES if not load_lab(name).one_process])
+def test_solved_on_real_ranks(pools, name):
+    for found in pools[2].run(on_this_rank, name):
+        assert set(found) == {"passed"}

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from actmem_course.judge.parent import Outdated, RankParent
+from actmem_course.judge.parent import JudgeProcess, Outdated
 from tests.labs.learners import learner_file
 
 LAB = "lab3_sequence_parallel"
@@ -91,13 +91,13 @@ def test_a_save_that_is_superseded_is_one_line_and_a_summary_comes_once(watched,
 
 
 def test_a_save_does_not_wait_for_a_process_that_starts(tmp_path):
-    parent = RankParent(2, "cpu", virtual=True)
+    process = JudgeProcess()
     try:
         with pytest.raises(Outdated):
-            list(parent.ask(str(tmp_path), lambda: True, do="judge"))
-        assert [member.ready for member in parent.members] == [False]
+            list(process.ask(str(tmp_path), lambda: True, do="judge"))
+        assert not process.ready and not process.busy
     finally:
-        parent.end()
+        process.end()
 
 
 def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):

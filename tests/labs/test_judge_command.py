@@ -31,14 +31,15 @@ def test_solution_passes_with_exit_code_0_and_a_file(tmp_path):
 
 def test_under_torchrun_real_ranks_judge_and_rank_0_speaks(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", TORCHRUN[0])  # a forked one has none of the words of torch's C++ side
-    body = (
-        "y = x.new_empty(2 * x.shape[0], *x.shape[1:])\n    dist.all_gather_into_tensor(y, x.contiguous(), group=group)"
-    )
-    file = learner_file(tmp_path, LAB3, g=body + "\n    return y + dist.get_rank()")
+    file = learner_file(tmp_path, LAB3, g=UNFINISHED["one rank alone raises"][0])
     done = start(file, "--only", "3.1,3.2", torchrun=True)
     said = " ".join(done.stdout.split())
     assert done.returncode == 1 and "real ranks on cpu" in said and "0 of 2 passed" in said
-    assert "3.1 g wrong on rank 1: the result" in said and "3.2 g_bar not written yet" in said
+    assert (
+        "3.1 g error" in said
+        and "on rank 1: “raise ValueError('only here')” raises" in said
+        and "3.2 g_bar not written yet" in said
+    )
     assert "traceback : nothing failed but the lab: its verdicts are above" in done.stderr
     assert "To enable traceback see" not in done.stderr and "TCPStore" not in done.stderr
 

@@ -76,7 +76,9 @@ class _Judging:
 
     def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int):
         self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
-        self.process = JudgeProcess()
+        self.process, self.progress = JudgeProcess(), LearnerProgress(script)
+        #: What is judged.
+        self.file = Path(__file__).parent / "solutions" / f"{lab.name}.py" if args.solution else script
         #: Ready to take over, while somebody watches, from a process that ends over an answer.
         self.spare = JudgeProcess()
 
@@ -87,8 +89,7 @@ class _Judging:
 
     def once(self) -> int:
         """Judge."""
-        source = self.script.read_bytes()
-        report = self._report()
+        source, report = self.file.read_bytes(), self._report()
         self._verdicts(report, source, changed_only=False)
         report.end()
         self._keep(report)
@@ -99,7 +100,7 @@ class _Judging:
         from actmem_course.judge.real_ranks import judge_on_this_rank  # which loads torch
 
         report = self._report() if os.environ["RANK"] == "0" else Report(self.lab, "", len(self.exercises))
-        code = judge_on_this_rank(self.lab, self.exercises, self.args, self.script, report)
+        code = judge_on_this_rank(self.lab, self.exercises, self.args, self.file, report)
         if os.environ["RANK"] == "0":
             self._keep(report)
         return code
@@ -135,7 +136,7 @@ class _Judging:
                 if self.process.busy:
                     self._replace()
                 report.line("saved again: judging the new one", "dim")
-                LearnerProgress(self.script).note(report.verdicts)
+                self.progress.note(report.verdicts)
             sys.stdout.flush()
             self.spare.start()
 
@@ -155,14 +156,13 @@ class _Judging:
             running = ""
             try:
                 for message in self.process.ask(
-                    str(self.script.resolve()),
+                    str(self.file.resolve()),
                     do="judge",
                     lab=self.lab.name,
                     # Not for the process to read: while an editor writes the file, it would read another text.
                     source=source.decode("latin-1"),
                     size=self.size,
                     only=[exercise.number for exercise in left],
-                    solution=self.args.solution,
                     passed=[verdict.function for verdict in report.verdicts if verdict.status == PASSED],
                     endless=endless,
                     **more,
@@ -199,13 +199,8 @@ class _Judging:
             report.line(f"    {message['printed']}", "dim")
         elif "verdict" in message:
             verdict = Verdict(**message["verdict"])
-            report.show(verdict, self._told(verdict, message.get("unchanged", False)))
-
-    def _told(self, verdict: Verdict, unchanged: bool = False) -> list[str]:
-        """What a learner hears of a verdict beside its symptom."""
-        if self.args.solution:
-            return verdict.why
-        return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
+            everything = self.args.explain or self.args.solution
+            report.show(verdict, self.progress.tell(verdict, message["unchanged"], everything))
 
     def _keep(self, report: Report) -> None:
         self._remember(report)
@@ -215,10 +210,9 @@ class _Judging:
     def _remember(self, report: Report) -> None:
         if self.args.solution:
             return
-        progress = LearnerProgress(self.script)
-        progress.note(report.verdicts)
-        report.line(progress.summary(), "dim")
-        upcoming = progress.next()
+        self.progress.note(report.verdicts)
+        report.line(self.progress.summary(), "dim")
+        upcoming = self.progress.next()
         if upcoming and upcoming[0] is not self.lab and report.all_passed:
             lab, exercise = upcoming
             report.line(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}")

@@ -31,8 +31,8 @@ from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
-    is in it.  passed: functions known to be right.
+    spaces: the names of the learner's file, for each rank its own.  texts: the text of each.  passed: functions
+    known to be right.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class Judge:
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
         remark = ""
-        for group, name in naming.groups().items():
+        for group in naming.groups():
             found = naming.run(self.spaces, group)
-            outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
+            outcomes = [outcome_of(exercise, self.spaces[k], k, error) for k, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             mistake = None
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
@@ -119,19 +119,13 @@ class Judge:
                 if mistake:
                     verdict = replace(verdict, status=WRONG, cause=mistake.cause, repair=mistake.repair)
                 outside = any(isinstance(error, OtherGroup) for error in found.errors)
-                if name and verdict.status != OPEN and not outside:
-                    return verdict_with(exercise, WRONG, on_another_group(name, verdict), verdict.where)
+                if group and verdict.status != OPEN and not outside:
+                    return verdict_with(exercise, WRONG, on_another_group(group, verdict), verdict.where)
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
             remark = remark or found.remark
         return Verdict(exercise.number, exercise.function, PASSED, remark)
-
-    def _outcome(self, exercise: Exercise, rank: int, error: BaseException | None) -> Outcome | None:
-        """What an error that ended a run means; None if another rank's did."""
-        if error is None:
-            return Outcome(rank, PASSED)
-        return outcome_of_error(exercise, self.spaces[rank], rank, error)
 
     @contextmanager
     def _ours(self, names: Iterable[str]) -> Iterator[None]:
@@ -180,8 +174,10 @@ class Outcome:
     everywhere: bool = False
 
 
-def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome | None:
-    """What an exception says of a rank's answer; None if it stopped because another rank did."""
+def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseException | None) -> Outcome | None:
+    """What the exception that ended a rank's run says of its answer; None if it stopped because another rank did."""
+    if error is None:
+        return Outcome(rank, PASSED)
     if isinstance(error, PeerStopped):
         return None
     if isinstance(error, OutOfStep):

@@ -21,7 +21,7 @@ from actmem_course.judge.observations import (
 from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
 from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
-from actmem_course.judge.workbench import names_of_subgroups
+from actmem_course.judge.workbench import name_of_subgroup
 
 #: What our own answers do, by exercise, number of ranks and group.
 _OURS: dict[tuple, RunOutcome] = {}
@@ -34,16 +34,13 @@ class Naming:
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
         self.module = solution_module(exercise.lab)
 
-    def groups(self) -> dict[int, str]:
-        """On which groups the case runs: -1 is all ranks, the others those of ``names_of_subgroups``."""
-        found = {-1: ""}
-        if self.exercise.takes_group and self.ranks.size > 1:
-            found |= dict(enumerate(names_of_subgroups(self.ranks.size)))
-        return found
+    def groups(self) -> list[str]:
+        """On which groups the case runs, by their names: "" is all ranks in their order."""
+        return ["", name_of_subgroup(self.ranks.size)] if self.exercise.takes_group and self.ranks.size > 1 else [""]
 
-    def ours(self, group: int) -> RunOutcome:
+    def ours(self, group: str) -> RunOutcome:
         """What our own answer does."""
-        key = self._key(group)
+        key = self.exercise.number, self.ranks.size, group
         if key not in _OURS:
             outcome = self.run([vars(self.module)] * self.ranks.size, group)
             for error in outcome.errors:
@@ -52,7 +49,7 @@ class Naming:
             _OURS[key] = outcome
         return _OURS[key]
 
-    def run(self, spaces: list[dict], group: int, like: RunOutcome | None = None) -> RunOutcome:
+    def run(self, spaces: list[dict], group: str, like: RunOutcome | None = None) -> RunOutcome:
         """The case on every rank of a group.  like: what it is compared with; the run ends where it does something
         else."""
         runs: list[CaseRun | None] = [None] * self.ranks.size
@@ -68,12 +65,12 @@ class Naming:
         remark = next((one for one in said if isinstance(one, str)), "")
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
-    def diagnosis(self, found: RunOutcome, group: int) -> tuple[Fault | None, Mistake | None]:
+    def diagnosis(self, found: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
         """What is wrong with what was seen, and which mistake does the same."""
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)
         if not wrong:
-            if group >= 0 or not any(found.errors):
+            if group or not any(found.errors):
                 return None, None
             return None, self.mistake_like(found, (), group)[0]
         finding = first_finding(found, right, wrong)
@@ -84,11 +81,8 @@ class Naming:
             finding = replace(finding, cause=mistake.cause, repair=mistake.repair)
         return finding, mistake
 
-    def _key(self, group: int) -> tuple:
-        return self.exercise.number, self.ranks.size, group
-
     def mistake_like(
-        self, found: RunOutcome, wrong: Sequence[str], group: int
+        self, found: RunOutcome, wrong: Sequence[str], group: str
     ) -> tuple[Mistake | None, Mistake | None]:
         """The first mistake that does all that the learner's does; and the first that does so up to what is wrong
         first."""
@@ -109,7 +103,7 @@ class Naming:
                 partly = partly or (mistake if enough else None)
         return None, partly
 
-    def _alike(self, outcome: RunOutcome, found: RunOutcome, wrong: Sequence[str], group: int) -> tuple[bool, bool]:
+    def _alike(self, outcome: RunOutcome, found: RunOutcome, wrong: Sequence[str], group: str) -> tuple[bool, bool]:
         """Whether a mistake's run does all that the learner's does, and whether it does up to what is wrong first.
 
         Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.

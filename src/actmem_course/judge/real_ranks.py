@@ -10,7 +10,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from actmem.ledger.comms import count_collectives
 from actmem_course.arguments import tell_torchrun
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.judging import Outcome, outcome_of_error, verdict_of
+from actmem_course.judge.judging import Outcome, outcome_of, verdict_of
 from actmem_course.judge.observations import RunOutcome, differences, first_finding
 from actmem_course.judge.outline import Exercise, Lab, solutions_of
 from actmem_course.judge.report import Report
@@ -66,7 +66,7 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
     warnings.simplefilter("ignore")  # torch's, of the judge's own tensors as well
     if rank == 0:
         report.line(f"real ranks on {here.device}", "dim")
-    names = dict(solutions_of(lab.name)) if args.solution else names_in(script, script.read_bytes())
+    names = names_in(script, script.read_bytes())
     with nullcontext() if lab.one_process else ranks(here):
         for verdict in verdicts_here(lab, exercises, names, here.device):
             if rank == 0:
@@ -86,13 +86,8 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
         names[exercise.function] = own.get(exercise.function)
         side = RealRank(connect(exercise.number))
         outcome = _outcome(exercise, names, side, device)
-        told = None
-        if outcome:
-            found = outcome.finding
-            told = outcome.status, found.symptom, found.repair, found.cause, outcome.where, outcome.everywhere
-        everyone = [
-            one and Outcome(rank, one[0], Fault(*one[1:4]), *one[4:]) for rank, one in enumerate(outcomes.gather(told))
-        ]
+        told = outcomes.gather(outcome and astuple(outcome))
+        everyone = [one and Outcome(*one[:2], Fault(*one[2]), *one[3:]) for one in told]
         verdict = verdict_of(exercise, everyone)
         yield verdict
         if verdict.status != PASSED:
@@ -102,7 +97,7 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
 def _outcome(exercise: Exercise, names: dict, side: RealRank, device: str) -> Outcome | None:
     """What this rank finds beside our own functions; None if another rank has ended."""
     run, ours = (
-        CaseRun(functions, side, -1, lambda text="": None, device) for functions in (names, solutions_of(exercise.lab))
+        CaseRun(functions, side, "", lambda text="": None, device) for functions in (names, solutions_of(exercise.lab))
     )
     try:
         remark = exercise.check(run)
@@ -111,7 +106,7 @@ def _outcome(exercise: Exercise, names: dict, side: RealRank, device: str) -> Ou
             _compare(run, ours)
         return Outcome(side.number, PASSED, Fault(remark or ""))
     except (Exception, SystemExit, PeerStopped) as error:
-        return outcome_of_error(exercise, names, side.number, error)
+        return outcome_of(exercise, names, side.number, error)
 
 
 def _compare(run: CaseRun, ours: CaseRun) -> None:

@@ -22,7 +22,7 @@ class Bench:
     Args:
         functions: the names of the learner's file.
         side: the rank, virtual or real.
-        group: which of ``names_of_subgroups`` the functions are given; -1 is all ranks in their order.
+        subgroup: its name, if the functions are not given all ranks in their order.
         progress: called by long checks to say that they move on, and what they do.
 
     Attributes:
@@ -38,25 +38,24 @@ class Bench:
         self,
         functions: dict,
         side: Any,
-        group: int = -1,
+        subgroup: str = "",
         progress: Callable[..., None] = lambda text="": None,
         device: str = "cpu",
     ):
         self.functions, self.side, self.device, self.progress = functions, side, device, progress
         self.rank, self.t, self.members, self.group_name = side.number, side.size, list(range(side.size)), ""
         self.group = dist.group.WORLD if dist.is_initialized() else None
-        if group >= 0:
-            self._join(group)
+        if subgroup:
+            self._join(subgroup)
 
-    def _join(self, group: int) -> None:
+    def _join(self, name: str) -> None:
         """Be on a group that is not all ranks in their order: whoever forgets ``group`` shows there."""
         world = self.t
-        self.group_name = names_of_subgroups(world)[group]
-        step = 1 if group == 0 else world // 2 if world % 2 == 0 and world > 2 else world
-        partition = [list(range(first, world, step))[::-1] for first in range(step)]
-        made = [(members, dist.new_group(members, **_UNSORTED)) for members in partition]
-        self.group = next(group for members, group in made if self.rank in members)
-        self.members = dist.get_process_group_ranks(self.group)
+        step = world // 2 if world % 2 == 0 and world > 2 else 1
+        made = [list(range(first, world, step))[::-1] for first in range(step)]
+        groups = [dist.new_group(members, **_UNSORTED) for members in made]
+        self.group = next(group for members, group in zip(made, groups) if self.rank in members)
+        self.members, self.group_name = dist.get_process_group_ranks(self.group), name
         self.t, self.rank = len(self.members), dist.get_rank(self.group)
 
     def __getitem__(self, name: str):
@@ -91,10 +90,9 @@ class Bench:
         return [part.contiguous() for part in full.chunk(self.t, dim)]
 
 
-def names_of_subgroups(world: int) -> tuple[str, str]:
-    """Groups that are not all ranks in their order: all, the last first; every second rank, the last first, or each
-    rank alone."""
-    return "the ranks in another order", f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "one rank alone"
+def name_of_subgroup(world: int) -> str:
+    """What to call every second rank, the last first; where these are none or one, all ranks, the last first."""
+    return f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "the ranks in another order"
 
 
 #: torch before 2.10 always sorts a group's ranks.

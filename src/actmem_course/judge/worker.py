@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import faulthandler
-import gc
 import json
 import linecache
 import math
@@ -34,11 +33,11 @@ import torch
 
 from actmem.ledger.comms import count_collectives
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
+from actmem_course.judge.outline import Exercise, load_lab
 from actmem_course.judge.parent import CRASHES, LINE
 from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import SKIPPED, Verdict
-from actmem_course.judge.virtual import VirtualRanks, file_and_line
+from actmem_course.judge.virtual import file_and_line
 
 _leave = os._exit  # a learner's code meets another one
 
@@ -97,47 +96,30 @@ class Worker:
         """Every exercise of the command, in order."""
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
-        _freeze(lab)
-        spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
-        judge = Judge(lab, spaces, lambda text="": self.tell(note=text))
-        self.judging = judge
+        size = max(command["size"], lab.fewest_virtual)
+        self.judging = judge = Judge(lab, [{}] * size, lambda text="": self.tell(note=text))
         judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
-        self.printed.size = judge.ranks.size
-        try:
-            judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)
-        except BaseException as error:
+        self.printed.size = size
+        judge.spaces = judge.ranks.run(lambda rank: names_in(path, source), str(path))  # each rank runs the file
+        self.printed.end()
+        if error := next((names for names in judge.spaces if isinstance(names, BaseException)), None):
             self._say_unloadable(exercises, path, error)
             return
-        finally:
-            self.printed.end()
-        if not command["solution"]:
-            judge.texts = _texts(source)
+        judge.texts = _texts(source)
         for exercise in exercises:
             reads = judge.reads(exercise)
             known = self.judged.get(exercise.number)
-            unchanged = bool(command["changed_only"] and known and known[0] == reads and judge.texts)
-            verdict = known[1] if known and unchanged else self._verdict(judge, exercise)
+            unchanged = bool(command["changed_only"] and known and known[0] == reads)
+            if known and unchanged:
+                verdict = known[1]
+            else:
+                self.tell(begin=exercise.number, seconds=exercise.seconds)
+                verdict = judge.judge(exercise)
+                torch.set_default_dtype(torch.float32)  # what else a learner sets ends with the ranks' threads
             judge.know(exercise, verdict)
             self.judged[exercise.number] = reads, verdict
             self.printed.end()
             self.tell(verdict=dataclasses.asdict(verdict), unchanged=unchanged)
-
-    def _verdict(self, judge: Judge, exercise: Exercise) -> Verdict:
-        self.tell(begin=exercise.number, seconds=exercise.seconds)
-        try:
-            return judge.judge(exercise)
-        finally:
-            torch.set_default_dtype(torch.float32)  # the rest of what a learner sets ends with the ranks' threads
-
-    def _load(self, ranks: VirtualRanks, path: Path, source: bytes, ours: Lab | None) -> list[dict]:
-        """The names of the file, for each rank from a run of its own."""
-        if ours:
-            return [dict(solutions_of(ours.name)) for _ in range(ranks.size)]
-        found = ranks.run(lambda rank: names_in(path, source), str(path))
-        for names in found:
-            if isinstance(names, BaseException):
-                raise names
-        return found
 
     def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: BaseException) -> None:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -149,7 +131,7 @@ class Worker:
         self.judged.clear()
         for exercise in exercises:
             verdict = Verdict(exercise.number, exercise.function, SKIPPED, what, where)
-            self.tell(verdict=dataclasses.asdict(verdict))
+            self.tell(verdict=dataclasses.asdict(verdict), unchanged=False)
             what = where = ""
 
 
@@ -161,19 +143,6 @@ def _standing(thread: int | None, file: str) -> str:
             return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}"
         frame = frame.f_back
     return "is in none of your functions"
-
-
-def _freeze(lab: Lab) -> None:
-    """Load the lab's cases, and take what is loaded out of the garbage collector's sight.
-
-    ``actmem.record`` looks through all objects that the collector knows: 300,000 of them are torch's own, a second at
-    each save.
-    """
-    if gc.get_freeze_count() == 0:
-        for exercise in lab.exercises:
-            _ = exercise.check
-        gc.collect()
-        gc.freeze()
 
 
 def names_in(path: Path, source: bytes) -> dict:

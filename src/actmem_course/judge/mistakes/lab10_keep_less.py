@@ -25,7 +25,7 @@ MISTAKES["10.1"] = (
 )
 MISTAKES["10.2"] = (
     Mistake("alpha is not divided by r as it is",
-        "the adapter is scaled by alpha / r: r is the number of rows of a, and nothing is rounded",
+        "scale the adapter by alpha / r, with r the rows of a; round nothing",
         *ways(" / len(a)", "", " / len(a) ** 0.5", " // len(a)", " / a.shape[1]")),
     Mistake("the adapter isn't scaled in forward", "multiply it by alpha/r",
         {"+ ctx.scale * F.linear(low": "+ F.linear(low"}),
@@ -66,7 +66,7 @@ MISTAKES["10.4"] = (
     Mistake("where x needs no gradient, the weights that function uses get none either",
         "apply must be given a tensor that needs one", {"x if x.requires_grad else x.detach().requires_grad_()": "x"}),
     Mistake("the weights that function uses get no gradient",
-        "torch.autograd.grad reaches only what it is given; torch.autograd.backward reaches all",
+        "use torch.autograd.backward, which reaches all",
         {"torch.autograd.backward(y, grad)\n        return None, None, x.grad":
             "return None, None, *torch.autograd.grad(y, x, grad)"}),
     Mistake("all that function saves goes to the host, and function runs once",

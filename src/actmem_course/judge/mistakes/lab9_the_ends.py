@@ -11,8 +11,7 @@ MISTAKES["9.1"] = (
         {"slope.new_full((*targets.shape, 1), -1))": "slope.new_full((*targets.shape, 1), 0))"}),
     Mistake("the gradient adds 1 at the target", "subtract it",
         {"slope.new_full((*targets.shape, 1), -1))": "slope.new_full((*targets.shape, 1), 1))"}),
-    Mistake("the gradient of logits is that of the target's logit alone",
-        "none comes through the sum of the exponentials",
+    Mistake("the gradient of logits is that of the target's logit alone", "none comes through the exponentials",
         {"(wide(logits) - normaliser.unsqueeze(-1)).exp(": "torch.zeros_like(wide(logits)"}),
     Mistake("the gradient of logits ignores the incoming gradient", "multiply by it",
         {"(slope * grad.unsqueeze(-1)).to(logits.dtype), None": "slope.to(logits.dtype), None"}),
@@ -25,8 +24,7 @@ MISTAKES["9.1"] = (
         {"unsqueeze(-1)).to(logits": "t().reshape(grad.shape).unsqueeze(-1)).to(logits"}),
 )
 MISTAKES["9.2"] = (
-    Mistake("forward goes chunk by chunk, and autograd saves every chunk's logits",
-        "recompute them in backward, in a torch.autograd.Function",
+    Mistake("forward goes chunk by chunk, and autograd saves every chunk's logits", "recompute them in backward",
         {"return _LinearCrossEntropy.apply(x, weight, targets, chunk":
             "parts = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))\n"
             "    return torch.cat([cross_entropy(F.linear(rows, weight), ids) for rows, ids in "
@@ -40,7 +38,7 @@ MISTAKES["9.2"] = (
         {"slope.t() @ rows\n        return": "(slope / upstream.unsqueeze(-1)).t() @ rows\n        return"},
         {"@ weight)\n            grad_weight += slope.t() @ rows\n        return":
             "/ upstream.unsqueeze(-1) @ weight)\n            grad_weight += slope.t() @ rows\n        return"}),
-    Mistake("the gradients are those of the target's logit alone", "none comes through the sum of the exponentials",
+    Mistake("the gradients are those of the target's logit alone", "none comes through the exponentials",
         {"[torch.arange": ".zero_()[torch.arange"}),
     Mistake("tokens don't have their own incoming gradients", "multiply each token's by its own, in backward",
         {"slope.t() @ rows\n        return":
@@ -133,7 +131,7 @@ MISTAKES["9.4"] = (
 )
 MISTAKES["9.5"] = (
     Mistake("if a word occurs several times, only one of its gradients arrives",
-        "main_grad[ids] += … writes each row once. Use index_add_",
+        "+= writes each row once: use index_add_",
         {".index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)": "[ids.flatten()] += wide(grad).flatten(0, 1"}),
     Mistake("main_grad is overwritten, and earlier microbatches have left their gradients there", "add to it",
         {"index_add_": "index_copy_"}, {".index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)": "[ids] = wide(grad"},

@@ -35,12 +35,7 @@ class Judge:
     known to be right.
     """
 
-    def __init__(
-        self,
-        lab: Lab,
-        spaces: list[dict],
-        progress: Callable[..., None] = lambda text="": None,
-    ):
+    def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[..., None] = lambda text="": None):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
         self.ranks = VirtualRanks(len(spaces), lab.one_process)

@@ -8,21 +8,20 @@ from actmem_course.launch import LABS
 from tests.labs.learners import learner_file, start
 
 
-def test_progress_is_kept_and_reset(tmp_path, monkeypatch):
+def test_progress_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(learner_progress, "MINE", tmp_path / "my")
-    progress = LearnerProgress()
+    file = tmp_path / "my" / "labs" / "lab2_tensor_parallel.py"
+    progress = LearnerProgress(file)
     assert progress.next()[1].number == "1.1"
     progress.note([Verdict("1.1", "layer_bytes", PASSED), Verdict("2.1", "f", PASSED), Verdict("2.2", "f_bar", WRONG)])
-    again = LearnerProgress(tmp_path / "my" / "labs" / "lab2_tensor_parallel.py")
+    again = LearnerProgress(file)
     assert again.passed == {"1.1", "2.1"} and again.next()[1].number == "1.2"
     number = sum(len(lab.exercises) for lab in ALL_LABS)
     assert f"2 of {number} exercises passed (1: 1/4, 2: 1/8" in again.summary()
     again.note(
         [Verdict("1.1", "layer_bytes", SKIPPED), Verdict("2.1", "f", WRONG)]
     )  # what is not judged keeps its mark
-    assert LearnerProgress().passed == {"1.1"}
-    LearnerProgress().reset()
-    assert not LearnerProgress().passed and not (tmp_path / "my" / ".progress.json").exists()
+    assert LearnerProgress(file).passed == {"1.1"} and (tmp_path / "my" / ".progress.json").exists()
 
 
 def test_every_exercise_names_a_section_of_its_chapter():

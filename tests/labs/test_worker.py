@@ -123,13 +123,6 @@ def test_nothing_judged_is_not_all_passed():
     assert not report.all_passed
 
 
-def test_a_progress_that_cant_be_reset_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "actmem" / "progress.json").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot remove"):
-        LearnerProgress(tmp_path / f"{LAB3}.py").reset()
-
-
 def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():
     import torch.distributed as dist
 

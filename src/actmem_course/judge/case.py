@@ -31,7 +31,7 @@ from actmem_course.judge.observations import (
     ValueSeen,
 )  # fmt: skip
 from actmem_course.judge.saved_bytes import Largest, saved_bytes
-from actmem_course.judge.verdict import Fault, Unlike, Wrong
+from actmem_course.judge.verdict import Fault, Unlike, Wrong, mend
 from actmem_course.judge.virtual import Watch
 from actmem_course.judge.workbench import Bench, check_unwritten
 
@@ -266,7 +266,7 @@ class CaseRun(Bench):
 
 
 def _advised(advice: str | Fault) -> Fault:
-    return Fault("", advice) if isinstance(advice, str) else advice
+    return mend(advice) if isinstance(advice, str) else advice
 
 
 def _check_returned(result: Any, forward: Watch) -> None:

@@ -76,11 +76,16 @@ class _Judging:
 
     def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int):
         self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
-        self.process, self.progress = JudgeProcess(), LearnerProgress(script)
+        self.process = JudgeProcess()
         #: What is judged.
         self.file = Path(__file__).parent / "solutions" / f"{lab.name}.py" if args.solution else script
         #: Ready to take over, while somebody watches, from a process that ends over an answer.
         self.spare = JudgeProcess()
+
+    @property
+    def progress(self) -> LearnerProgress:
+        """As it is now: the learner may have a hint from, or watch another lab in, another terminal."""
+        return LearnerProgress(self.script)
 
     def end(self) -> None:
         """End both processes."""
@@ -210,9 +215,10 @@ class _Judging:
     def _remember(self, report: Report) -> None:
         if self.args.solution:
             return
-        self.progress.note(report.verdicts)
-        report.line(self.progress.summary(), "dim")
-        upcoming = self.progress.next()
+        progress = self.progress
+        progress.note(report.verdicts)
+        report.line(progress.summary(), "dim")
+        upcoming = progress.next()
         if upcoming and upcoming[0] is not self.lab and report.all_passed:
             lab, exercise = upcoming
             report.line(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}")

@@ -17,7 +17,7 @@ from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
 from actmem_course.judge.observations import ExactTensor, HalfTensor
-from actmem_course.judge.verdict import Fault
+from actmem_course.judge.verdict import Fault, mend
 from actmem_more.store import HostMemory
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
@@ -29,7 +29,7 @@ _ONCE = Fault("backward goes twice through what function made", "once is enough,
 _NOTHING = "nothing as large as weight is needed: no alpha/r · b @ a, no wide copy, and no gradient of weight"
 _AS_IT_IS = "multiply by weight as it is, and by a and b one after the other"
 _FROZEN = "where x needs no gradient, "
-_OF_ITS_OWN = Fault("", "hold what put returned in its own ctx", "each region reads the x of its own")
+_OF_ITS_OWN = mend("hold what put returned in its own ctx", "each region reads the x of its own")
 
 
 def frozen_linear(r: CaseRun) -> None:

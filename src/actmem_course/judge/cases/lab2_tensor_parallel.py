@@ -10,19 +10,17 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.compare import check_tensors, close
 from actmem_course.judge.observations import SummedTensor
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Wrong, mend
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
-_F_BACKWARD = Fault(
-    "",
+_F_BACKWARD = mend(
     "f's backward must all-reduce once, with SUM",
     "Each rank's gradient comes from its own slice of the weight, and these add up",
 )
-_F = {"": Fault("", "f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}
+_F = {"": mend("f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}
 _F_BAR = {
-    "": Fault("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
-    "x": Fault(
-        "",
+    "": mend("f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
+    "x": mend(
         "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
         "After the sum every rank runs the same code, so each has the whole gradient already",
     ),
@@ -47,8 +45,7 @@ def f_bar(r: CaseRun) -> None:
 
 
 def column_parallel_linear(r: CaseRun) -> None:
-    own = Fault(
-        "",
+    own = mend(
         "return this rank's own output features, [s, b, out/t]: the row-parallel linear takes them as they are",
         "Every rank has other features, so there is nothing to add up",
     )
@@ -116,7 +113,7 @@ def attention(r: CaseRun) -> None:
         r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
 
 
-_OVERFLOWS = Fault("", "subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
+_OVERFLOWS = mend("subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
 
 
 def vocab_parallel_cross_entropy(r: CaseRun) -> None:

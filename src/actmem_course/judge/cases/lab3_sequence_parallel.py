@@ -13,7 +13,7 @@ from actmem.ledger.comms import Collective
 from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
-from actmem_course.judge.verdict import Fault, Wrong, refuse
+from actmem_course.judge.verdict import Wrong, mend, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
@@ -22,22 +22,18 @@ PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "nor
 
 _G: Advice = {
     "": "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first",
-    "x": Fault(
-        "",
+    "x": mend(
         "g's backward must reduce-scatter once, with SUM",
         "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens",
     ),
 }
 _G_BAR = {
-    "": Fault(
-        "",
+    "": mend(
         "g_bar's forward must reduce-scatter once, with SUM",
         "Each rank gets its own tokens, s/t of them, from r·s/t on",
     ),
-    "x": Fault(
-        "",
-        "g_bar's backward must all-gather",
-        "This rank's x went into all tokens, so it needs the gradients of all ranks",
+    "x": mend(
+        "g_bar's backward must all-gather", "This rank's x went into all tokens, so it needs the gradients of all ranks"
     ),
 }
 
@@ -145,10 +141,8 @@ def sum_partial_gradients(r: CaseRun) -> None:
     r.see_cost(words, count, "all-reduce the partial gradients only")
 
 
-_SHARDED = Fault("", "leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
-_REPLICATED = Fault(
-    "", "sum it over the ranks", "This parameter is replicated, and each rank's copy saw only s/t tokens"
-)
+_SHARDED = mend("leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
+_REPLICATED = mend("sum it over the ranks", "This parameter is replicated, and each rank's copy saw only s/t tokens")
 
 
 def dropout_generators(r: CaseRun) -> None:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, random_weights
 
 _P = 0.17  # no rate that one would write oneself
@@ -22,8 +22,7 @@ _ARGUMENTS = {
     "selective_layer": "lambda q, k, v: core_attention(q, k, v, dropout)",
     "full_layer": "lambda y: layer(y, w, dropouts)",
 }
-_OF_ITS_OWN = Fault(
-    "",
+_OF_ITS_OWN = mend(
     "save them with the region (ctx.save_for_backward), not in a variable that all regions share",
     "each region needs the inputs and the generator's state of its own first run",
 )
@@ -80,9 +79,8 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
 
     seed_and_draw(r.device)
     advice = {
-        "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
-        "x": Fault(
-            "",
+        "": mend("forward must not seed or draw by itself", "the generator starts in the same state"),
+        "x": mend(
             "restore the state that torch's generator had before the first run (torch.get_rng_state)",
             "the second run does not draw the random numbers of the first",
         ),

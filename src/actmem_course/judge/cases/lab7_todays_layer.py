@@ -16,14 +16,14 @@ from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.compare import check_tensors
 from actmem_course.judge.observations import Clue, ExactTensor, HalfTensor, TensorSeen
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
 from actmem_more.llama_terms import llama_rows
 
 #: So large that a wrong place for it shows.
 _EPS = 0.25
-_IN_WIDE = Fault("", "compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
-_ADD_UP = Fault("", "add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
+_IN_WIDE = mend("compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
+_ADD_UP = mend("add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
@@ -168,7 +168,7 @@ _READ = "its query heads read the key and value heads from rank · k // t on, so
 #: What a rank takes of each weight.
 _HEADS_OF: Advice = {
     "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
-    **dict.fromkeys(("k_weight", "v_weight"), Fault("", "take those of the rank's query heads, each once", _READ)),
+    **dict.fromkeys(("k_weight", "v_weight"), mend("take those of the rank's query heads, each once", _READ)),
     "projection_weight": "heads are its inputs, so take those of the rank's query heads along dimension 1",
 }
 
@@ -204,5 +204,5 @@ def sum_shared_gradients(r: CaseRun) -> None:
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed", "change only its .grad")
-            reason = add if share > 1 else Fault("", cause="With t <= k no two ranks hold the same head")
+            reason = add if share > 1 else mend(cause="With t <= k no two ranks hold the same head")
             r.see_tensor(f"{words}{name}.grad", weight.grad, reason, parts=found[name])

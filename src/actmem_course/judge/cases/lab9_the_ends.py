@@ -13,7 +13,7 @@ from actmem_course.judge.collective_outcomes import size_of, text_of
 from actmem_course.judge.compare import check_tensors
 from actmem_course.judge.observations import HalfTensor, SingleTensor, TensorSeen
 from actmem_course.judge.saved_bytes import Largest
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Wrong, mend
 
 _S, _B = 25, 3
 _TOKENS = _S * _B
@@ -22,21 +22,19 @@ _SPARE = (32 - 4) * _TOKENS
 #: It doesn't divide the tokens.
 _CHUNK = 24
 _V, _H = 64, 24
-_OVERFLOWS = Fault(
-    "",
+_OVERFLOWS = mend(
     "subtract the largest first, on all ranks the same, or use logsumexp",
     "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0",
 )
 _SLOPE_ROUNDED = {
-    "logits": Fault(
-        "",
-        "compute p, and subtract 1 at the target, in wide(logits), with a logsumexp of 32 bits; round at the end",
+    "logits": mend(
+        "compute p − 1 at the target in wide(logits), with a logsumexp of 32 bits; round at the end",
         "if p is near 1, 16 bits lose p − 1",
     )
 }
 _LOGITS = "the logits in 16 bits, and a few numbers a token"
 _FREE = "free a chunk before you make the next"
-_ROUNDED = Fault("", "compute it in wide(logits)", "16 bits hold 3 digits")
+_ROUNDED = mend("compute it in wide(logits)", "16 bits hold 3 digits")
 
 
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:

@@ -9,8 +9,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from actmem.config import ConfigError
-from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import load_lab
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, Verdict

@@ -1,5 +1,7 @@
 """A register of right answers that differ from ours."""
 
+from typing import Any
+
 import torch
 
 #: Exercise, function.
@@ -23,4 +25,5 @@ def mesh_of(group):
 def applied(forward, backward, *arguments):
     """A torch.autograd.Function of these two, applied."""
     both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Answer", (torch.autograd.Function,), both).apply(*arguments)
+    answer: Any = type("Answer", (torch.autograd.Function,), both)
+    return answer.apply(*arguments)

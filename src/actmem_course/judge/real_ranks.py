@@ -87,7 +87,7 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
         side = RealRank(connect(exercise.number))
         outcome = _outcome(exercise, names, side, device)
         told = outcomes.gather(outcome and astuple(outcome))
-        everyone = [one and Outcome(*one[:2], Fault(*one[2]), *one[3:]) for one in told]
+        everyone = [one and Outcome(one[0], one[1], Fault(*one[2]), one[3], one[4]) for one in told]
         verdict = verdict_of(exercise, everyone)
         yield verdict
         if verdict.status != PASSED:

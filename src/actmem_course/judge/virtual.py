@@ -273,7 +273,7 @@ class VirtualRank:
         #: The ranks among which a collective may run; None for any.
         self.expected: list[int] | None = None
         self.counts: dict[tuple, int] = {}
-        self.state: Tensor | None = None
+        self.state = torch.empty(0)
         #: Calls of the file's functions by the case, and when the latest began.
         self.calls, self.call_began = 0, 0.0
 

@@ -102,9 +102,10 @@ class Worker:
         self.printed.size = size
         judge.spaces = judge.ranks.run(lambda rank: names_in(path, source), str(path))  # each rank runs the file
         self.printed.end()
-        if error := next((names for names in judge.spaces if isinstance(names, BaseException)), None):
-            self._say_unloadable(exercises, path, error)
-            return
+        for names in judge.spaces:
+            if isinstance(names, BaseException):
+                self._say_unloadable(exercises, path, names)
+                return
         judge.texts = _texts(source)
         for exercise in exercises:
             reads = judge.reads(exercise)

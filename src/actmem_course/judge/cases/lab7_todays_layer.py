@@ -204,5 +204,5 @@ def sum_shared_gradients(r: CaseRun) -> None:
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed", "change only its .grad")
-            reason = add if share > 1 else mend(cause="With t <= k no two ranks hold the same head")
+            reason = add if share > 1 else mend("", "With t <= k no two ranks hold the same head")
             r.see_tensor(f"{words}{name}.grad", weight.grad, reason, parts=found[name])

@@ -236,6 +236,8 @@ class TensorSeen(Observation):
         if found.shape == right.shape and found.dtype != right.dtype:
             widened = found.dtype.itemsize > right.dtype.itemsize
             repair = "round once, at the end" if widened else "widen first, and don't round"
+            if right.dtype == torch.float64:
+                repair = "compute in the dtype of the input"
             return [Fault(f"{self.name} has dtype {dtype_name(found)}; expected {dtype_name(right)}", repair)]
         return [finding.after(f"{self._forward}{self.name} ") for finding in self._differences(both)]
 

@@ -328,7 +328,7 @@ def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> I
     elif tp.group is None:
         size = "in this mode the ranks share the model: tensor_parallel(group, …) says how"
     else:
-        size = "TensorParallel(group) by itself is one rank: tensor_parallel(group, …) asks group for its size"
+        size = "tensor_parallel(group, …) asks group for its size; TensorParallel(group) by itself is one rank"
     for what, found, right, why in (
         ("model.tp.size", tp.size, r.t if shared else 1, size),
         ("the list of model.tp.group's ranks", ranks, r.members, "give group to tensor_parallel"),

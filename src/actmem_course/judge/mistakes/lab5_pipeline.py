@@ -91,6 +91,7 @@ MISTAKES["5.4"] = (
     Mistake("either all save everything or none", "some may, while the others are recomputed",
         {"min(in_flight, left // more": "(in_flight if budget_bytes // in_flight >= full_bytes else 0"}),
     Mistake("budget // full_bytes leaves no room for what the recomputed ones save", "",
+        {"left // more) if more else in_flight": "budget_bytes // full_bytes)"},
         {"return -1": "return min(in_flight, budget_bytes // full_bytes)",
          "left // more) if more else in_flight": "budget_bytes // full_bytes)"}),
     Mistake("-1 is for a budget in which not even recomputing all fits",

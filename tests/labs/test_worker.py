@@ -2,7 +2,6 @@
 
 import json
 import re
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,47 +18,22 @@ from actmem_course.strip_solutions import SOLUTIONS
 LAB2, LAB3, LAB7 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab7_todays_layer"
 
 
-class Line(Connection):
-    """A parent that listens."""
-
-    def __init__(self):
-        self.heard: list[dict] = []
-
-    def __del__(self):
-        pass  # there is nothing to close
-
-    def send_bytes(self, data, *_):
-        self.heard.append(json.loads(data))
-
-    def verdicts(self):
-        heard, self.heard = self.heard, []
-        return [message["verdict"] for message in heard if "verdict" in message]
-
-
 @pytest.fixture
-def line():
-    return Line()
-
-
-@pytest.fixture
-def worker(line):
-    return Worker(line)
-
-
-@pytest.fixture
-def judged(tmp_path, line, worker):
+def judged(tmp_path):
     """What a worker that stays says of a file after the other; the file's text replaces pieces of our solution's."""
+    heard: list[dict] = []
+    worker = Worker(cast(Any, SimpleNamespace(send_bytes=lambda data: heard.append(json.loads(data)))))
 
-    def judge(lab, only, *pieces, changed_only=True, size=2):
+    def judge(lab, only, *pieces):
         text = (SOLUTIONS / f"{lab}.py").read_text(encoding="utf-8")
         for old, new in zip(pieces[::2], pieces[1::2]):
             assert old in text
             text = text.replace(old, new)
-        path = tmp_path / f"{lab}.py"
-        command = {"lab": lab, "file": str(path), "source": text, "only": only, "solution": False, "size": size}
-        command["source"] = text.encode().decode("latin-1")
-        worker.judge(command | {"changed_only": changed_only})
-        return line.verdicts()
+        heard.clear()
+        source = text.encode().decode("latin-1")
+        file = str(tmp_path / f"{lab}.py")
+        worker.judge({"lab": lab, "file": file, "source": source, "only": only, "size": 2, "changed_only": True})
+        return [message["verdict"] for message in heard if "verdict" in message]
 
     return judge
 

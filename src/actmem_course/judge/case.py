@@ -14,6 +14,7 @@ from inspect import signature
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from actmem.ledger.comms import Collective
@@ -33,7 +34,7 @@ from actmem_course.judge.observations import (
 from actmem_course.judge.saved_bytes import Largest, saved_bytes
 from actmem_course.judge.verdict import Fault, Unlike, Wrong, mend
 from actmem_course.judge.virtual import Watch
-from actmem_course.judge.workbench import Bench, check_unwritten
+from actmem_course.judge.workbench import Bench
 
 #: What to do, or cause and repair, by the name of an input whose gradient is wrong; "" is the result.
 Advice = Mapping[str, str | Fault]
@@ -78,7 +79,10 @@ class CaseRun(Bench):
         self._given = self._given or []
         self._note(tensors)
         yield
-        check_unwritten(self._given)
+        with no_dispatch_modes():
+            for name, tensor, before in self._given:
+                if not torch.equal(tensor.detach(), before):
+                    raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")
 
     def same(self, *sizes: int) -> Tensor:
         """Random numbers that are the same on every rank."""
@@ -178,22 +182,15 @@ class CaseRun(Bench):
         check_waited(forward, backward)
         _check_no_grad_is_set(moving)
         for name in moving:
-            gradient = leaves[name].grad
+            gradient, mended = leaves[name].grad, _advised(advice.get(name, ""))
             # What backward's collective made is the first input's gradient.
             ran = backward if first is tensors[name] else Watch()
-            self.see(
-                (SummedTensor if name in summed else kind)(
-                    f"{prefix}the gradient of {name}",
-                    None if gradient is None else gradient.clone(),
-                    _advised(advice.get(name, "")).repair,
-                    _advised(advice.get(name, "")).cause,
-                    sure=sure,
-                    gradient_of=name,
-                    parts=upstream if operator else None,
-                    missing="" if gradient is not None else gives_no_gradient(ran),
-                    backward=f"{prefix}backward",
-                )
-            )
+            missing = "" if gradient is not None else gives_no_gradient(ran)
+            value, parts = None if gradient is None else gradient.clone(), upstream if operator else None
+            more = {"sure": sure, "gradient_of": name, "parts": parts, "missing": missing}
+            of_kind = SummedTensor if name in summed else kind
+            words = f"{prefix}the gradient of {name}"
+            self.see(of_kind(words, value, mended.repair, mended.cause, backward=f"{prefix}backward", **more))
         if collectives and self.t > 1:
             run = list(backward.collectives)
             seen = CollectivesRun(f"{prefix}backward", run, in_backward=True, result=result_of(backward), again=again)

@@ -136,7 +136,7 @@ class _Judging:
                 )
                 report.end()
                 report.line(f"judged in {time.monotonic() - began:.1f} s", "dim")
-                self._remember(report)
+                self._keep(report)
             except Outdated:
                 if self.process.busy:
                     self._replace()
@@ -208,11 +208,9 @@ class _Judging:
             report.show(verdict, self.progress.tell(verdict, message["unchanged"], everything))
 
     def _keep(self, report: Report) -> None:
-        self._remember(report)
+        """Write the verdicts, and remember what has passed."""
         if self.args.json:
             write_text(self.args.json, report.json())
-
-    def _remember(self, report: Report) -> None:
         if self.args.solution:
             return
         progress = self.progress

@@ -47,15 +47,17 @@ def file_and_line(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
-def line_in(file: str) -> str:
-    """File and line of the innermost frame of ``file`` that runs in this thread; "" if none does, as in backward of
-    torch's own operators."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return file_and_line(frame)
+def innermost(file: str, frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of ``file`` from ``frame`` on; None if there is none, as in backward of torch's operators."""
+    while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
-    return ""
+    return frame
+
+
+def line_in(file: str) -> str:
+    """File and line of ``file`` where this thread is; "" outside."""
+    frame = innermost(file, sys._getframe(1))
+    return file_and_line(frame) if frame else ""
 
 
 def _locked() -> threading.Lock:

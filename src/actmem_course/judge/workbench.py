@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.virtual import Watch
 
@@ -99,11 +98,3 @@ def name_of_subgroup(world: int) -> str:
 _UNSORTED: dict[str, Any] = (
     {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
 )
-
-
-def check_unwritten(given: Iterable[tuple[str, Tensor, Tensor]]) -> None:
-    """Raise Wrong if a tensor differs from its copy.  given: a name, the tensor and the copy."""
-    with no_dispatch_modes():
-        for name, tensor, before in given:
-            if not torch.equal(tensor.detach(), before):
-                raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")

@@ -26,7 +26,6 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import decode_source
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from actmem_course.judge.outline import Exercise, load_lab
 from actmem_course.judge.parent import CRASHES, LINE
 from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import SKIPPED, Verdict
-from actmem_course.judge.virtual import file_and_line
+from actmem_course.judge.virtual import file_and_line, innermost
 
 _leave = os._exit  # a learner's code meets another one
 
@@ -138,12 +137,8 @@ class Worker:
 
 def _standing(thread: int | None, file: str) -> str:
     """Where a thread is in the learner's file, to follow "rank 1" in a sentence."""
-    frame: FrameType | None = sys._current_frames().get(thread or 0)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "is in none of your functions"
+    frame = innermost(file, sys._current_frames().get(thread or 0))
+    return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}" if frame else "is in none of your functions"
 
 
 def names_in(path: Path, source: bytes) -> dict:

@@ -85,7 +85,17 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
     for exercise in exercises:
         names[exercise.function] = own.get(exercise.function)
         side = RealRank(connect(exercise.number))
-        outcome = _outcome(exercise, names, side, device)
+        error: BaseException | None = None
+        run = CaseRun(names, side, "", lambda text="": None, device)
+        try:
+            exercise.check(run)
+        except (Exception, SystemExit, PeerStopped) as raised:
+            error = raised
+        if all(outcomes.gather(error is None)):
+            error = _fault(exercise, run)
+        elif error is None:
+            error = PeerStopped()  # whoever has ended has the reason, and runs nothing of ours
+        outcome = outcome_of(exercise, names, side.number, error)
         told = outcomes.gather(outcome and astuple(outcome))
         everyone = [one and Outcome(one[0], one[1], Fault(*one[2]), one[3], one[4]) for one in told]
         verdict = verdict_of(exercise, everyone)
@@ -94,29 +104,20 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
             names[exercise.function] = ours[exercise.function]
 
 
-def _outcome(exercise: Exercise, names: dict, side: RealRank, device: str) -> Outcome | None:
-    """What this rank finds beside our own functions; None if another rank has ended."""
-    run, ours = (
-        CaseRun(functions, side, "", lambda text="": None, device) for functions in (names, solutions_of(exercise.lab))
-    )
-    try:
-        remark = exercise.check(run)
-        if run.seen:
-            exercise.check(ours)
-            _compare(run, ours)
-        return Outcome(side.number, PASSED, Fault(remark or ""))
-    except (Exception, SystemExit, PeerStopped) as error:
-        return outcome_of(exercise, names, side.number, error)
-
-
-def _compare(run: CaseRun, ours: CaseRun) -> None:
-    """Raise Wrong if this rank saw something wrong, or all together did."""
+def _fault(exercise: Exercise, run: CaseRun) -> Wrong | None:
+    """What this rank saw that our own functions don't, or all ranks together did."""
+    if not run.seen:
+        return None
+    ours = CaseRun(solutions_of(exercise.lab), run.side, "", run.progress, run.device)
+    exercise.check(ours)
     found, right = (RunOutcome([dict(one.seen) for _ in range(run.t)], []) for one in (run, ours))
     for name, seen in ours.seen.items():
         if seen.of_all_ranks:
             for outcome, one in ((found, run), (right, ours)):
-                for own, value in zip(outcome.seen, one.gather(one.seen[name].value)):
-                    own[name] = replace(seen, value=value)
-    if wrong := differences(found, right):
-        finding = first_finding(found, right, wrong)
-        raise Wrong(finding.symptom, finding.repair, finding.cause)
+                for values, value in zip(outcome.seen, one.gather(one.seen[name].value)):
+                    values[name] = replace(seen, value=value)
+    wrong = differences(found, right)
+    if not wrong:
+        return None
+    finding = first_finding(found, right, wrong)
+    return Wrong(finding.symptom, finding.repair, finding.cause)

@@ -44,7 +44,7 @@ def frozen_linear(r: CaseRun) -> None:
     half, half_scale = x.bfloat16(), scale.bfloat16()
     r.passes(own, {"x": half}, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
     fresh = codes.clone()  # of which no earlier call has made anything
-    again = "make codes * scale again in backward, in a torch.autograd.Function"
+    again = "keep neither x nor the weight: make codes * scale again in backward, in a torch.autograd.Function"
     r.saves(lambda y: r["frozen_linear"](y, fresh, half_scale), half, repair=again, others=[fresh, half_scale])
 
 

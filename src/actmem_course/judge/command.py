@@ -104,9 +104,9 @@ class _Judging:
         """Judge as one of torchrun's ranks."""
         from actmem_course.judge.real_ranks import judge_on_this_rank  # which loads torch
 
-        report = self._report() if os.environ["RANK"] == "0" else Report(self.lab, "", len(self.exercises))
+        report = self._report() if _speaks() else Report(self.lab, "", len(self.exercises))
         code = judge_on_this_rank(self.lab, self.exercises, self.args, self.file, report)
-        if os.environ["RANK"] == "0":
+        if _speaks():
             self._keep(report)
         return code
 
@@ -234,6 +234,11 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return _EMPTY if time.time() - state.st_mtime > _EMPTY_SECONDS else None
 
 
+def _speaks() -> bool:
+    """Whether this is the only process, or rank 0 of torchrun's."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _size(lab: Lab, args, real: bool) -> int:
     """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
     if real and args.watch:
@@ -253,7 +258,7 @@ def _file(script: Path) -> Path:
         judged, remark = file_to_judge(script, may_write="RANK" not in os.environ)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
-    if remark:
+    if remark and _speaks():
         print(remark, file=sys.stderr, flush=True)
     return judged
 
@@ -275,7 +280,7 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
 
 
 def _hint(exercise: Exercise, script: Path) -> int:
-    if os.environ.get("RANK", "0") != "0":
+    if not _speaks():
         return 0
     console = screen(highlight=False, emoji=False)
     console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))

@@ -175,10 +175,8 @@ def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseExcept
         return Outcome(rank, PASSED)
     if isinstance(error, PeerStopped):
         return None
-    if isinstance(error, OutOfStep):
-        return Outcome(rank, WRONG, error.finding, everywhere=True)
     if isinstance(error, Wrong):
-        return Outcome(rank, WRONG, error.finding)
+        return Outcome(rank, WRONG, error.finding, everywhere=isinstance(error, OutOfStep))
     if isinstance(error, (Exception, SystemExit)):
         return _from_error(exercise, functions, rank, error)
     raise error

@@ -80,7 +80,7 @@ def plan_of(r: CaseRun) -> str:
     behind the fastest."""
     remarks = []
     for job in JOBS:
-        r.b.progress(f"searching for the fastest plan of the {job} model")
+        r.progress(f"searching for the fastest plan of the {job} model")
         plan, best, cluster = judged_plan(job, r["plan_of"](job)), _fastest_plan(job), asked(job)[1]
         seconds, behind = plan.seconds.total, plan.seconds.total / best.seconds.total - 1
         spent, least = asdict(plan.seconds), asdict(best.seconds)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actmem.rows import Row, compare, total
+from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.output import WRONG
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines, words
 

@@ -54,7 +54,7 @@ def test_a_tape_agrees_with_real_runs(name):
 
 def said(reading):
     """All that a reading says, but the rows."""
-    return reading.kept_bytes, reading.peak_bytes, reading.flops, reading.moved_bytes, reading.collectives
+    return reading.kept_bytes, reading.peak_bytes, reading.flops, reading.moved_bytes
 
 
 def test_a_checkpoints_generator_state_counts_as_the_ledger_counts_it():
@@ -225,7 +225,7 @@ def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, 
         "endless": re.sub(
             r'"formulas":\[\[\["[^"]*"', '"formulas":[[["1e999999999"', text, count=1
         ),  # would take forever
-        "beyond": re.sub(r'"":\[\[5,0\],\[0,0,\d+', '"":[[5,0],[0,0,-1', text, count=1),
+        "beyond": re.sub(r'"":\[\[4,0\],\[0,0,\d+', '"":[[4,0],[0,0,-1', text, count=1),
         "short": text.replace('"letters":["s",', '"letters":['),
         "deep": "[" * 100_000,
     }

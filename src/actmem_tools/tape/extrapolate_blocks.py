@@ -213,23 +213,23 @@ class BlockModel:
     tapes: by (blocks that are recomputed, blocks that save everything).
     path: where the blocks are, as Python has it after ``model.``.
     elements: of trained weights, outside the blocks, of one block, and of those outside that have their gradients
-        before any block has.
+        before any block has; of weights that need no gradient, outside the blocks and of one block.
     element_size: bytes of a weight's element.
-    frozen: elements of weights that need no gradient, beside adapters, outside the blocks and of one block.
-    shortest, longest: sequence that the model can read and the tapes hold for.
     order: of the layers, of which a block may be several.
-    drops_scores: whether attention has dropout, which a fused kernel ran.
+    notes: what else is to be known of the model.
+    recompute: whether its blocks run again in backward as they are.
+    shortest, longest: sequence that the model can read and the tapes hold for.
     """
 
     tapes: Mapping[tuple[int, int], Tape]
     path: str
-    elements: tuple[Formula, Formula, Formula]
+    elements: tuple[Formula, ...]
     element_size: int
-    frozen: tuple[Formula, Formula] = ((), ())
+    order: Order = Order()
+    notes: tuple[str, ...] = ()
+    recompute: bool = False
     shortest: int = 2
     longest: int = LARGEST_SIZE
-    order: Order = Order()
-    drops_scores: bool = False
     _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
 
     @property
@@ -244,7 +244,7 @@ class BlockModel:
             before any block's; then of frozen ones, outside the blocks and of one block.
         """
         own = [sizes[letter] for letter in self.letters]
-        return tuple(value(formula, own) for formula in (*self.elements, *self.frozen))
+        return tuple(value(formula, own) for formula in self.elements)
 
     def need(
         self,

@@ -155,14 +155,14 @@ def solve(
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
     record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer
-    those that layers have (``_POWERS``).  known: formulas of tapes of the same code, to which this one's are added:
-    where each size has exactly one of them, a few runs are enough.  fixed: sizes that don't vary.  at: those of one of
-    the runs.  Raises NoFormula, which names the event and shows two sizes.
+    those that layers have (``_POWERS``).  known: formulas of tapes of the same code, which has run before, to which
+    this one's are added: where each size has exactly one of them, a few runs are enough.  fixed: sizes that don't vary.
+    at: those of one of the runs.  Raises NoFormula, which names the event and shows two sizes.
     """
     rng = random.Random(0)
     tape = Tape(tuple(letters), [] if known is None else known, {})
     few = 0 if known is None else _FEW_AT if at else _FEW_RUNS
-    if not known:  # the first run of a process can hold more: caches fill, modules load
+    if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(draw_sizes(letters, rules, rng, fixed))
     ones = tuple(sorted(letter for letter, size in at.items() if size == 1))
     runs = [(dict(at), record(dict(at)))] if at and not ones else []
@@ -186,18 +186,22 @@ def solve_rows(
     rules: Rules = NO_RULES,
     fixed: Mapping[str, int] = {},
     num_runs: int = 0,
-) -> Formula:
-    """The formula of the bytes of all rows together.  count: the rows at given sizes, always as many, of the same
-    names.  fixed, num_runs: see ``solve``; one run is enough of what depends on no letter.
+) -> dict[str, Formula]:
+    """The formula of the bytes of each term's rows.  count: the rows at given sizes, always as many, in one order.
 
-    Raises NoFormula, which names the row and shows two sizes.
+    fixed, num_runs: see ``solve``; one run is enough of what depends on no letter.  Raises NoFormula, which names the
+    row and shows two sizes.
     """
 
     def made(sizes: dict[str, int]) -> list[Event]:
         return [Make(i, row.bytes, row.term) for i, row in enumerate(count(sizes))]
 
-    tape = solve(made, letters, rules, may_be_one=(), num_runs=num_runs, fixed=fixed)
-    return added(tape.formulas[i] for event in tape.variants[()] for i in sizes_of(event))
+    tape = solve(made, letters, rules, may_be_one=(), num_runs=num_runs, known=[], fixed=fixed)
+    found: dict[str, list[Formula]] = {}
+    for event in tape.variants[()]:
+        if isinstance(event, Make):
+            found.setdefault(event.name, []).append(tape.formulas[event.bytes])
+    return {term: added(formulas) for term, formulas in found.items()}
 
 
 def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:

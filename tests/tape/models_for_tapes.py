@@ -156,6 +156,19 @@ def odd_stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}
 
 
+class _RunsAgain(Block):
+    """Checkpointed by itself, as Hugging Face's layers after ``gradient_checkpointing_enable``."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def checkpointed_stack(s, b, h, num_layers):
+    model, inputs = short_stack(s, b, h, num_layers)
+    model.blocks = nn.ModuleList(_RunsAgain(h, 3 * h) for _ in range(num_layers))
+    return model, inputs
+
+
 class _ChunkedStack(Stack):
     """The output layer and the loss in four chunks of each sequence."""
 

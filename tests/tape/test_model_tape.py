@@ -199,12 +199,10 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
         (["{models}:odd_mlp", "--letters", "s,b,h,f,z", "--out", "{new}"], "z"),
         (["{models}:odd_mlp", "--letters", "s,b,h,f", "--out", "{new}", "--dtype", "int3"], "dtype"),
         (["{models}:odd_mlp", "--letters", "s,b,h=2,f", "--out", "{new}"], "at s="),
-        (["{models}:nothing", "--letters", "s,b", "--out", "{new}"], "nothing"),
         (["{models}:odd_mlp", "--letters", "s,b,h,f", "--out", "{folder}/none/x.json"], "none/x.json"),
         (["{tape}"], "at"),
         (["{tape}", "--at", "s=1"], "missing"),
         (["{tape}", "--at", "s=64,b=3,h=48,f=100,q=2"], "q"),
-        (["{tape}", "--at", "s=64,b=3,h=48,f=x"], "f=x"),
         (["{tape}", "--at", "s=64,b=3,h=48,f=0"], "f"),
         (["{tape}", "--at", "s=1,b=3,h=48,f=100"], "1"),
         (["{tape}", "--at", "s=64,s=2"], "s=2"),
@@ -282,7 +280,10 @@ def real(factory, sizes, blocks, again, path, part):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "letters", "parts"),
-    [("stack", "s,b,h,f,v", ("mlp",)), at_night(("llama", "s,b,h,a,k,f,v", ("", "mlp", "self_attn", "operations")))],
+    [
+        ("stack", "s,b,h,f,v", ("mlp",)),
+        at_night(("llama", "s,b,h,a,k,f,v", ("", "mlp", "self_attn", "operations", "every-second-matmul"))),
+    ],
 )
 def test_any_number_of_blocks_is_a_real_run(name, letters, parts):
     if name.startswith("llama"):
@@ -321,7 +322,7 @@ def test_blocks_that_are_not_alike_are_refused():
     [
         (lambda blocks, h: nn.Sequential(*blocks), 'get_submodule("")', ("mlp.0",)),
         (lambda blocks, h: nn.Sequential(nn.Linear(h, h), nn.Sequential(*blocks)), 'get_submodule("1")', ()),
-        (lambda blocks, h: Of(lambda m, x: nn.Sequential(*m.values())(x), **{f"layer_{i}": b for i, b in enumerate(blocks)}), "parts", ("operations",)),
+        (lambda blocks, h: Of(lambda m, x: nn.Sequential(*m.values())(x), **{f"layer_{i}": b for i, b in enumerate(blocks)}), "parts", ("operations", "every-second-matmul")),
     ],
 )  # fmt: skip
 def test_blocks_of_any_name_can_run_again(around, path, parts):
@@ -343,6 +344,34 @@ def test_a_model_without_blocks_is_refused():
 
     with pytest.raises(ConfigError, match="must have a list of 5 blocks"):
         solved_blocks(mlp, *parsed_letters("s,b,h")[:2])
+
+
+def test_a_compiled_block_is_refused():
+    def factory(b, h, l):
+        blocks = [models_for_tapes.Block(h, 3 * h) for _ in range(l)]
+        blocks[0].compile(backend="aot_eager")
+        return nn.Sequential(*blocks), (torch.ones(b, h),)
+
+    with pytest.raises(ConfigError, match="a compiled model makes other kernels at each size.*leave torch.compile out"):
+        solved_blocks(factory, ["b", "h"], {})
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+def test_blocks_that_get_no_gradient_are_named():
+    def factory(b, h, l):
+        blocks = nn.ModuleList(models_for_tapes.Block(h, 3 * h) for _ in range(l))
+
+        def run(m, x):
+            for block in m["blocks"]:
+                x = checkpoint(block, x, use_reentrant=True)
+            return m["head"](x)
+
+        return Of(run, blocks=blocks, head=nn.Linear(h, h)), (torch.ones(b, h),)
+
+    with pytest.raises(
+        ConfigError, match=r"No gradient reaches parts\.blocks\.\*\.norm\.weight, .*use_reentrant=False"
+    ):
+        solved_blocks(factory, ["b", "h"], {})
 
 
 @pytest.mark.nightly

@@ -24,6 +24,7 @@ from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
     LOSS_CODE,
     OFFLOAD,
+    SELECTIVE,
     BlockModel,
     Need,
     Sharded,
@@ -276,7 +277,9 @@ def way_text(way: Way, model: OwnModel) -> str:
     """A way in one line."""
     layers, gpus = model.num_layers, model.cluster.gpus
     again = f"{model.blocks.order.num_layers(way.again)} of {layers} blocks" if way.again else "no block"
-    of_it = way.part if way.again and way.part != OFFLOAD else ""
+    if way.again and way.part in SELECTIVE:
+        again += f" but {SELECTIVE[way.part][0]}"
+    of_it = way.part if way.again and way.part not in (OFFLOAD, *SELECTIVE) else ""
     again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
     if way.part == OFFLOAD and way.again:
         again += ", inputs on the host"

@@ -15,6 +15,7 @@ from torch import nn
 
 from actmem.config import ConfigError, check_choice, check_size
 from actmem.ledger.recorder import record
+from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import loss_of
 from actmem.rows import Row
 from actmem_tools import load_model
@@ -26,10 +27,9 @@ from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Ta
 from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
     LOSS_CODE,
-    OPERATIONS,
+    SELECTIVE,
     BlockModel,
     adapter_code,
-    operations_to_keep,
     place_of,
     recompute_code,
 )
@@ -116,7 +116,11 @@ def tape_of(
 
 def _built(factory: Factory, sizes: Mapping[str, int], dtype: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    return load_model.built_model(factory, sizes, dtype)
+    model, inputs = load_model.built_model(factory, sizes, dtype)
+    if is_compiled(model):
+        rule = "a compiled model makes other kernels at each size, which have no formula: leave torch.compile out"
+        raise ConfigError("target", f"{rule}, or see `actmem record` for what it saves at one size")
+    return model, inputs
 
 
 def run_factory(
@@ -189,7 +193,7 @@ def solved_blocks(
     """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for
     all of it.
 
-    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.
+    letters: without that of the layers.  at: of a configuration, sizes of one of the runs.
     lora: the rank of ``extrapolate_blocks.adapter_code``, which runs first.  config: whose factory it is, if any.
     held: sizes that don't vary.  fake: run on fake tensors.
 
@@ -234,16 +238,10 @@ def solved_blocks(
         need = found[part].need(sizes, again, whole, is_first=True)
         if (need.kept_bytes, need.peak.bytes) != real:
             rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
-            raise ConfigError(
-                "target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer: {OTHERWISE} works"
-            )
+            told = f"{need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer"
+            raise ConfigError("target", " ".join([f"{rule}, {told}: {OTHERWISE} works.", *notes]))
 
-    waiting = list(parts)
-    while waiting:
-        part = waiting.pop(0)
-        if part == OPERATIONS:
-            waiting[:0] = operations_to_keep(found[""], at, found_blocks.first)
-            continue
+    for part in parts:
         tapes = _Tapes(partial(solved, part), partial(check, part))
         alike = found_blocks.element_size, order, notes, found_blocks.recompute
         found[part] = BlockModel(tapes, path, elements, *alike)
@@ -370,7 +368,6 @@ class _Blocks:
     """What one run of a few blocks tells.
 
     place: where the list of them is, as Python has it after ``model.``.
-    first: the first one's name.
     element_size: bytes of a weight's element.
     early: names of the weights outside with the first gradients.
     without_gradient: names of trained weights that got none.
@@ -378,7 +375,6 @@ class _Blocks:
     """
 
     place: str
-    first: str
     element_size: int
     early: frozenset[str]
     without_gradient: tuple[str, ...]
@@ -397,7 +393,7 @@ def _blocks_of(
     blocks = dict(model.get_submodule(path).named_children())
     inside = set.intersection(*({name for name, _ in block.named_modules()} for block in blocks.values()))
     for part in parts:
-        if part not in inside and part != OPERATIONS:
+        if part not in inside and part not in SELECTIVE:
             there = ", ".join(sorted(name for name in inside if name and "." not in name))
             raise ConfigError("again", f"a block of {path} has no {part}, only {there}")
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -415,8 +411,7 @@ def _blocks_of(
     inner = (i for i, name in enumerate(order_of_gradients) if name.startswith(prefix))
     early = frozenset(order_of_gradients[: next(inner, len(order_of_gradients))])
     missing = tuple(name for name in trained if name not in order_of_gradients)
-    first = prefix + next(iter(blocks))
-    return _Blocks(place_of(path), first, element_sizes.pop(), early, missing, ran_again == blocks.keys())
+    return _Blocks(place_of(path), element_sizes.pop(), early, missing, ran_again == blocks.keys())
 
 
 def _elements(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from itertools import combinations, combinations_with_replacement, product, zip_longest
+from itertools import combinations, combinations_with_replacement, zip_longest
 
 import numpy as np
 
@@ -54,8 +54,6 @@ _COUNTS = "aktcnx"
 _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
 #: Of what letters of known meaning are multiples: a number times letters, of which only those that are there count.
 _USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
-#: The powers that a letter can have in a layer of this library; of others 0 and 1.
-_POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
 #: How many runs are enough where the formulas are known already, the second where one is at the sizes asked for.
 _FEW_RUNS, _FEW_AT = 3, 2
 #: The most monomials of a formula, and the largest denominator of their coefficients.
@@ -154,10 +152,10 @@ def solve(
 ) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
-    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer
-    those that layers have (``_POWERS``).  known: formulas of tapes of the same code, which has run before, to which
-    this one's are added: where each size has exactly one of them, a few runs are enough.  fixed: sizes that don't vary.
-    at: those of one of the runs.  Raises NoFormula, which names the event and shows two sizes.
+    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers.  known:
+    formulas of tapes of the same code, which has run before, to which this one's are added: where each size has exactly
+    one of them, a few runs are enough.  fixed: sizes that don't vary.  at: those of one of the runs.  Raises NoFormula,
+    which names the event and shows two sizes.
     """
     rng = random.Random(0)
     tape = Tape(tuple(letters), [] if known is None else known, {})
@@ -349,10 +347,6 @@ class _Fit:
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
         self._runs, self._letters = runs, list(letters)
         self._logs = np.array([[math.log(run[x]) for x in letters] + [1.0] for run in runs])
-        self._powers = np.zeros((0, 0))
-        if len(runs) < len(self._letters) + 2:
-            self._powers = np.array(list(product(*(_POWERS.get(x, (0, 1)) for x in letters))))
-            self._steps = self._powers @ np.diff(self._logs[:, :-1], axis=0).T
         self._found: dict[tuple[int, ...], list | None] = {}
         # What may be a common factor: a letter, or a letter over one that divides it.
         self._factors = [{x: 1} for x in letters]
@@ -369,15 +363,10 @@ class _Fit:
     def _monomial(self, sizes):
         if min(sizes) <= 0:
             return None
+        if len({*sizes}) == 1:  # one run can be enough of what depends on no letter
+            return [(Fraction(sizes[0]), {})]
         logs = np.log(np.array(sizes, float))
-        if len(self._powers):
-            near = np.flatnonzero(np.abs(self._steps - np.diff(logs)).max(axis=1, initial=0) < 1e-9)
-            if not len(near):
-                return None
-            # Several agree on all runs only where a letter is always given by others.
-            powers = min((self._powers[i] for i in near), key=lambda some: np.abs(some).sum())
-        else:
-            powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
+        powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
         named = {x: e for x, p in zip(self._letters, powers) if (e := round(float(p)))}
         coefficients = {Fraction(size) / self._value(named, run) for size, run in zip(sizes, self._runs)}
         return [(coefficients.pop(), named)] if len(coefficients) == 1 else None

@@ -31,25 +31,6 @@ from tests.tape import models_for_tapes
 from tests.tiers import at_night, sampled
 
 MODELS = Path(models_for_tapes.__file__)
-#: Letters of each factory, and one shape besides those drawn.
-SEEN = {
-    "odd_mlp": ("s,b,h:4,f", {"s": 64, "b": 1, "h": 48, "f": 100}),
-    "next_token": ("s,b,h,v", {"s": 64, "b": 1, "h": 48, "v": 1000}),
-    "checkpointed": ("s,b,h,f", {"s": 64, "b": 1, "h": 48, "f": 100}),
-}
-
-
-@pytest.mark.parametrize("name", SEEN)
-def test_a_tape_agrees_with_real_runs(name):
-    text, shape = SEEN[name]
-    letters, rules, _ = parsed_letters(text)
-    tape = model_tape(f"{MODELS}:{name}", letters, rules)
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    factory = getattr(models_for_tapes, name)
-    for sizes in (shape, *(draw_sizes(letters, rules, rng) for _ in range(2))):
-        assert said(tape.at(sizes)) == said(read_events(run_factory(factory, sizes)))
 
 
 def said(reading):
@@ -131,22 +112,28 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(MODELS_OF_OTHERS, 0, always=("squeeze", "recommender")))
-def test_tapes_of_models_of_others_are_real_runs_at_larger_sizes(name):
+#: Beside the models of others: odd sizes, checkpoints.
+WRITTEN_HERE = {"odd_mlp": "s,b,h:4,f", "next_token": "s,b,h,v", "checkpointed": "s,b,h,f"}
+ALL_LETTERS = LETTERS | WRITTEN_HERE
+FACTORIES = MODELS_OF_OTHERS | {name: getattr(models_for_tapes, name) for name in WRITTEN_HERE}
+
+
+@pytest.mark.parametrize("name", sampled(FACTORIES, 0, always=("squeeze", "recommender", *WRITTEN_HERE)))
+def test_a_tape_is_a_real_run_at_larger_sizes(name):
     """Bytes, FLOPs and all else at three sizes of which each that can is twice as large as those that were solved from."""
     if name in HUGGING_FACE:
         pytest.importorskip("transformers")
-    letters, rules, fixed = parsed_letters(LETTERS[name])
-    factory = MODELS_OF_OTHERS[name]
+    letters, rules, fixed = parsed_letters(ALL_LETTERS[name])
+    factory = FACTORIES[name]
     if name in REFUSED:
         with pytest.raises(NoFormula, match=REFUSED[name]):
             tape_of(factory, letters, rules, fixed)
         return
     tape = tape_of(factory, letters, rules, fixed)
     rng = random.Random(name)
-    for _ in range(3):
+    for ones in ({}, {}, {"b": 1} if name in WRITTEN_HERE else {}):
         sizes = draw_sizes(letters, rules, rng)
-        sizes |= {letter: 2 * size for letter, size in sizes.items() if letter in "sbfvic"}
+        sizes |= {letter: 2 * size for letter, size in sizes.items() if letter in "sbfvic"} | ones
         assert said(tape.at(sizes)) == said(read_events(run_factory(factory, sizes))), sizes
 
 

@@ -206,10 +206,10 @@ def solved_blocks(
     with _running(fake) as dropouts:
         found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         if lora:
-            factory = _changed(factory, adapter_code(found_blocks.place, lora))
+            factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks, order.period)
-    path, notes = found_blocks.place, (load_model.gradient_note(found_blocks.without_gradient),)
+    path, notes = place_of(found_blocks.path), (load_model.gradient_note(found_blocks.without_gradient),)
     notes = tuple(note for note in (*notes, _FUSED if dropouts else "") if note)
     found: dict[str, BlockModel] = {}
     known: list[Formula] = []
@@ -367,14 +367,14 @@ def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
 class _Blocks:
     """What one run of a few blocks tells.
 
-    place: where the list of them is, as Python has it after ``model.``.
+    path: where the list of them is in the model.
     element_size: bytes of a weight's element.
     early: names of the weights outside with the first gradients.
     without_gradient: names of trained weights that got none.
     recompute: whether every block runs again in backward as it is.
     """
 
-    place: str
+    path: str
     element_size: int
     early: frozenset[str]
     without_gradient: tuple[str, ...]
@@ -411,7 +411,7 @@ def _blocks_of(
     inner = (i for i, name in enumerate(order_of_gradients) if name.startswith(prefix))
     early = frozenset(order_of_gradients[: next(inner, len(order_of_gradients))])
     missing = tuple(name for name in trained if name not in order_of_gradients)
-    return _Blocks(place_of(path), element_sizes.pop(), early, missing, ran_again == blocks.keys())
+    return _Blocks(path, element_sizes.pop(), early, missing, ran_again == blocks.keys())
 
 
 def _elements(
@@ -431,7 +431,7 @@ def _elements(
 
     def rows(sizes: dict[str, int]) -> list[Row]:
         model, _ = _built(factory, {**sizes, _BLOCKS: 2}, dtype)
-        layers = [*eval(f"model.{blocks.place}", {"model": model}).children()]
+        layers = [*model.get_submodule(blocks.path).children()]
         before = {id(p) for layer in layers[:-period] for p in layer.parameters()}
         of_block = {id(p) for layer in layers[-period:] for p in layer.parameters()} - before
         found = []

@@ -245,7 +245,6 @@ def _solved(
     """Events with numbers of formulas, which are added to the tape's.  runs: those that are done."""
     free = [letter for letter in tape.letters if letter not in fixed]
     runs = list(runs)
-    structure = _structure(runs[0][1]) if runs else []
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
     for _ in range(100):  # few letters have fewer different sizes
@@ -255,8 +254,7 @@ def _solved(
         if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
             drawn.add(tuple(sizes.values()))
             runs.append((sizes, record(sizes)))
-            structure = structure or _structure(runs[0][1])
-            _check_structure(runs[0][0], structure, sizes, _structure(runs[-1][1]))
+            _check_structure(runs[0], runs[-1])
     fit = _Fit([sizes for sizes, _ in runs], free, rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
     # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
@@ -312,16 +310,12 @@ def _text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{letter}={size}" for letter, size in sizes.items())
 
 
-def _structure(events: list[Event]) -> list[Event]:
-    return [with_sizes(event, (0,) * len(sizes_of(event))) for event in events]
-
-
-def _check_structure(
-    first: dict[str, int], one: Sequence[Event], second: dict[str, int], other: Sequence[Event]
-) -> None:
-    for i, (mine, theirs) in enumerate(zip_longest(one, other)):
-        if mine != theirs:
-            what = [f"{_text(sizes)}: {_event_text(event)}" for sizes, event in ((first, mine), (second, theirs))]
+def _check_structure(*runs: tuple[dict[str, int], list[Event]]) -> None:
+    """Raise NoFormula unless two runs have the same events, whatever their sizes."""
+    without_sizes = [[with_sizes(event, (0,) * len(sizes_of(event))) for event in events] for _, events in runs]
+    for i, both in enumerate(zip_longest(*without_sizes)):
+        if both[0] != both[1]:
+            what = [f"{_text(sizes)}: {_event_text(event)}" for (sizes, _), event in zip(runs, both)]
             raise NoFormula(
                 "letters", f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}"
             )

@@ -209,8 +209,9 @@ def solved_blocks(
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks, order.period)
-    path, notes = place_of(found_blocks.path), (load_model.gradient_note(found_blocks.without_gradient),)
-    notes = tuple(note for note in (*notes, _FUSED if dropouts else "") if note)
+    path = place_of(found_blocks.path)
+    remarks = load_model.gradient_note(found_blocks.without_gradient), _FUSED if dropouts else ""
+    notes = tuple(remark for remark in remarks if remark)
     found: dict[str, BlockModel] = {}
     known: list[Formula] = []
 

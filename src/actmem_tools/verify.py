@@ -45,6 +45,9 @@ NOT_RUN = (
 COUNTED_PARTS = ("weights", "gradients", "optimizer states", "activations", "logits and loss")
 
 
+_Ranks = tuple[TensorParallel, ContextParallel, TensorParallel | None]
+
+
 def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     """The counted lines of the plan's bill beside those of an emulated rank.
 
@@ -56,7 +59,7 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     actions = fullest_actions(model, plan, chunks)
     steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
     with _emulated(plan) as ranks:
-        parts = [_part(model, plan, *ranks, layers, plan.recompute) for layers in chunks]
+        parts = [_part(model, plan, ranks, layers) for layers in chunks]
         return compare(predicted, measure_parts(parts, steps) + _states(parts, plan))
 
 
@@ -67,7 +70,7 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
 
 
 @contextmanager
-def _emulated(plan: Plan) -> Iterator[tuple[TensorParallel, ContextParallel, TensorParallel | None]]:
+def _emulated(plan: Plan) -> Iterator[_Ranks]:
     """The emulated rank's groups: t, c, and who shares experts if these are more than t.
 
     A single tensor-parallel rank has no sequence to share.
@@ -79,15 +82,8 @@ def _emulated(plan: Plan) -> Iterator[tuple[TensorParallel, ContextParallel, Ten
         yield *groups, expert_ranks(ranks) if replicas > 1 else None
 
 
-def _part(
-    model: PlannedModel,
-    plan: Plan,
-    tp: TensorParallel,
-    context: ContextParallel,
-    experts: TensorParallel | None,
-    layers: range,
-    recompute: str,
-) -> GPT | LlamaStage:
+def _part(model: PlannedModel, plan: Plan, ranks: _Ranks, layers: range) -> GPT | LlamaStage:
+    (tp, context, experts), recompute = ranks, plan.recompute
     shape, dtype = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size), torch.bfloat16
     if isinstance(shape, ModelShape):
         return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
@@ -111,7 +107,7 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
         layers = others[-1]
     with _emulated(plan) as ranks:
         # What a backward pass makes doesn't depend on the microbatches that wait.
-        kept, peak = measure_part_peak(_part(model, plan, *ranks, layers, plan.recompute))
+        kept, peak = measure_part_peak(_part(model, plan, ranks, layers))
     return Match("transient", predicted, peak - kept)
 
 

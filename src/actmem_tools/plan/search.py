@@ -460,10 +460,9 @@ class _Search:
             }
             if max(sizes.values()) <= room:
                 break
-        else:
-            fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
-            return Refused(layout, modes[-1], n, fullest, sizes[fullest])
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
+        if sizes[fullest] > room:
+            return Refused(layout, modes[-1], n, fullest, sizes[fullest])
         return Plan(layout, recompute, n, fullest, sizes[fullest], self._seconds(layout, recompute, n))
 
     def _seconds(self, layout: Parallel, recompute: str, n: int) -> StepSeconds:

@@ -47,7 +47,6 @@ class ConfigModel:
             rule = f"{kind} is no configuration that transformers knows: {one_line(error)}"
             raise ConfigError("target", rule) from error
         self.config = whole.get_text_config()
-        self.is_part = self.config is not whole
         masked = str((getattr(whole, "architectures", None) or [""])[0]).endswith("ForMaskedLM")
         causal, both = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
         found = [

@@ -11,7 +11,6 @@ ALONE = [
     ("measure_gpu.py", "", "--device: there is no GPU that this torch can use; try --device cpu --quick"),
     ("measure_gpu.py", "--device cpu", "--device: a CPU would need days for these layers: add --quick"),
     ("measure_paper.py", "--processes 0", "--processes: must be at least 1, got 0"),
-    ("measure_paper.py", "--model tiny", "--model: invalid choice: 'tiny'"),
     ("measure_peers.py", "--emulate 2 --rounds 10000000", "--rounds: must be at most"),
     ("measure_pipeline.py", "", "not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py, or python labs/measure_pipeline.py --ranks 2"),
     ("measure_speed.py", "--emulate 1 --model 1T", "model shape: 1 ranks need about "),

@@ -175,7 +175,8 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     curves = [memory_curve(spans, rank, lambda action: each) for rank in range(p)]
     equation = eq5(shape, parallel.tensor_parallel_size)
     peaks = [max(size for _, size in curve) for curve in curves]
-    times = f"{three_digits(peaks[0] / equation)} times eq. 5" if peaks[0] != equation else "eq. 5 exactly"
+    times = f"{three_digits(peaks[0] / equation)} times " if peaks[0] != equation else ""
+    times += f"what {shape.num_layers} layers save"
     idle = float(bubble_of(spans) / (1 + bubble_of(spans)))
     return gantt(
         f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(peaks[0])}, {times};<br>"
@@ -184,7 +185,7 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         f"at their peaks the ranks hold {', '.join(f'{peak // each}' for peak in peaks)} chunk-microbatches; rank 0 "
         f"holds {peaks[0]:,} bytes, {times}; idle {idle:.1%} of the step.",
         # Interleaving multiplies equation 5 by less than 1 + 1/m.
-        spans, curves, limit=("eq. 5", equation), room=3 * equation // 2,
+        spans, curves, limit=(f"{shape.num_layers} layers (equation 5)", equation), room=3 * equation // 2,
     )  # fmt: skip
 
 

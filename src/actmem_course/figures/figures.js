@@ -29,8 +29,7 @@ const worded = (data, isDiagram) => data.map((trace) => {
     const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
-  if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;
-  return { ...trace, text: trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) };
+  return trace;
 });
 const fitted = (layout, width) => {
   const fit = { ...layout };
@@ -119,9 +118,9 @@ export const joined = (data, { barmode }) => {
   return runs.map((run) => {
     const trace = together(run);
     if (trace.type === "bar") trace.ids = numbered(run.flatMap((one) => one.x.map((_, bar) => identity(one, bar))));
-    // Words that say nothing cost as much as others.
-    const says = trace.text?.some((words) => words && words !== "\u00a0");
-    if (says !== false) return trace;
+    // Words that say nothing cost as much as others.  A trace of words alone keeps them: without, Plotly takes away those of the
+    // trace before it as well.
+    if (!trace.text || trace.mode === "text" || trace.text.some((words) => words && words !== "\u00a0")) return trace;
     const { text, textposition, ...silent } = trace;
     return trace.mode ? { ...silent, mode: trace.mode.replace("+text", "") } : silent;
   });
@@ -168,7 +167,8 @@ const write = (plot, notes) => {
   const line = xaxis._offset + xaxis.d2p(limit.x[0]);
   [...place.children].forEach((words, which) => {
     const left = parseFloat(words.style.left);
-    if (notes[which].xref !== "paper" && left < line + 4 && line < left + wide(words.textContent)) words.style.left = `${line + 4}px`;
+    const width = wide(words.textContent), hasRoom = line + width + 8 < plot.clientWidth;  // else they lie on it
+    if (notes[which].xref !== "paper" && hasRoom && left < line + 4 && line < left + width) words.style.left = `${line + 4}px`;
   });
 };
 
@@ -231,14 +231,16 @@ export const judged = (text, unit, { number, reply }) => {
   return { guess, refused: false, reply: [`${said} ${is.slice(0, -1)}: ${howFar(guess, number)}.`, ...because].join("\n") };
 };
 
-// The line of a guess in its figure; at the axis's end if it lies beyond.  Plotly has the ends of a logarithmic axis as exponents.
+// The line of a guess in its figure; of one beyond the axis at its end, and its words say so.  Plotly has the ends of a logarithmic
+// axis as exponents.
 export const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
-  const along = axis[0], { range, type } = layout[`${along}axis${axis.slice(1)}`] ?? {};
-  const at = (start + per * guess) / unit;
-  const [low, high] = range?.map((end) => type === "log" ? 10 ** end : end) ?? [at, at];
-  const inside = Math.min(Math.max(at, low), high);
-  const label = along === "x" && at > high ? { ...shape.label, xanchor: "right" } : shape.label;  // or it would leave the card
-  return { ...shape, label, [`${along}0`]: inside, [`${along}1`]: inside };
+  const along = axis[0], { range, type } = layout[`${along}axis${axis.slice(1)}`] ?? {}, isLog = type === "log";
+  const value = (start + per * guess) / unit, at = isLog ? Math.log10(Math.max(value, Number.MIN_VALUE)) : value;
+  const [low, high] = range ?? [at, at], place = Math.min(Math.max(at, low), high);
+  const arrow = place === at ? "" : ({ x: "←→", y: "↓↑" })[along][Number(at > high)];
+  const label = { ...shape.label, text: arrow ? `your guess, ${plain(guess)}, is beyond the axis ${arrow}` : shape.label.text };
+  if (along === "x") label.xanchor = place < (low + high) / 2 ? "left" : "right";  // or it would leave the card
+  return { ...shape, label, [`${along}0`]: isLog ? 10 ** place : place, [`${along}1`]: isLog ? 10 ** place : place };
 };
 
 // ask: sends Python a message, and promises the next state.  plotly: a promise of Plotly.js.
@@ -266,7 +268,7 @@ export class Figure {
 
   say(words, isWaiting = false) {
     this.message.textContent = words;
-    this.message.classList.toggle("waiting", isWaiting);
+    this.place.classList.toggle("actmem-waits", isWaiting);
   }
 
   async draw() {

@@ -113,7 +113,9 @@ class CachingAllocator:
         segments = [list(blocks_of(first)) for first in self.segments]
         if not self.expandable:
             segments = [blocks for blocks in segments if any(block.in_use for block in blocks)]
-        free = [(block, block.address - blocks[0].address) for blocks in segments for block in blocks if not block.in_use]
+        free = [
+            (block, block.address - blocks[0].address) for blocks in segments for block in blocks if not block.in_use
+        ]
         return sum(block.size - (self._whole_pages(block, at) if self.expandable else 0) for block, at in free)
 
     @staticmethod

@@ -174,11 +174,12 @@ def lab_page(name: str, source: str) -> str:
 
 
 def evidence() -> str:
-    """What A100s logged beside the paper's equations, computed."""
-    sentences = (
-        f"{pair.what}: <b>{pair.logged_bytes:,} B</b> logged, {pair.formula_bytes:,} B by formula" for pair in logged_pairs()[:2]
+    """What A100s logged for a layer, beside the paper's equation."""
+    layer = logged_pairs()[0]
+    return (
+        f"On NVIDIA's A100s one more layer of a test model took <b>{layer.logged_bytes:,} B</b> (Megatron-LM's own CI); "
+        f"by formula it takes {layer.formula_bytes:,} B."
     )
-    return f"On NVIDIA's GPUs, to the byte (Megatron-LM's own CI, A100): {'; '.join(sentences)}."
 
 
 #: A line of the map in the first chapter: a chapter's file, what it is about, its minutes.
@@ -211,8 +212,13 @@ def front_page() -> str:
     ]
     said = about_chapters()
     lines += [f"- [{title(nbformat.read(path, as_version=4))}](notebooks/{path.name}){said.get(path.name, '')}" for path in chapters()]
-    lines += ["", "## The labs", ""]
-    lines += [f"- [{lab_title(source)}](labs/{Path(name).stem}.md)" for name, source in labs().items()]
+    for heading, are_exercises in (("The labs", True), ("Measurements", False)):
+        lines += ["", f"## {heading}", ""]
+        lines += [
+            f"- [{lab_title(source)}](labs/{Path(name).stem}.md)"
+            for name, source in labs().items()
+            if (Path(name).stem in lab_names()) == are_exercises
+        ]
     lines += ["", "## About", "", "\n\n".join(about), "", "[The README](README.md) has commands; [the findings](FINDINGS.md) say how everything is checked."]
     return "\n".join(lines) + "\n"
 

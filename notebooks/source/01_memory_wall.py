@@ -82,7 +82,7 @@ Reveal(
 # | [7 Time](07_time.ipynb) | What does it cost? | 40 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
-# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
+# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 45 | [8](../labs/lab8_plan.py) |
 # | [10 The loss](10_the_loss.ipynb) | What does a vocabulary of 128k cost? | 35 | [9](../labs/lab9_the_ends.py) |
 # | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 35 | [10](../labs/lab10_keep_less.py) |
 # | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
@@ -249,16 +249,16 @@ for stages in (8, 16):
     of_layers = sum(row.bytes for row in stage_rows(gpt3.shape, parallel) if row.term in layer_terms)
     states = sum(parameter_counts(gpt3.shape, parallel).values()) * sum(taken.values())
     print(
-        f"GPT-3, p = {stages}: {gpt3.shape.num_layers // stages} layers save {size_text(of_layers)} of activations; "
-        f"parameters, gradients and optimizer states take {size_text(states)}."
+        f"GPT-3, p = {stages}: {gpt3.shape.num_layers // stages} layers save {size_text(of_layers)} for {stages} "
+        f"microbatches; parameters, gradients and optimizer states take {size_text(states)}."
     )
 p, m = gpt3.parallel.pipeline_parallel_size, gpt3.parallel.num_model_chunks
 factor = float(interleave_factor(p, m))
 print(f"With {m} groups of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = {factor:.2f} times the activations.")
 
 # %% [markdown]
-# Not a byte less. Under 1F1B, the usual schedule, the first stage runs $p$ forward passes before its first backward
-# pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers: $L$ layers' worth, whatever
+# Not a byte less. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes
+# before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers: $L$ layers' worth, whatever
 # $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). The bar 175B has more, because its schedule is
 # interleaved: each GPU holds several groups of layers.
 #

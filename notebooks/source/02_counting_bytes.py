@@ -75,7 +75,7 @@ Reveal(
 # Weights don't count, because they stay in memory anyway.
 #
 # The forward pass saves one tensor after the other. Before each step, ask the two questions. Point at a box, or tap it,
-# to see which gradient reads it. Step $n$ stores what the headings below call row $n$.
+# to see which gradient reads it. Step $n$ is row $n$ of the headings below.
 
 # %%
 Panel(
@@ -335,8 +335,10 @@ worked(
 # of two tests, and what they share cancels. Most pairs don't agree with a formula, because the allocator's blocks
 # or what kernels save inside change what is logged. `python labs/measure_runs.py` lists those that do.
 #
-# Here are two of them. The last pipeline stage of one test has three layers, of another two. And one test recomputes
-# nothing, another everything, and both have their peak at the loss:
+# Here are two pairs:
+#
+# - The last pipeline stage of one test has three layers, of the other two.
+# - One test recomputes nothing, the other everything, and both have their peak at the loss.
 
 # %%
 from actmem_course.others.logged_pairs import logged_pairs

@@ -40,7 +40,7 @@ Reveal(
 # hidden size, $a$ heads.
 #
 # Four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
-# each holds a part (its shard), and **partial** if each holds one full-size term of a sum that nobody has taken yet. GPT-3 has
+# each holds a part (its shard), and **partial** if each holds one full-size term of a sum that isn't added up yet. GPT-3 has
 # $t = 8$; most pictures show 4 ranks, to stay readable.
 
 # %% [markdown]
@@ -191,7 +191,7 @@ checks.show()
 # $$m + \log \sum_v e^{z_v - m} - z_y, \qquad m = \max_v z_v.$$
 #
 # So three numbers are all-reduced: the maximum, the sum, and $z_y$, which one rank has. The gradient, softmax less 1 at
-# the target, needs no other.
+# the target, needs no further all-reduce.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.

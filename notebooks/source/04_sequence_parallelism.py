@@ -323,7 +323,7 @@ worked(
 # %% [markdown]
 # ## A question
 #
-# How many bytes does sequence parallelism save on each rank, and why isn't it $2sbh$, as some texts say?
+# By how many bytes does sequence parallelism lower what each rank saves, and why not by $2sbh$, as some texts say?
 #
 # <details><summary>Answer</summary>
 #

@@ -16,7 +16,7 @@
 #
 # Suppose you don't save the core's tensors, and recompute them in the backward pass. That takes QKᵀ once more, but not attention
 # over V, whose output is saved as the input of the next linear. By what percentage do the layer's FLOPs rise? (The figure also
-# shows **full recomputation**: save only the layer's input, recompute all the rest.)
+# shows **full recomputation**: save only the layer's input, and recompute the rest up to the last tensor that backward reads.)
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -70,7 +70,7 @@ STEP = GPT3.with_sizes(num_layers=4)
 Panel(
     lambda recompute, moment: show.training_step(STEP, moment, recompute),
     recompute=choice("recompute", ("none", "selective", "full"), "none"),
-    moment=play("moment", "of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
+    moment=play("moment", "moment of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
 )
 
 # %% [markdown]

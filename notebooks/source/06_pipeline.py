@@ -72,7 +72,7 @@ from actmem_course.figures.pipeline_picture import pipeline_moments, pipeline_pi
 FOUR = show.with_pipeline(SHARDED, 4, 1)
 Panel(
     lambda moment: pipeline_picture(GPT3, FOUR, 6, moment),
-    moment=play("moment", "in forward passes", pipeline_moments(FOUR, 6), 3),
+    moment=play("moment", "time, in forward passes", pipeline_moments(FOUR, 6), 3),
 )
 
 # %% [markdown]
@@ -246,7 +246,7 @@ checks.show()
 # > *graph* must stay, since the backward pass starts from it.
 #
 # By default the runtime holds the tensor to hold the graph, bytes included: $2sbh/t$ for each microbatch in flight,
-# or $2sbh$ without sequence parallelism. The paper's appendix B frees them, here for MT-NLG:
+# or $2sbh$ without sequence parallelism. The paper's appendix B frees them, here for the 530B model:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
@@ -271,7 +271,7 @@ for rank in (0, 1, 17, 34):
 saved = parts["outputs, until freed"]["rank 0"]
 LiveFigure(
     bar_chart(
-        f"MT-NLG, 35 ranks of 3 chunks: freeing outputs saves {size_text(saved)} on rank 0",
+        f"The 530B model, 35 ranks of 3 chunks: freed outputs take {size_text(saved)} less on rank 0",
         parts,
         "one GPU, selective recomputation",
         fills=list(fills.values()),

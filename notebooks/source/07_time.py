@@ -56,7 +56,7 @@ Reveal(
 # $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right)$$
 #
 # That is what the *model* needs. **MFU** (model FLOPs utilisation) is this number over what the devices could do in
-# the time that an iteration takes. **HFU** (hardware) puts the FLOPs that really ran on top, recomputation included.
+# the time that an iteration takes. **HFU** (hardware) counts the FLOPs that really ran, recomputation included.
 # So recomputing more can raise HFU, never MFU.
 #
 # Check it: let torch count the matmuls of a whole model. On the `meta` device tensors have shapes and no data, so you
@@ -131,9 +131,9 @@ layer_times(on_gpu)
 # Why more than on the A100? Three reasons. Matmuls have sped up more than memory since, so softmax and dropout weigh
 # more. This course's layer runs them as plain kernels, where Megatron fuses them. And one GPU sends nothing, so all
 # shares are of a shorter time. (Full recomputation repeats the forward pass, and that is nearly half of this layer.)
-# Sequence parallelism divides the norms and dropouts outside the core, which pays for most of it.
+# Sequence parallelism divides the norms and dropouts outside the core, which wins most of selective's cost back.
 #
-# In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* ones,
+# In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* forms,
 # which recompute to the end. The layer is tiny, so don't expect the paper's ratios; “within” is noise.
 
 # %% jupyter={"source_hidden": true}
@@ -152,7 +152,8 @@ Varies(speed_facts(measured))
 # > **Why do this?** Recompute, and more sequences fit. They share the fixed cost of a pass. **Why not?** Each
 # > sequence carries the recomputation.
 #
-# Recomputation frees bytes, so $\rho$ times as many sequences fit. Call $\varphi$ the fixed part of a pass (launching
+# Recomputation frees bytes, so $\rho$ times as many sequences fit, by the peak of all layers and one recomputed ([chapter
+# 5](05_recomputation.ipynb)). Call $\varphi$ the fixed part of a pass (launching
 # kernels, small matmuls), relative to the work of its sequences with nothing recomputed. How large must $\varphi$ be?
 
 # %%
@@ -167,7 +168,7 @@ Panel(
 from actmem_course.predicted.recomputation import batch_factor
 
 core_again, layer_again = (float(batch_factor(GPT3, mode)) for mode in ("selective", "paper-full"))
-print(f"ρ for GPT-3: {core_again:.1f} without the core's tensors, {layer_again:.0f} with the layers' inputs only.")
+print(f"At its peak GPT-3 holds {core_again:.1f} times less with selective, {layer_again:.0f} times less with full: ρ.")
 pays_above = []
 for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
     slower = paper.TABLE4[way].combined_ms / baseline.combined_ms - 1

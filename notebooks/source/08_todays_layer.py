@@ -77,7 +77,7 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`: gate and up, $4sbf$.
 #
-# So this layer saves **nothing twice**:
+# So no two of this layer's tensors hold the same numbers:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.layer_picture import layer_picture
@@ -197,7 +197,7 @@ print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 # ## What needs no matmul
 #
 # You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. Our mode `elementwise` drops
-# both. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
+# both, and selective's tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
 
 # %%
 forward = sum(llama.llama_matmuls(LLAMA).values())

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
 # three things, and recompute no matmul. **How many GiB do the layers still save for backward?**
@@ -41,8 +41,8 @@ Reveal(
 # **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
 # record a layer, find what it needn't save, predict a step's peak, and plan a whole model.
 #
-# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $f$ width of the MLP, $v$
-# size of the vocabulary, $l$ layers.
+# **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d = h/a$, $f$ width of the
+# MLP, $v$ size of the vocabulary, $l$ layers.
 #
 # ## A layer as many libraries write it
 #
@@ -181,7 +181,7 @@ Fold(
     f"{len(known)} findings, {wasted / ledger.total_bytes:.0%} of the layer: "
     f"{', '.join(finding.waste for finding in known)}",
     "\n".join(
-        f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n{finding.text}"
+        f"{finding.waste}: {finding.bytes:,} B can be freed, {finding.floor:,} B are needed\n{finding.text}"
         for finding in known
     ),
     prose=True,
@@ -279,26 +279,7 @@ LiveFigure(step_timeline(bill, "one layer's step"))
 # Backward frees what it has used, but the activations' gradients it makes are alive at the same time as what the layer
 # saved. (On a GPU kernels add workspaces.)
 #
-# The peak has a formula, too. A *memory tape* lists what each operation of a step allocates and frees, as formulas,
-# solved from tiny runs. (Here without an optimizer: at $s$ = 256 the peak is the figure's less Adam's states.)
-
-# %%
-from actmem_tools.tape.evaluate import Run, first_microbatch, moments
-from actmem_tools.tape.model_tape import tape_of
-from actmem_tools.tape.solver import parsed_letters
-
-letters, rules, _ = parsed_letters("s,b,h:8,f", "")  # the tiny runs' letters; h is a multiple of 8
-tape = tape_of(lambda s, b, h, f: layer(s, b, h, a, k, f), letters, rules)
-for length in (64, 256, 1024):
-    events = first_microbatch(tape.events({"s": length, "b": b, "h": h, "f": f}))
-    highest = max(live for event, live, _ in moments(events) if isinstance(event, Run))
-    model, x = layer(s=length)
-    held = sum(2 * tensor.numel() for tensor in (x, *model.parameters()))
-    checks.add(f"peak at s = {length:,}", [(held + highest, am.step(model, x).peak_bytes)])
-checks.show()
-
-# %% [markdown]
-# Does that hold for models of others, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a larger
+# Does that hold for other people's models, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a larger
 # one with adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU; the workspaces of
 # cuBLAS, NVIDIA's library of matmuls, were measured and added.
 
@@ -329,10 +310,11 @@ print(f"{yours.total_bytes:,} B saved; {found_in_yours or 'no findings'}")
 # at any size: each tensor that is alive at the peak. Check it with a real step first. This one trains in 16 bits alone:
 # weights 2, gradients 2 and Adam's moments 4 bytes per parameter:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem_tools.plan.own_model import OwnModel, Way, outcome
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 from actmem_tools.tape.model_tape import solved_blocks
+from actmem_tools.tape.solver import parsed_letters
 
 
 class Model(nn.Module):
@@ -383,7 +365,7 @@ checks.show()
 # over them, all in float32 (4 + 4 + 8 bytes per parameter), and gathers a layer at a time in 16 bits. Each GPU reads a
 # sequence of its own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
 
-# %%
+# %% jupyter={"source_hidden": true}
 sizes = {"s": LLAMA.seq_length, "h": LLAMA.hidden_size, "a": LLAMA.num_attention_heads}
 sizes |= {"k": LLAMA.num_key_value_heads, "f": LLAMA.ffn_hidden_size, "v": LLAMA.vocab_size}
 gpus = Cluster(8, 80 * GIBIBYTE)
@@ -515,8 +497,8 @@ LiveFigure(show.changes_in_order())
 # 2. **Are the bytes activations?** Recompute what needs no matmul (`elementwise`). If your attention stores its scores,
 #    get a fused kernel.
 # 3. **More than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
-# 4. **Do you have replicas?** Turn half of them into pipeline stages, then half into context-parallel ranks. Without a
-#    pipeline, shard gradients (ZeRO-2).
+# 4. **Do you have replicas?** Turn half of them into pipeline stages, which share weights and states, then half into
+#    context-parallel ranks. Without a pipeline, shard gradients (ZeRO-2).
 # 5. **Still too much?** Recompute everything if the bytes are activations; shard weights (ZeRO-3, without a pipeline)
 #    if they are states.
 #
@@ -563,7 +545,7 @@ worked(
 #
 # > **Take away**
 # > 1. The same layer saves about 1.5 times as much in plain operators: record it before you buy GPUs.
-# > 2. The peak decides, on the fullest rank. It has a formula, too.
+# > 2. The peak decides, on the fullest rank.
 # > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch. Full recomputation
 # >    comes late.
 # >

@@ -148,8 +148,8 @@ checks.show()
 
 # %% [markdown]
 # The peak now has three parts: the input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the
-# chunks, $4vh$; and one chunk: the larger of its logits in float32 and 16 bits, $6uv$, and of their gradient with the
-# chunk's part of the weight's gradient, $2uv + 2vh$:
+# chunks, $4vh$; and the larger of two things of one chunk: $6uv$ (its logits, in float32 and in 16 bits), or $2uv + 2vh$
+# (their gradient, and the chunk's part of the weight's gradient):
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(show.loss_timeline(loss_step("in chunks"), v, "the loss in chunks of 1,024"))

@@ -48,7 +48,7 @@ Reveal(
 # [chapter 10](10_the_loss.ipynb) the second. The other three are here.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $v$ vocabulary, $L$ layers, $a$ query
-# heads, $k$ key and value heads, $c$ ranks that share a sequence.
+# heads, $k$ key and value heads, $d = h/a$, $c$ ranks that share a sequence.
 #
 # **A Llama layer** has RMSNorm, $k < a$ heads for keys and values, a gated MLP,
 # $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. Its flash kernel saves one number per
@@ -61,7 +61,7 @@ Reveal(
 # 2. **The loss in chunks.** Compute 1,024 tokens' logits and losses, drop the logits, go on. The backward pass
 #    recomputes them, with one more logits matmul. The layers' inputs are largest now.
 # 3. **The layers' inputs on the host.** One layer at work is largest now, and most of it is the MLP.
-# 4. **The MLP in tiles.** One layer's attention is left, or the chunked loss if the sequence is shorter. $6hv$ bytes of
+# 4. **The MLP in tiles.** One layer's attention is largest now, or the chunked loss if the sequence is shorter. $6hv$ bytes of
 #    that loss are gradients of the output layer's weight, at any $s$.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #

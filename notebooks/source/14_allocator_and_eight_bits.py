@@ -194,8 +194,8 @@ LiveFigure(
 # ## It fits, and the GPU still runs out
 #
 # Formulas count tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A freed block
-# stays reserved. Play three batches. A row is a segment, in MiB: activations are green, Adam's states (made after the first
-# batch) purple, freed blocks dotted:
+# stays reserved. Play three batches. A row is a segment, in MiB: the legend names its tensors, Adam's states are made after the
+# first batch, and freed blocks are dotted:
 
 # %%
 Panel(

@@ -57,7 +57,7 @@ def test_the_first_curves_top_is_the_formula(p, m, n):
     drawn = tops(chart(p, m, n))
     assert drawn[0] == first_stage_bytes(GPT3, parallel, num_microbatches=n)
     assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
-    (dashed,) = [trace for trace in chart(p, m, n).traces if "eq. 5" in trace["name"]]
+    (dashed,) = [trace for trace in chart(p, m, n).traces if "equation 5" in trace["name"]]
     assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
 
 

@@ -44,7 +44,7 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
         f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"
         f"({size_text(everything_kept(shape))} if nothing is recomputed)",
         {part: {name: step.parts.get(part, 0) for name, step in steps.items()} for part in _FILLS},
-        "at the peak, besides weights; +%: of an iteration's FLOPs",
+        "at the peak, besides weights",
         fills=tuple(_FILLS.values()),
         notes={name: f"{size_text(step.bytes)}, {cost(step)}" for name, step in steps.items()},
         about={name: step.asked for name, step in steps.items()},

@@ -199,7 +199,7 @@ def strangers_bars(result: Result) -> Drawing:
     predicted = {name: row["record_fake"]["peak_bytes"] + row["cublas_bytes"] for name, row in rows.items()}
     apart = {name: abs(predicted[name] - seen[name]) for name in rows}
     return bar_chart(
-        f"Predicted with fake tensors, then measured on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
+        f"Predicted with fake tensors, measured on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
         {"fake tensors + cuBLAS's workspaces": predicted, "measured": seen},
         "peak of one training step",
         beside=True,

@@ -110,13 +110,15 @@ class CachingAllocator:
         It returns a segment that holds no tensor, and each page of an expandable one that lies whole in a free block
         (``release_blocks``): what is left there are the pages that a free block shares with a tensor.
         """
-        segments = [list(blocks_of(first)) for first in self.segments]
-        if not self.expandable:
-            segments = [blocks for blocks in segments if any(block.in_use for block in blocks)]
-        free = [
-            (block, block.address - blocks[0].address) for blocks in segments for block in blocks if not block.in_use
-        ]
-        return sum(block.size - (self._whole_pages(block, at) if self.expandable else 0) for block, at in free)
+        left = 0
+        for first in self.segments:
+            blocks = list(blocks_of(first))
+            free = [block for block in blocks if not block.in_use]
+            if self.expandable:
+                left += sum(block.size - self._whole_pages(block, block.address - first.address) for block in free)
+            elif len(free) < len(blocks):
+                left += sum(block.size for block in free)
+        return left
 
     @staticmethod
     def _whole_pages(block: MemoryBlock, at: int) -> int:

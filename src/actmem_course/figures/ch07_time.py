@@ -119,6 +119,7 @@ def _names(operations: Sequence[Operation]) -> dict:
         ["<br>".join(o.name for o in group) for group in groups],
         12,
         textposition=places,
+        meta="names",  # letters on a narrow page
         mode="markers+text",
         marker={"size": 14, "opacity": 0},  # keeps the words off the markers
     )

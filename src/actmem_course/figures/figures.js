@@ -20,16 +20,20 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
   return lines;
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
-const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22, BESIDE_BOX = 18, SMALL = 0.75;
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE_BOX = 18, SAID = 34, SMALL = 0.75;
 const TALL = 600;  // pixels of a figure that a window would not show whole
 const smaller = (size) => Math.max(10, SMALL * size);
-const worded = (data, isDiagram) => data.map((trace) => {
+const letter = (place) => "abcdefghijklmnopqrstuvwxyz"[place];
+const worded = (data, isDiagram) => data.map((given) => {
+  const { customdata } = given;
+  const trace = customdata ? { ...given, customdata: customdata.map((said) => typeof said === "string" ? wrap(said, SAID) : said) } : given;
   if (isDiagram) {
     if (!trace.textfont) return trace;
     const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
-  return trace;
+  // Words at the points of a chart stand below it.
+  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`) } : trace;
 });
 const fitted = (layout, width) => {
   const fit = { ...layout };
@@ -136,6 +140,12 @@ const styled = ({ template: { layout: style }, ...layout }) => {
   return all;
 };
 
+// Plotly puts what it says of a bar beside it, on a narrow page over the edge.
+const inside = (label, plot) => {
+  const said = label.getBoundingClientRect(), card = plot.getBoundingClientRect();
+  label.style.translate = `${Math.max(card.left - said.left, 0) + Math.min(card.right - said.right, 0)}px`;
+};
+
 const NOTES = '14px system-ui, "Segoe UI", "DejaVu Sans", sans-serif';  // as in figures.css
 // How wide words are, without asking the page for its layout.
 const pen = document.createElement("canvas").getContext("2d");
@@ -196,6 +206,8 @@ const legendOf = (data, { showlegend }) => {
   if (!(showlegend ?? named.length > 1)) return "";
   return named.map((trace) => `<span><svg width="30" height="14">${swatch(trace)}</svg><span>${trace.name.replaceAll("<br>", " ")}</span></span>`).join("");
 };
+const lettered = (data) => data.filter(({ meta }) => meta === "names").flatMap(({ text }) => text)
+  .map((words, place) => `<span><b>${letter(place)}</b><span>${words.replaceAll("<br>", ", ")}</span></span>`).join("");
 
 // What is said to a guess, without waiting for Python.
 const digits = (value) => {
@@ -307,9 +319,10 @@ export class Figure {
       if (isNew) {
         write(plot, node.notes);
         plot.on("plotly_afterplot", () => write(plot, node.notes));
+        plot.on("plotly_hover", () => plot.querySelectorAll(".hovertext").forEach((label) => inside(label, plot)));
       }
       // Titles are text of the page, which wraps; Plotly would cut them.  Last, because Plotly looks up the page's layout.
-      const entries = legendOf(data, layout), words = (layout.title?.text ?? "").replaceAll("<br>", " ");
+      const entries = legendOf(data, layout) + (isNarrow && !isDiagram ? lettered(data) : ""), words = (layout.title?.text ?? "").replaceAll("<br>", " ");
       if (legend.entries !== entries) legend.innerHTML = legend.entries = entries;
       if (title.words !== words) title.innerHTML = title.words = words;
       plot.setAttribute("aria-label", alt);

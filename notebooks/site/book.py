@@ -140,6 +140,8 @@ def page(notebook: NotebookNode) -> NotebookNode:
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), fold(cell, is_first=cell is code[0])]
             if cell is code[0]:
                 cell.metadata["mystnb"] = {"code_prompt_show": "Setup: what this chapter imports"}
+        if any("──" in output.get("text", output.get("data", {}).get("text/plain", "")) for output in cell.outputs):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "actmem-table"]  # text_table rules off its header
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.

@@ -9,8 +9,6 @@ CPU =
 # For `make measure`: the number of ranks, and options of the lab.
 PROCESSES = 2
 ARGS =
-# For `make progress`: 1 forgets what has passed.
-RESET =
 # For `make course` and `make labs`: which labs or notebooks to copy afresh ("lab2 03", all).
 FRESH =
 # For `make test`: the number of test processes, and options of pytest.  FAST=1: what an edit needs; ALL=1: everything.
@@ -32,7 +30,7 @@ LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 CPU_INDEX_SECONDS = 30
 
-.PHONY: help setup course labs progress lint test test-all gpus matrix tapes measure notebooks site clean
+.PHONY: help setup course labs lint test test-all gpus matrix tapes measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
@@ -47,9 +45,6 @@ course: $(COURSE) ## open your copies of the notebooks (my/notebooks) in Jupyter
 
 labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a new one, yours is kept)
 	@$(RUN) -m actmem_course.copies labs $(addprefix --fresh=,$(FRESH))
-
-progress: $(COURSE) ## show which exercises of all labs you have passed, and what is next (RESET=1: forget it)
-	@$(RUN) -m actmem_course.judge $(if $(RESET),--reset)
 
 measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESSES=4 ARGS="--dtype float32")
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/torchrun --standalone --nproc-per-node $(PROCESSES) \

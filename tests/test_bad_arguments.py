@@ -24,7 +24,7 @@ from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_outpu
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
 from actmem.layers.gpt import GPT
-from actmem.layers.transformer import MLP, TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -157,7 +157,6 @@ LINES = [
     (lambda: interleaved(4, 2, 6, 5), "num_microbatches: 6 must be divisible by microbatches_per_round = 5"),
     (lambda: one_forward_one_backward(2, 10**9), "num_microbatches: the schedule would list 2,000,000,000 forward"),
     (lambda: torch_microbatches_per_round(2, 7), "num_microbatches: 7 must be divisible by the number of rounds = 3"),
-    (lambda: layers_per_chunk(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
     (lambda: layers_per_chunk(TINY, Parallel(1, False, 2, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 6"),
     (lambda: in_flight(Parallel(1, False, 4, 2), 0, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
     (lambda: in_flight(Parallel(1, False, 4), 4), "pipeline_rank: must be at most 3, got 4"),
@@ -172,7 +171,6 @@ LINES = [
     (lambda: llama_rows(LlamaShape(8, 1, 24, 6, 2, 30), Parallel(3)), "num_key_value_heads: 2 must divide"),
     (lambda: llama_rows(LLAMA.with_sizes(seq_length=6), Parallel(4, True)), "seq_length: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, recompute={"gelu"}), "recompute: 'gelu' is no term of this layer"),
-    (lambda: LlamaLayer(LLAMA)(torch.zeros(9, 1, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
     (lambda: llama_shape("llama9"), "model: must be one of tiny-llama"),
     (lambda: EXPERTS.with_sizes(experts_per_token=5), "experts_per_token: must be at most num_experts = 4"),
     (lambda: EXPERTS.with_sizes(num_experts=0), "num_experts: must be at least 1, got 0"),
@@ -183,7 +181,6 @@ LINES = [
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_experts=6), FOUR), "num_experts: 6 must be divisible by tensor_parallel_size = 4"),
     (lambda: expert_mlp_rows(EXPERTS, routed_tokens=33), "routed_tokens: must be at most 32, got 33"),
     (lambda: layer_rows(S, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1, got 2: the paper's layer"),
-    (lambda: state_rows(TINY, adam=["16-bit gradients"]), "adam: must be one of float32 gradients; 16-bit gradients;"),  # type: ignore[arg-type]
     (lambda: P.num_microbatches(0), "global_batch_size: must be at least 1, got 0"),
     (lambda: Cluster(8, 10**9, allowance_bytes=-1), "allowance_bytes: must be at least 0, got -1"),
     (lambda: Cluster(8, 8e10), "memory_bytes: must be a whole number, got 80000000000.0"),  # type: ignore[arg-type]
@@ -216,7 +213,6 @@ LINES = [
     (lambda: loss_peak_rows("in place", 8, 8, 9, 2), "vocab_size: 9 must be divisible by tensor_parallel_size = 2"),
     (lambda: LinearCrossEntropy(TensorParallel(), 0), "chunk: must be at least 1, got 0"),
     (lambda: DropoutMask(1, None), "p: must be at least 0 and less than 1, got 1"),
-    (lambda: DropoutMask(10**5000, None), "p: must be at least 0 and less than 1, got "),
     (lambda: emulate(4, 4), "rank: must be at most 3, got 4"),
     (lambda: ring("broadcast", 2, 8), "kind: must be one of reduce-scatter"),
     (lambda: ring("all-reduce", 0, 8), "ranks: must be at least 1"),
@@ -231,10 +227,8 @@ LINES = [
     (lambda: GPT(S.with_sizes(vocab_size=30), FOUR), "vocab_size: 30 must be divisible by tensor_parallel_size = 4"),
     (lambda: ColumnParallelLinear(8, 10, FOUR), "out_features: 10 must be divisible by tensor_parallel_size = 4"),
     (lambda: RowParallelLinear(10, 8, FOUR), "in_features: 10 must be divisible by tensor_parallel_size = 4"),
-    (lambda: MLP(S, TensorParallel(size=3)), "out_features: 64 must be divisible by tensor_parallel_size = 3"),
     (lambda: TransformerLayer(S, TensorParallel(size=3)), "num_attention_heads: 4 must be divisible by tensor_parallel_size = 3"),
     (lambda: check_pipeline(S, 3, 0, 4, False), "num_model_chunks: must be at least 1, got 0"),
-    (lambda: check_pipeline(S, 3, 1, 4, False), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 3"),
     (lambda: check_pipeline(S, 2, 2, 5, False), "num_microbatches: 5 must be divisible by pipeline_parallel_size = 2"),
     (lambda: check_pipeline(S, 4, 1, 3, False), "num_microbatches: torch's 1F1B needs at least one a stage"),
 ]  # fmt: skip

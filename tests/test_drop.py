@@ -363,36 +363,35 @@ def choices_of(kind):
     return ["selective", "elementwise", "full", again, *alone, dict.fromkeys(offloaded, "offload")]
 
 
-@pytest.mark.parametrize("copy_of", [in_order, among_others])
-@pytest.mark.parametrize("kind", ["paper", *LLAMAS])
-def test_a_hook_outside_may_return_another_layout(kind, copy_of):
-    wanted = gradients_of(*layers_of(kind, "none"))
-    for choice in choices_of(kind):
-        layer, x = layers_of(kind, choice)
+def in_a_checkpoint(layer, x):
+    return torch_checkpoint(layer, x, use_reentrant=False)
+
+
+def under_a_hook(copy_of):
+    def run(layer, x):
         with saved_tensors_hooks(copy_of, lambda tensor: tensor):
-            y = layer(x)
-        y.square().sum().backward()
-        for found, expected in zip(
-            (x.grad, *(parameter.grad for parameter in layer.parameters())), wanted, strict=True
-        ):
-            # A product of another layout may add up in another order.
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            return layer(x)
+
+    return run
 
 
 @pytest.mark.parametrize("retain_graph", [False, True])
+@pytest.mark.parametrize("run", [under_a_hook(in_order), under_a_hook(among_others), in_a_checkpoint])
 @pytest.mark.parametrize("kind", ["paper", *LLAMAS])
-def test_in_a_checkpoint_of_torch_each_kept_tensor_is_read_once(kind, retain_graph):
+def test_hooks_outside_may_return_another_layout_or_only_once(kind, run, retain_graph):
     layer, x = layers_of(kind, "none")
     wanted = gradients_of(layer.eval(), x)
     for choice in choices_of(kind):
         layer, x = layers_of(kind, choice)
-        y = torch_checkpoint(layer.eval(), x, use_reentrant=False).square().sum()
+        y = run(layer.eval(), x).square().sum()
         if retain_graph:
             y.backward(retain_graph=True)
             x.grad = None
             layer.zero_grad()
         y.backward()
-        assert equal([x.grad, *(parameter.grad for parameter in layer.parameters())], wanted), choice
+        for found, expected in zip((x.grad, *(one.grad for one in layer.parameters())), wanted, strict=True):
+            # A product of another layout may add up in another order.
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_in_a_checkpoint_of_torch_a_host_s_copy_is_read_once():

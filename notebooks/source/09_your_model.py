@@ -411,28 +411,28 @@ LiveFigure(
 # | context parallelism (CP) | each sequence | keys and values, in every layer |
 #
 # The planner counts the bytes of every layout on its fullest rank, with the 18 bytes per parameter of [chapter
-# 1](01_memory_wall.ipynb). Here are Llama 3 70B, 64 GPUs of 80 GiB, 512 sequences a step. Megatron's distributed
-# optimizer is ZeRO-1, and DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3, so take ZeRO-1. *b 1* is one sequence
-# in a microbatch; *chunks 4* are the groups of layers of an interleaved stage ([chapter 6](06_pipeline.ipynb)):
+# 1](01_memory_wall.ipynb), and keeps those that Megatron-LM, torchtitan or Hugging Face can run. Here are Llama 3 70B, 64
+# GPUs of 80 GiB, 128 sequences a step. *b 1* is one sequence in a microbatch; *chunks 5* are the groups of layers of an
+# interleaved stage ([chapter 6](06_pipeline.ipynb)):
 
 # %%
 from actmem_tools.plan.plan_report import layout_text
 from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.plan.search import bill_of, find_plans
+from actmem_tools.plan.search import Request, bill_of, find_plans
 from actmem_tools.plan.step_time import MODEL_ERROR
 
 model, cluster = planned_model_of("llama3-70b"), Cluster(64, 80 * GIBIBYTE)
-plans = find_plans(model, cluster, 512, fixed={"zero_stage": 1})
+plans = Request(model, cluster, 128).search(3)
 print(
     f"{plans.fitting:,} of {plans.counted:,} layouts fit; "
     f"the estimated times of {plans.near} are within {MODEL_ERROR:.0%}\n"
 )
-shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for plan in plans.plans[:3]]
+shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for plan in plans.plans]
 print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
 
 # %% [markdown]
-# The planner orders them by an estimated time, which is not exact enough to rank the first few: choose among these by
-# memory and simplicity.
+# Their estimated times are too close to call, so what can go wrong decides: first comes the plan that hides less of its
+# traffic, then the one with the lower ZeRO stage, with fewer kinds of parallelism, with more memory left.
 #
 # **Now write it:** [exercise 8.1](../labs/lab8_plan.py), `rank_state_bytes`: `python my/labs/lab8_plan.py --only 8.1`.
 #
@@ -448,7 +448,9 @@ lines = {
 }
 left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
 title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
-LiveFigure(bar_chart(title, {"held": bill.by_part(), "left": left}, "on the fullest rank", about=lines))
+held = {part: {part: size} for part, size in bill.by_part().items()}
+fills = [*(show.FILLS[part] for part in held), show.FILLS["freed"]]
+LiveFigure(bar_chart(title, {**held, "left": left}, "on the fullest rank", fills=fills, about=lines))
 
 # %% [markdown]
 # Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight,

@@ -145,13 +145,14 @@ class Parallel:
         tensor_parallel_size: t of the paper.
         pipeline_parallel_size: p of the paper.
         num_model_chunks: m of the paper, model chunks on each device.
-        sequence_parallel: splits layer norms and dropouts along the sequence among the same t ranks, which share
-            experts too.
+        sequence_parallel: splits layer norms and dropouts along the sequence among the same t ranks.
+        expert_parallel_size: ranks that share experts, a multiple of t: with more than t each has tokens of its own.
+            None: the t ranks.
         micro_batch_size: the planner's, in sequences (b).
         zero_stage: one of ZERO_STAGES.
 
     Formulas of a layer or a stage read t, p, m and ``sequence_parallel`` only; those of today's layers also read
-    context_parallel_size.
+    context_parallel_size and expert_parallel_size.
 
     Raises: ConfigError on a bad size.
     """
@@ -164,6 +165,7 @@ class Parallel:
     data_parallel_size: int = 1
     context_parallel_size: int = 1
     zero_stage: int = 1
+    expert_parallel_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel"):
@@ -173,6 +175,13 @@ class Parallel:
         check_choice("zero_stage", self.zero_stage, ZERO_STAGES)
         if not isinstance(self.sequence_parallel, bool):
             raise ConfigError("sequence_parallel", f"must be True or False, got {shown(self.sequence_parallel)}")
+        t, experts = self.tensor_parallel_size, self.expert_parallel_size
+        if experts is not None:
+            check_divides(
+                "expert_parallel_size", check_size("expert_parallel_size", experts), "tensor_parallel_size", t
+            )
+            if experts > t and self.sequence_parts < t:
+                raise ConfigError("expert_parallel_size", f"{experts} needs sequence parallelism among the {t} ranks")
         if self.num_model_chunks > 1 and self.pipeline_parallel_size == 1:
             raise ConfigError("num_model_chunks", "interleaving needs pipeline_parallel_size of at least 2")
 
@@ -190,13 +199,14 @@ class Parallel:
     def stage_axes(self) -> Parallel:
         """What a stage's activations depend on: all of this without data-parallel ranks."""
         t, p, m = self.tensor_parallel_size, self.pipeline_parallel_size, self.num_model_chunks
-        return _axes(t, self.sequence_parallel, p, m, self.micro_batch_size, self.context_parallel_size)
+        c, experts = self.context_parallel_size, self.expert_parallel_size
+        return _axes(t, self.sequence_parallel, p, m, self.micro_batch_size, c, experts)
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """What a layer's tensors depend on: t, c, b and whether the sequence is sharded."""
-        c = self.context_parallel_size
-        return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c)
+        """What a layer's tensors depend on: t, c, b, who shares experts and whether the sequence is sharded."""
+        c, experts = self.context_parallel_size, self.expert_parallel_size
+        return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c, experts)
 
     @property
     def num_devices(self) -> int:
@@ -208,6 +218,16 @@ class Parallel:
     def replicas(self) -> int:
         """Ranks that hold the same weights, and among which ZeRO divides: data · context."""
         return self.data_parallel_size * self.context_parallel_size
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share experts."""
+        return self.expert_parallel_size or self.tensor_parallel_size
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.replicas * self.tensor_parallel_size // self.expert_ranks
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Microbatches of one step on one data-parallel rank: global batch / (data · b).
@@ -223,9 +243,9 @@ class Parallel:
 
 
 @lru_cache(maxsize=2**12)
-def _axes(t: int, sequence_parallel: bool, p: int, m: int, b: int, c: int) -> Parallel:
+def _axes(t: int, sequence_parallel: bool, p: int, m: int, b: int, c: int, experts: int | None) -> Parallel:
     """One object for all layouts that share these: what is remembered for it is found at once."""
-    return Parallel(t, sequence_parallel, p, m, b, 1, c)
+    return Parallel(t, sequence_parallel, p, m, b, 1, c, expert_parallel_size=experts)
 
 
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:

@@ -271,8 +271,9 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
     before = generator_states(generators)
     try:
         for generator, state in zip(generators, states):
-            # torch reads from the storage's start, where a hook outside may have put something else.
-            generator.set_state(state.clone() if state.storage_offset() else state)
+            # torch reads from the storage's start, byte by byte; a hook outside may have laid it otherwise.
+            lies_so = state.is_contiguous() and not state.storage_offset()
+            generator.set_state(state if lies_so else state.clone(memory_format=torch.contiguous_format))
         yield
     finally:
         for generator, state in zip(generators, before):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,20 @@ def speed_figure(rows: Sequence[Mapping[str, Any]], setting: str) -> Drawing:
         if row["over"]:
             notes[row["name"]] += f", {overhead_text(row['over'])}"
     again = {row["name"]: 1000 * row["recompute_seconds"] for row in rows}
-    return bar_chart(
+    drawing = bar_chart(
         overhead_finding(rows),
         {
             "forward": {row["name"]: 1000 * row["forward_seconds"] for row in rows},
             "forward again, in backward": again,
             "backward": {row["name"]: 1000 * row["backward_seconds"] - again[row["name"]] for row in rows},
         },
-        f"one layer, one microbatch: {setting}",
+        "one layer, one microbatch",
         "ms",
         fills=[FILLS[what] for what in ("forward", "recomputed", "backward")],
         notes=notes,
     )
+    title = {**drawing.layout["title"], "subtitle": {"text": setting}}
+    return replace(drawing, layout={**drawing.layout, "title": title})
 
 
 def overhead_finding(rows: Sequence[Mapping[str, Any]]) -> str:

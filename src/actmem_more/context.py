@@ -109,19 +109,21 @@ class ContextParallel:
 
 
 def layer_groups(
-    context_parallel_size: int, kind: str = "gather", *, sequence_parallel: bool = False
+    context_parallel_size: int, kind: str = "gather", *, sequence_parallel: bool = False, replicas: int = 1
 ) -> tuple[TensorParallel, ContextParallel]:
     """This rank's tensor-parallel and context-parallel groups.  Every rank of the job must call it.
 
     All ranks share one layer: t neighbours share its weights, and every t-th rank a sequence.  Raises ConfigError if
-    ``context_parallel_size`` doesn't divide their number.
+    ``context_parallel_size`` doesn't divide their number.  replicas: data-parallel ranks, each with such groups.
     """
     check_choice("kind", kind, CONTEXT_KINDS)
     check_size("context_parallel_size", context_parallel_size)
     world = dist.get_world_size()
-    t = check_divides("ranks", world, "context_parallel_size", context_parallel_size)
+    name = "context_parallel_size" if replicas == 1 else "context_parallel_size · replicas"
+    t = check_divides("ranks", world, name, context_parallel_size * replicas)
     rows = [list(range(first, first + t)) for first in range(0, world, t)]
-    columns = [list(row) for row in zip(*rows)]
+    c = context_parallel_size
+    columns = [list(column) for first in range(0, len(rows), c) for column in zip(*rows[first : first + c])]
     tensor, context = (dist.new_subgroups_by_enumeration(each)[0] for each in (rows, columns))
     return tensor_parallel(tensor, sequence_parallel=sequence_parallel), ContextParallel(tensor_parallel(context), kind)
 

@@ -2,8 +2,9 @@
 
 **Dispatch.**  sb tokens make sb·κ pairs of a token and an expert.  A rank holds E/t experts whole.
 Under sequence parallelism it routes its own tokens, and an all-to-all brings each pair's row to the
-rank of its expert and back.  Without it every rank has every token, takes the pairs of its own experts,
-and the ranks add what they found.  Ranks hold as much as the router sends them: R pairs.
+rank of its expert and back; so it does where more ranks than t share the experts, each with its own tokens.
+Without it every rank has every token, takes the pairs of its own experts, and the ranks add what they found.
+Ranks hold as much as the router sends them: R pairs.
 
 **What is not kept**, though a plain implementation keeps it: the rows of the dispatched tokens, which backward
 sends again, as sequence parallelism gathers again; the experts' outputs, because the routing weight
@@ -20,15 +21,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.config import check_choice
+from actmem.config import check_choice, check_divides, check_size
 from actmem.drop import KEEP_ALL, NamedForward
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_gather, all_reduce
-from actmem.parallel.groups import TensorParallel
+from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import as_rows
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 from actmem_more.all_to_all import all_to_all
@@ -43,21 +45,35 @@ class ExpertMLP(ParallelModule):
     """Σ over a token's κ experts of weight · down(silu(gate(x)) · up(x)), and the shared experts' if there are any.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  routing: see Routing; a
-    forced one needs no values, so an emulated rank can run it.  routed_tokens: of the last forward
-    pass, the pairs of a token and an expert that this rank's experts took (R).
+    forced one needs no values, so an emulated rank can run it.  experts: the ranks that share experts, see
+    ``expert_ranks``; None: those of ``tp``.  routed_tokens: of the last forward pass, the pairs of a token and an
+    expert that this rank's experts took (R).
     """
 
-    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, routing: Routing = "learned", **factory):
+    def __init__(
+        self,
+        shape: LlamaShape,
+        tp: TensorParallel,
+        *,
+        seed: int,
+        routing: Routing = "learned",
+        experts: TensorParallel | None = None,
+        **factory,
+    ):
         super().__init__()
+        ranks = experts or tp
         check_choice("routing", routing, get_args(Routing))
         assert shape.num_experts and shape.experts_per_token
-        h, f, held = shape.hidden_size, shape.ffn_hidden_size, shape.num_experts // tp.size
-        self.tp, self.routing, self.num_experts, self.taken = tp, routing, shape.num_experts, shape.experts_per_token
+        h, f, held = shape.hidden_size, shape.ffn_hidden_size, shape.num_experts // ranks.size
+        self.ranks, self.routing = ranks, routing
+        self.num_experts, self.taken = shape.num_experts, shape.experts_per_token
         self.routed_tokens = 0
         self.sigmoid = shape.sigmoid_router
         self.router = ReplicatedLinear(h, shape.num_experts, tp, seed=child_seed(seed, "router"), **factory)
-        self.gate, self.up = (own_weight(tp, child_seed(seed, n), held, f, h, dim=0, **factory) for n in ("gate", "up"))
-        self.down = own_weight(tp, child_seed(seed, "down"), held, h, f, dim=0, **factory)
+        self.gate, self.up = (
+            own_weight(ranks, child_seed(seed, n), held, f, h, dim=0, **factory) for n in ("gate", "up")
+        )
+        self.down = own_weight(ranks, child_seed(seed, "down"), held, h, f, dim=0, **factory)
         self.shared = None
         if width := shape.shared_ffn_size:
             self.shared = GatedMLP(h, width, tp, seed=child_seed(seed, "shared"), prefix="shared ", **factory)
@@ -92,11 +108,22 @@ class ExpertMLP(ParallelModule):
 
     def _plan(self, chosen: Tensor) -> Dispatch:
         if self.routing == "learned":
-            return Dispatch.of(chosen, self.num_experts, self.tp)
+            return Dispatch.of(chosen, self.num_experts, self.ranks)
         tokens, experts = chosen.shape[0] * chosen.shape[1], range(self.num_experts)
         each, more = divmod(tokens * self.taken, self.num_experts)
         counts = [each + (e < more) if self.routing == "even" else tokens * (e < self.taken) for e in experts]
-        return Dispatch(self.tp, (tuple(counts),) * self.tp.sequence_parts)
+        return Dispatch(self.ranks, (tuple(counts),) * self.ranks.sequence_parts)
+
+
+def expert_ranks(size: int) -> TensorParallel:
+    """This rank's group of ``size`` neighbours that share experts, each with tokens of its own.
+
+    Every rank of the job must call it.  Raises ConfigError if ``size`` doesn't divide their number.
+    """
+    world = dist.get_world_size()
+    check_divides("ranks", world, "expert_parallel_size", check_size("expert_parallel_size", size))
+    groups = [list(range(first, first + size)) for first in range(0, world, size)]
+    return tensor_parallel(dist.new_subgroups_by_enumeration(groups)[0], sequence_parallel=True)
 
 
 def _sorted_by_expert(chosen: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class LlamaLayer(nn.Module):
         recompute: as for ``TransformerLayer``.
         host: of terms that are offloaded; None makes one, and a model gives all its layers the same.
         seed: of the weights; as for ``TransformerLayer``.
-        routing: of the experts, see ``actmem_more.experts``.
+        routing, experts: see ``actmem_more.experts.ExpertMLP``.
 
     Saves: what actmem_more.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.
     Raises: ConfigError if the ranks can't share the layer, on a longer sequence, and under context parallelism on a
@@ -59,10 +59,11 @@ class LlamaLayer(nn.Module):
         seed: int | None = None,
         routing: Routing = "learned",
         context: ContextParallel = ContextParallel(),
+        experts: TensorParallel | None = None,
         **factory,
     ):
         super().__init__()
-        parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+        parallel = parallel_of(tp, context, experts)
         self.seq_length = own_context_shape(shape, parallel, context.kind).seq_length
         self.recompute = Recompute.of(recompute)
         terms = llama_layer_terms(shape, context.is_ulysses)
@@ -81,7 +82,7 @@ class LlamaLayer(nn.Module):
         seed = child_seed(seed, "mlp")
         self.mlp: GatedMLP | ExpertMLP
         if shape.num_experts:
-            self.mlp = ExpertMLP(shape, tp, seed=seed, routing=routing, **factory)
+            self.mlp = ExpertMLP(shape, tp, seed=seed, routing=routing, experts=experts, **factory)
         else:
             self.mlp = GatedMLP(shape.hidden_size, shape.ffn_hidden_size, tp, seed=seed, **factory)
         self.mlp_input = "router input" if shape.num_experts else "gate and up input"
@@ -196,6 +197,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return context.permute(2, 0, 1, 3).flatten(2)
 
 
+def parallel_of(tp: TensorParallel, context: ContextParallel, experts: TensorParallel | None) -> Parallel:
+    """The sizes of these groups."""
+    size = experts.size if experts else None
+    return Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size, expert_parallel_size=size)
+
+
 class LlamaStage(ModelPart):
     """The layers of ``layers``, default all.
 
@@ -206,6 +213,7 @@ class LlamaStage(ModelPart):
     Args:
         shape: of the whole model and sequence; context-parallel ranks take their parts of it.
         routing: of experts; an emulated rank needs a forced one.
+        experts: the ranks that share them, see ``actmem_more.experts.ExpertMLP``.
     """
 
     def __init__(
@@ -218,17 +226,19 @@ class LlamaStage(ModelPart):
         host: HostMemory | None = None,
         routing: Routing = "learned",
         context: ContextParallel = ContextParallel(),
+        experts: TensorParallel | None = None,
         **factory,
     ):
         super().__init__()
         layers = range(shape.num_layers) if layers is None else layers
         self.is_first, self.is_last = ends_of(layers, shape.num_layers)
         self.tp = tp
-        parallel = Parallel(tp.size, tp.sequence_parallel, context_parallel_size=context.size)
+        parallel = parallel_of(tp, context, experts)
         self.shape = own_context_shape(shape, parallel, context.kind)
         if self.is_first or (self.is_last and shape.tied_embeddings):
             self.words = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, tp, seed=1, **factory)
         options = dict(recompute=recompute, host=host or HostMemory(), routing=routing, context=context, **factory)
+        options["experts"] = experts
         self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)

@@ -182,13 +182,18 @@ def llama_shape(model: str) -> LlamaShape:
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
-    t must divide a, f or else the number of experts, the width of the shared experts, and s under sequence
-    parallelism.  Of t and k one must divide the other: with t > k, t/k ranks hold the same key and value head.
+    t must divide a, f, the width of the shared experts, and s under sequence parallelism; the ranks that share experts
+    must divide their number.  Of t and k one must divide the other: with t > k, t/k ranks hold the same key and value
+    head.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
-    shared = "num_experts" if shape.num_experts else "ffn_hidden_size"
-    check_divides(shared, getattr(shape, shared), "tensor_parallel_size", t)
+    if not shape.num_experts:
+        check_divides("ffn_hidden_size", shape.ffn_hidden_size, "tensor_parallel_size", t)
+    elif parallel.expert_ranks > t:
+        check_divides("num_experts", shape.num_experts, "expert_parallel_size", parallel.expert_ranks)
+    else:
+        check_divides("num_experts", shape.num_experts, "tensor_parallel_size", t)
     check_divides("the shared experts' width", shape.shared_ffn_size, "tensor_parallel_size", t)
     k = shape.num_key_value_heads
     if k % t and t % k:

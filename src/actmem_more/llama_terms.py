@@ -239,27 +239,33 @@ def expert_mlp_rows(
 
 
 def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
-    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t)."""
+    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t).
+
+    With ep ranks that share experts beside t: sb · ep/t · min(κ, E/ep).
+    """
     if not shape.num_experts or not shape.experts_per_token:
         raise ConfigError("shape", "this layer has no experts")
-    held = check_divides("num_experts", shape.num_experts, "tensor_parallel_size", parallel.tensor_parallel_size)
-    return shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
+    t, ranks = parallel.tensor_parallel_size, parallel.expert_ranks
+    held = check_divides(
+        "num_experts", shape.num_experts, f"{'expert' if ranks > t else 'tensor'}_parallel_size", ranks
+    )
+    return ranks // t * shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
     """R of a rank if the router's scores are ignored.  shape: with this rank's part of the sequence.
 
     routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's go to
-    the first κ experts).  Raises ConfigError on another one, or a rank that is not among the t.
+    the first κ experts).  Raises ConfigError on another one, or a rank that is not among those that share experts.
     """
     most_routed_tokens(shape, parallel)
     check_llama_ranks(shape, parallel)
     check_choice("routing", routing, ("even", "one-sided"))
-    t, experts, taken = parallel.tensor_parallel_size, shape.num_experts or 0, shape.experts_per_token or 0
-    check_size("rank", rank, t - 1, least=0)
-    senders = parallel.sequence_parts
-    tokens = shape.seq_length * shape.micro_batch_size // senders
-    own = range(rank * experts // t, (rank + 1) * experts // t)
+    ranks, experts, taken = parallel.expert_ranks, shape.num_experts or 0, shape.experts_per_token or 0
+    check_size("rank", rank, ranks - 1, least=0)
+    senders = parallel.sequence_parts * (ranks // parallel.tensor_parallel_size)
+    tokens = shape.seq_length * shape.micro_batch_size // parallel.sequence_parts
+    own = range(rank * experts // ranks, (rank + 1) * experts // ranks)
     if routing == "one-sided":
         return senders * sum(tokens for expert in own if expert < taken)
     each, more = divmod(tokens * taken, experts)
@@ -270,19 +276,42 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
 EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
 
 
+def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -> list[PredictedCollective]:
+    """What latent attention sends in place of its part of a row.  bytes_each: of an element of all tokens."""
+    if row.where.startswith(("f̄", "ḡ")):
+        return [row]
+    latents = {"Q latent": sizes.query_rank, "KV latent": sizes.key_value_rank, "shared key": sizes.rope_head_size}
+    if row.where.startswith("inputs"):  # of matmuls; the shared key is no such
+        del latents["shared key"]
+    return [
+        replace(row, where=f"{row.where.split(',')[0]}, MLP", count=row.count - 1),
+        *(replace(row, where=f"{row.where.split(',')[0]}, {name}", count=1, payload_bytes=bytes_each * width)
+          for name, width in latents.items()),
+    ]  # fmt: skip
+
+
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
     """Collectives of one microbatch in one layer among the t ranks, in 16 bits.  shape: with the whole sequence.
 
-    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's collectives; where
-    every rank has every token, there is one more sum.
+    Those of the paper's layer; of latent attention the latents and the key's part that all heads share are gathered in
+    place of its input.  With experts, all-to-alls of their tokens, among the ranks that share them, are in
+    place of the MLP's collectives; where every rank has every token, there is one more sum.
     """
     own, t, a = own_context_shape(shape, parallel), parallel.tensor_parallel_size, shape.num_attention_heads
     s, b, h = own.seq_length, own.micro_batch_size, own.hidden_size
     rows = layer_collectives(ModelShape(s, b, h, a, vocab_size=1), Parallel(t, parallel.sequence_parallel), recompute)
-    if not shape.num_experts or t == 1:
+    ranks, cut, shared = parallel.expert_ranks, parallel.sequence_parts == t, shape.num_shared_experts
+    exchanged = shape.num_experts is not None and ranks > 1
+    if exchanged and cut and not shared:
+        rows = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
+    if own.latent:
+        rows = [each for row in rows for each in _of_latents(row, own.latent, 2 * s * b) if each.count]
+    if not exchanged:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
-    if not parallel.sequence_parallel:
+    if not cut:
+        sums = [("forward", "f̄, shared experts"), ("backward", "f, shared experts")] if shared else []
+        rows += [PredictedCollective("all-reduce", phase, where, t, 2 * s * b * h) for phase, where in sums]
         return [*rows, PredictedCollective("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
     region = Recompute.of(recompute).region
     again, weighed_again = int(region == "layer"), int(region != "none")
@@ -290,9 +319,8 @@ def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "n
         ("rows", 2 * h * pairs, {"forward": 2, "recompute": again, "backward": 3}),
         ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": weighed_again, "backward": 1}),
     ]
-    of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
-    return of_attention + [
-        PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
+    return rows + [
+        PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", ranks, size, count)
         for what, size, counts in all_to_alls
         for phase, count in counts.items()
         if count

@@ -5,7 +5,7 @@ Random activations and gradients replace those that would arrive, so one emulate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,26 +53,21 @@ def measure_stage(
     chunks: the layers of each of this rank's model chunks.  actions: see ``measure_parts``.
     """
     parts = [GPT(shape, tp, layers=layers, recompute=recompute, dtype=torch.bfloat16) for layers in chunks]
-    return measure_parts(parts, [], actions)
+    return measure_parts(parts, actions)
 
 
-def measure_parts(
-    parts: Sequence[ModelPart],
-    whole_parts: Sequence[ModelPart],
-    actions: Iterable[tuple[str, int, int]],
-    whole: Collection[tuple[int, int]] = (),
-) -> list[Row]:
+def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, int]]) -> list[Row]:
     """What one rank's model chunks, ``parts``, keep after the last of ``actions``, one row for each term.
 
     actions: ``(kind, chunk, microbatch)`` in order; "F" runs the chunk's forward, and holds its graph; "B" drops
-    that graph.  whole: ``(chunk, microbatch)`` pairs that ``whole_parts`` run (2205.05198 appendix C).
+    that graph.
     """
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
     for kind, chunk, microbatch in actions:
         if kind == "B":
             del held[chunk, microbatch]
             continue
-        part = (whole_parts if (chunk, microbatch) in whole else parts)[chunk]
+        part = parts[chunk]
         with record(part) as ledger:
             output = run_part(part)
         held[chunk, microbatch] = output, rows_by_term(ledger.saved)

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import nn
 
 from actmem.config import ModelShape, padded_vocab_size
-from actmem.formulas.schedule import Action, held, interleaved, moving_window, one_forward_one_backward
+from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
 from actmem.layers.gpt import GPT
 from actmem.ledger.census import LiveStorages
 from actmem.ledger.emulate import emulated_rank
@@ -26,7 +26,7 @@ from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import Comparison, Match, Row, compare, total
 from actmem_more.context import ContextParallel, layer_groups
-from actmem_more.experts import Routing
+from actmem_more.experts import ExpertMLP, Routing, expert_ranks
 from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import input_on_host, llama_layer_terms
 from actmem_more.store import HostMemory
@@ -34,7 +34,7 @@ from actmem_tools.command_line import empty_table
 from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
-from actmem_tools.plan.search import Bill, Plan, bill_of, share, stage_layers
+from actmem_tools.plan.search import Bill, Plan, bill_of, chunk_layers, share
 from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 
 #: What ``--verify`` says it leaves out.
@@ -52,15 +52,12 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     """
     bill = _bill(model, plan)
     predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part]), *bill.host_rows]
-    whole = plan.whole_microbatches
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
-    window = set(moving_window(actions, whole)) if whole else set()
     steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
     with _emulated(plan) as ranks:
         parts = [_part(model, plan, *ranks, layers, plan.recompute) for layers in chunks]
-        whole_parts = [_part(model, plan, *ranks, layers, "none") for layers in chunks] if window else []
-        return compare(predicted, measure_parts(parts, whole_parts, steps, window) + _states(parts, plan))
+        return compare(predicted, measure_parts(parts, steps) + _states(parts, plan))
 
 
 def _bill(model: PlannedModel, plan: Plan) -> Bill:
@@ -70,15 +67,26 @@ def _bill(model: PlannedModel, plan: Plan) -> Bill:
 
 
 @contextmanager
-def _emulated(plan: Plan) -> Iterator[tuple[TensorParallel, ContextParallel]]:
-    """The emulated rank's groups.  A single tensor-parallel rank has no sequence to share."""
-    t, c = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size
-    with emulated_rank(t * c):
-        yield layer_groups(c, sequence_parallel=plan.layout.sequence_parallel and t > 1)
+def _emulated(plan: Plan) -> Iterator[tuple[TensorParallel, ContextParallel, TensorParallel | None]]:
+    """The emulated rank's groups: t, c, and who shares experts if these are more than t.
+
+    A single tensor-parallel rank has no sequence to share.
+    """
+    t, c, ranks = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size, plan.layout.expert_ranks
+    replicas = ranks // t
+    with emulated_rank(t * c * replicas):
+        groups = layer_groups(c, sequence_parallel=plan.layout.sequence_parallel and t > 1, replicas=replicas)
+        yield *groups, expert_ranks(ranks) if replicas > 1 else None
 
 
 def _part(
-    model: PlannedModel, plan: Plan, tp: TensorParallel, context: ContextParallel, layers: range, recompute: str
+    model: PlannedModel,
+    plan: Plan,
+    tp: TensorParallel,
+    context: ContextParallel,
+    experts: TensorParallel | None,
+    layers: range,
+    recompute: str,
 ) -> GPT | LlamaStage:
     shape, dtype = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size), torch.bfloat16
     if isinstance(shape, ModelShape):
@@ -86,7 +94,8 @@ def _part(
     shape = shape.with_sizes(vocab_size=padded_vocab_size(shape.vocab_size, tp.size, multiple=1))
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
     mode = input_on_host(llama_layer_terms(shape)) if recompute == OFFLOAD else recompute
-    return LlamaStage(shape, tp, layers=layers, recompute=mode, routing=routing, context=context, dtype=dtype)
+    groups: dict = {"context": context, "experts": experts}
+    return LlamaStage(shape, tp, layers=layers, recompute=mode, routing=routing, dtype=dtype, **groups)
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
@@ -94,9 +103,12 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
 
     Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
     """
-    predicted = total(_bill(model, plan).parts["transient"])
-    # The fullest moment ends warm-up, so backward begins with the last chunk.
-    layers = chunks_of(model, plan)[-1]
+    bill = _bill(model, plan)
+    predicted = total(bill.parts["transient"])
+    # The fullest moment ends warm-up, so backward begins with the last chunk, or comes when that has no microbatch.
+    *others, layers = chunks_of(model, plan)
+    if others and layers.stop == model.num_layers and not bill.parts["logits and loss"]:
+        layers = others[-1]
     with _emulated(plan) as ranks:
         # What a backward pass makes doesn't depend on the microbatches that wait.
         kept, peak = measure_part_peak(_part(model, plan, *ranks, layers, plan.recompute))
@@ -106,7 +118,7 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
 def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
     """The layers of each chunk of the plan's fullest rank: chunk c is stage c·p + r of the model."""
     p, m = plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks
-    sizes = [layers // m for layers in stage_layers(model.num_layers, p, m)] * m
+    sizes = chunk_layers(model.num_layers, p, m)
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(plan.pipeline_rank, m * p, p)]
 
 
@@ -134,11 +146,14 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
 
 def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
     """What is counted of weights, gradients and optimizer states, divided among data-parallel ranks as in the bill."""
+    beside = plan.layout.expert_ranks > plan.layout.tensor_parallel_size
+    mlps = [module for part in parts for module in part.modules() if isinstance(module, ExpertMLP) and beside]
+    of_experts = sum(weight.numel() for mlp in mlps for weight in (mlp.gate, mlp.up, mlp.down))
     rows = []
     for row in measure_states(parts):
         element = 2 if row.term == "parameters" else 4
         divided = plan.layout.zero_stage >= {"parameters": 3, "gradients": 2}.get(row.term, 1)
-        shared = share(row.bytes // element, plan.layout, divided)
+        shared = share(row.bytes // element, plan.layout, divided, of_experts)
         rows.append(Row(row.term, element * shared, source=row.source))
     return rows
 

@@ -12,9 +12,12 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.launch import LABS
 from actmem_course.predicted.adapters import (
+    ADAPTERS,
     ALL_LINEARS,
+    IN_16_BITS,
     PLACES,
     adapter_parameters,
+    adapter_rows,
     lora_rows,
 )
 from actmem_more.llama_shape import llama_shape
@@ -80,3 +83,18 @@ def adapter_on_ranks(form):
 def test_an_adapter_beside_a_frozen_weight_on_two_ranks(pools, form, parts):
     kept = 8 * 4 * 3 * 6 // parts + 8 * 4 * 3 * 2
     assert pools[2].run(adapter_on_ranks, form) == [([True] * 4, kept)] * 2
+
+
+@pytest.mark.parametrize("adapters", ADAPTERS)
+@pytest.mark.parametrize("dropout", [False, True])
+def test_peft_keeps_as_much(adapters, dropout):
+    peft = pytest.importorskip("peft", reason="peft is not among the course's packages")
+    model = nn.Sequential(nn.Linear(64, 96, bias=False, dtype=torch.bfloat16))
+    config = peft.LoraConfig(r=8, target_modules=["0"], lora_dropout=0.1 * dropout)
+    model = peft.get_peft_model(model, config, autocast_adapter_dtype=adapters != IN_16_BITS)
+    x = torch.randn(24, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    with record(model) as ledger, torch.autocast("cpu", torch.bfloat16, enabled=adapters == ADAPTERS[-1]):
+        y = model(x)
+    mask_bytes = 2 if adapters == IN_16_BITS else 4
+    assert ledger.total_bytes == total(adapter_rows(48, (64, 96), 8, adapters, dropout, mask_bytes))
+    y.sum().backward()

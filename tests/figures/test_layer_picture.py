@@ -1,6 +1,7 @@
 """The course's one picture of a layer: its boxes are as wide as the formulas' bytes, its arrows carry theirs."""
 
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import given
 from actmem.config import TINY, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import eq1, gathered_input_bytes, layer_bytes, layer_rows
 from actmem.formulas.communication import layer_collectives, wire_bytes
-from actmem.formulas.first_stage import first_stage_bytes
+from actmem.formulas.first_stage import in_flight, layers_per_chunk
 from actmem.recipes import PAPER_LAYER, RECOMPUTE_MODES
 from actmem.rows import on_host, total
 from actmem_course.figures import layer_picture as picture
@@ -52,13 +53,19 @@ def test_boxes_of_all_ranks_are_as_wide_as_table_2(parallel, mode):
     assert_valid(drawing)
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("parallel", [Parallel(), Parallel(4), Parallel(8, True)], ids=str)
-def test_arrows_carry_the_bytes_of_the_layers_collectives(parallel, phase):
-    moves = picture.transfers(SMALL, parallel, phase)
-    of_phase = [collective for collective in layer_collectives(SMALL, parallel) if collective.phase == phase]
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(of_phase)
-    drawing = picture.layer_picture(SMALL, parallel, collectives=phase)
+@pytest.mark.parametrize(
+    ("phase", "shape", "mode"),
+    [
+        *product(("forward", "backward"), (SMALL, LLAMA, LLAMA_MODELS["mixtral-8x7b"]), ["none"]),
+        *product(["recompute"], [SMALL], ("selective", "full", "paper-full")),
+    ],
+)
+def test_arrows_carry_the_bytes_of_the_layers_collectives(parallel, phase, shape, mode):
+    moves = picture.transfers(shape, parallel, phase, mode)
+    collectives = layer_collectives(shape, parallel, mode) if shape == SMALL else llama_collectives(shape, parallel)
+    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in collectives if each.phase == phase)
+    drawing = picture.layer_picture(shape, parallel, mode, collectives=phase)
     assert all(f"{move.sent_bytes:,} bytes sent" in drawing.alt for move in moves)
     assert_valid(drawing)
 
@@ -108,14 +115,6 @@ def test_more_ranks_than_fit_are_counted_and_not_drawn():
 # Recomputation in backward, and moments in between.
 
 
-@pytest.mark.parametrize("parallel", [Parallel(4), Parallel(4, True)], ids=str)
-@pytest.mark.parametrize("mode", ["selective", "full", "paper-full"])
-def test_recomputation_repeats_the_formulas_collectives(parallel, mode):
-    moves = picture.transfers(SMALL, parallel, "recompute", mode)
-    again = [collective for collective in layer_collectives(SMALL, parallel, mode) if collective.phase == "recompute"]
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(again)
-
-
 def test_a_moment_shows_what_is_in_memory_and_frames_what_is_there_again():
     rows = {row.term: row.bytes for row in layer_rows(SMALL)}
     there = ["Q", "K", "softmax output"]
@@ -161,15 +160,6 @@ def test_todays_layers_are_as_wide_as_their_formulas(name, mode):
         assert_valid(drawing)
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
-@pytest.mark.parametrize("parallel", [Parallel(4), Parallel(4, True)], ids=str)
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_todays_arrows_carry_the_formulas_bytes(name, parallel, phase):
-    moves = picture.transfers(LLAMA_MODELS[name], parallel, phase)
-    collectives = llama_collectives(LLAMA_MODELS[name], parallel)
-    assert sum(move.sent_bytes for move in moves) == wire_bytes(each for each in collectives if each.phase == phase)
-
-
 @pytest.mark.parametrize("kind", picture.CONTEXT_KINDS)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_ranks_that_share_a_sequence_send_the_formulas_bytes(kind, phase):
@@ -212,7 +202,8 @@ def test_collectives_without_a_formula_are_refused(shape):
 @pytest.mark.parametrize("parallel", [Parallel(8, True, 4), Parallel(8, True, 4, 2), Parallel(2, True, 8)], ids=str)
 def test_ranks_hold_the_formulas_bytes_at_their_peaks(parallel, mode):
     drawings = [pipeline_picture(SMALL, parallel, 8, moment, mode) for moment in pipeline_moments(parallel, 8)]
-    assert max(map(held_by_rank_0, drawings)) == first_stage_bytes(SMALL, parallel, mode, 8)
+    layers = in_flight(parallel, 0, 8) * layers_per_chunk(SMALL, parallel)
+    assert max(map(held_by_rank_0, drawings)) == layers * layer_bytes(SMALL, parallel, mode)
     assert held_by_rank_0(drawings[-1]) == 0
     for drawing in drawings:
         assert_valid(drawing)

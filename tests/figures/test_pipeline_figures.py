@@ -6,7 +6,8 @@ from itertools import accumulate
 import pytest
 
 from actmem.config import Parallel, model_shape
-from actmem.formulas.first_stage import capacity, eq5, first_stage_bytes, in_flight
+from actmem.formulas.activations import layer_bytes
+from actmem.formulas.first_stage import capacity, eq5, in_flight, layers_per_chunk
 from actmem.formulas.schedule import one_forward_one_backward, recomputed_share
 from actmem_course.figures import ch06_pipeline as schedules
 from actmem_course.others.timeline import memory_curve, timeline
@@ -55,7 +56,8 @@ def test_every_pass_is_drawn_once_and_none_overlap(p, m, n):
 def test_the_first_curves_top_is_the_formula(p, m, n):
     parallel = schedules.with_pipeline(CUT, p, m)
     drawn = tops(chart(p, m, n))
-    assert drawn[0] == first_stage_bytes(GPT3, parallel, num_microbatches=n)
+    layers = in_flight(parallel, 0, n) * layers_per_chunk(GPT3, parallel)
+    assert drawn[0] == layers * layer_bytes(GPT3, parallel)
     assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
     (dashed,) = [trace for trace in chart(p, m, n).traces if "equation 5" in trace["name"]]
     assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p

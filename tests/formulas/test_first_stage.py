@@ -18,8 +18,6 @@ from actmem.formulas.first_stage import (
     embeddings_in_flight,
     eq5,
     eq6,
-    first_stage_bytes,
-    full_recompute_bytes,
     in_flight,
     interleave_factor,
     layers_per_chunk,
@@ -47,8 +45,6 @@ def test_equations_5_and_6_as_printed(cut):
     a, b, h, s = shape.letters()
     assert eq5(shape, t) == Fraction(s * b * h * L, t) * (34 + Fraction(5 * a * s, h))
     assert eq6(shape, t) == Fraction(34 * s * b * h * L, t)
-    assert full_recompute_bytes(shape, t) == 2 * s * b * h * L
-    assert full_recompute_bytes(shape, t, sharded_inputs=True) == Fraction(2 * s * b * h * L, t)
     assert selective_saves(shape) == 1 - Fraction(eq6(shape, t), eq5(shape, t))
 
 
@@ -60,9 +56,11 @@ def test_first_stage_is_equation_5_or_6_times_the_interleave_factor(cut):
     parallel = Parallel(t, True, p, m)
     factor = 1 + Fraction(p - 1, p * m) if m > 1 else 1
     assert interleave_factor(p, m) == factor
-    assert first_stage_bytes(shape, parallel) == eq5(shape, t) * factor
-    assert first_stage_bytes(shape, parallel, "selective") == eq6(shape, t) * factor
-    assert first_stage_bytes(shape, parallel, "full") == full_recompute_bytes(shape, t, sharded_inputs=True) * factor
+    _, b, h, s = shape.letters()
+    inputs = Fraction(2 * s * b * h * shape.num_layers, t)  # section 5
+    for recompute, printed in (("none", eq5(shape, t)), ("selective", eq6(shape, t)), ("full", inputs)):
+        rows = paper_rows(stage_rows(shape, parallel, 0, recompute))
+        assert total(row for row in rows if row.term not in (EMBEDDING_TERM, *HEAD_TERMS)) == printed * factor
 
 
 @given(model_cuts())
@@ -70,7 +68,8 @@ def test_in_flight_is_what_the_schedule_holds(cut):
     _, parallel, n = cut
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     ranks = schedule_of(parallel, n)
-    assert [in_flight(parallel, rank, n) for rank in range(p)] == [max(schedule.held(actions)) for actions in ranks]
+    validate(ranks, n, m)
+    assert [in_flight(parallel, rank, n) for rank in range(p)] == schedule.peak_in_flight(ranks)
     # The first rank's embeddings, while it is at its fullest.
     in_first = schedule.held(ranks[0], lambda action: int(action.chunk == 0))
     assert embeddings_in_flight(parallel, n) == max(in_first)
@@ -151,14 +150,6 @@ def test_stage_rows_are_the_peak_of_the_schedule(cut, recompute, e, device):
         of_paper = peak_by_schedule(shape, parallel, rank, n, layer, tokens * h // cut_by, head)
         extra = peak_by_schedule(shape, parallel, rank, n, total(more), 4 * tokens, more_of_head)
         assert (total(paper_rows(rows)), total(extra_rows(rows))) == (of_paper, extra)
-
-
-@given(model_cuts(), MODES)
-def test_layers_of_the_first_stage(cut, recompute):
-    shape, parallel, n = cut
-    rows = paper_rows(stage_rows(shape, parallel, 0, recompute, n))
-    layers = [row for row in rows if row.term not in (EMBEDDING_TERM, *HEAD_TERMS)]
-    assert total(layers) == first_stage_bytes(shape, parallel, recompute, n)
 
 
 def test_figure_9():

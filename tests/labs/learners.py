@@ -9,13 +9,9 @@ import sys
 
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
-from actmem_course.judge.workbench import Bench, RealRank
-from actmem_course.rank_store import connect
 from actmem_course.strip_solutions import lab_source
 from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
-
-_joined = {}
 
 
 def lab_of(number):
@@ -53,13 +49,6 @@ def names_in(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return vars(module)
-
-
-def real_bench(functions):
-    """A bench on the ranks of a RankPool; the store outlives the test."""
-    if "store" not in _joined:
-        _joined["store"] = connect("judge")
-    return Bench(functions, RealRank(_joined["store"]))
 
 
 #: So that a test waits for seconds where a learner would for half a minute.

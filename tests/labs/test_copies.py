@@ -30,14 +30,12 @@ def mine(tmp_path):
 def labs(tmp_path):
     """A folder of labs as the repository has them."""
     folder = tmp_path / "labs"
-    folder.mkdir()
-    for name in lab_names():
-        (folder / f"{name}.py").write_text(lab_source(name), encoding="utf-8")
+    make(tmp_path, lab_files())
     return folder
 
 
-def edited(path):
-    source = path.read_text(encoding="utf-8").replace("    raise NotImplementedError\n", EDIT, 1)
+def edited(path, edit=EDIT):
+    source = path.read_text(encoding="utf-8").replace("    raise NotImplementedError\n", edit, 1)
     path.write_text(source, encoding="utf-8")
     return path.read_bytes()
 
@@ -51,21 +49,16 @@ def test_a_copy_of_every_lab_and_chapter_and_nothing_that_is_there_is_written(mi
     assert make(mine, given) == list(given) and everything(mine) == given
     assert {f"labs/{path.name}" for path in LABS.glob("lab*.py")} < set(given)
     assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")} < set(given)
-    edited(mine / COPY)
-    (mine / "labs" / "lab1_count_bytes.py").write_text("", encoding="utf-8")
+    first = edited(mine / COPY)
     (mine / "labs" / "lab2_tensor_parallel.py").unlink()
     before = everything(mine)
     assert make(mine, given) == ["labs/lab2_tensor_parallel.py"]
     after = everything(mine)
     assert after.pop("labs/lab2_tensor_parallel.py") and after == before
-
-
-def test_what_is_set_aside_has_a_free_name(mine):
-    make(mine, lab_files())
-    first = edited(mine / COPY)
-    assert set_aside(mine / COPY) == mine / "labs" / f"{LAB}_2.py"
-    (mine / COPY).write_bytes(b"second")
-    assert set_aside(mine / COPY) == mine / "labs" / f"{LAB}_3.py"
+    # What is set aside has a free name.
+    for number in (2, 3):
+        assert set_aside(mine / COPY) == mine / "labs" / f"{LAB}_{number}.py"
+        (mine / COPY).write_bytes(b"second")
     contents = everything(mine)
     assert (contents[f"labs/{LAB}_2.py"], contents[f"labs/{LAB}_3.py"]) == (first, b"second")
 
@@ -75,85 +68,60 @@ def test_what_is_set_aside_has_a_free_name(mine):
 
 def test_a_lab_of_the_course_leads_to_the_learners_copy(labs, mine):
     lab = labs / f"{LAB}.py"
-    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-    assert judged == mine / COPY and "is your copy of this lab" in remark and set(lab_files()) == set(everything(mine))
+    for has_copy in (False, True):  # ranks that start at once write nothing
+        judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
+        assert judged == (mine / COPY if has_copy else lab) and has_copy == ("make labs" not in remark) == mine.exists()
+        judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
+        assert judged == mine / COPY and set(lab_files()) == set(everything(mine))
+        assert ("judging your copy" if has_copy else "is your copy of this lab") in remark
     work = edited(mine / COPY)
-    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-    assert judged == mine / COPY and remark.startswith("judging your copy") and judged.read_bytes() == work
     assert file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine) == (mine / COPY, "")
-
-
-@pytest.mark.parametrize("has_copy", [False, True])
-def test_what_was_written_in_labs_is_judged_there_and_nothing_is_lost(has_copy, labs, mine):
-    lab = labs / f"{LAB}.py"
-    if has_copy:
-        make(mine, lab_files())
-        edited(mine / COPY)
+    # What was written in labs/ is judged there.
     edited(lab)
-    before = everything(mine.parent)
     judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-    assert judged == lab and "where you wrote" in remark and everything(mine.parent) == before
-
-
-def test_ranks_that_start_at_once_write_nothing(labs, mine):
-    lab = labs / f"{LAB}.py"
-    judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
-    assert judged == lab and "make labs" in remark and not mine.exists()
-    make(mine, lab_files())
-    assert file_to_judge(lab, may_write=False, labs=labs, mine=mine)[0] == mine / COPY
+    assert judged == lab and "where you wrote" in remark and (mine / COPY).read_bytes() == work
 
 
 # the commands
 
 
-@pytest.fixture
-def checkout(tmp_path, labs):
-    """A checkout of the package and the labs, whose ``my/`` is its own."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    return tmp_path
-
-
-def run(checkout, *arguments, **environment):
+def run(folder, *arguments, **environment):
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout / "src"), **environment},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder / "src"), **environment},
         capture_output=True,
         text=True,
         timeout=SECONDS,
     )
 
 
-def test_a_newcomer_runs_the_lab_in_labs_and_loses_nothing(checkout):
-    lab = f"labs/{LAB}.py"
-    done = run(checkout, lab, "--only", "4.1")
+def copied_package(folder):
+    shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+
+
+def test_a_newcomer_runs_the_lab_in_labs_and_loses_nothing(tmp_path, labs):
+    copied_package(tmp_path / "src")
+    done = run(tmp_path, COPY, "--only", "4.1")
     assert done.returncode == 1 and "not written yet" in done.stdout
     assert f"my/{COPY} is your copy of this lab" in done.stderr
     assert f"a hint: python my/{COPY} --hint 4.1" in done.stdout
-    source = (checkout / lab).read_text(encoding="utf-8")
-    work = source.replace("    raise NotImplementedError\n", "    raise ValueError('mine')\n", 1)
-    for file in (lab, f"my/{COPY}"):
-        (checkout / file).write_text(work, encoding="utf-8")
-        done = run(checkout, file, "--only", "4.1")
+    for file in (COPY, f"my/{COPY}"):
+        work = edited(tmp_path / file, "    raise ValueError('mine')\n")
+        done = run(tmp_path, file, "--only", "4.1")
         assert "ValueError: mine" in done.stdout and f"{LAB}.py:" in done.stdout
-        assert (checkout / file).read_text(encoding="utf-8") == work
-
-
-def test_make_labs_says_where_they_are(checkout):
-    done = run(checkout, "-m", "actmem_course.copies", "labs")
-    assert done.returncode == 0, done.stderr
-    where, what = done.stdout.splitlines()
+        assert (tmp_path / file).read_bytes() == work
+    done = run(tmp_path, "-m", "actmem_course.copies", "labs", "--fresh=lab4")
+    aside, where, what = done.stdout.splitlines()
+    assert aside == f"my/{COPY} is new; yours is now my/labs/{LAB}_2.py"
     assert where == "your copies are in my (made now)" and what.endswith("my/labs/lab1_count_bytes.py")
-    (checkout / "my" / COPY).write_text("x = (", encoding="utf-8")
-    done = run(checkout, "-m", "actmem_course.copies", "labs", "--fresh=lab4")
-    assert done.stdout.splitlines()[0] == f"my/{COPY} is new; yours is now my/labs/{LAB}_2.py"
-    assert (checkout / "my" / "labs" / f"{LAB}_2.py").read_text(encoding="utf-8") == "x = ("
-    assert (checkout / "my" / COPY).read_text(encoding="utf-8") == lab_source(LAB)
+    assert (tmp_path / "my" / "labs" / f"{LAB}_2.py").read_bytes() == work
+    assert (tmp_path / "my" / COPY).read_text(encoding="utf-8") == lab_source(LAB)
 
 
 def test_without_a_checkout_labs_come_to_where_one_works(tmp_path):
     installed, here = tmp_path / "lib" / "site-packages", tmp_path / "here"
-    shutil.copytree(ROOT / "src", installed, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    copied_package(installed)
     here.mkdir()
     done = run(here, "-m", "actmem_course.copies", "course", PYTHONPATH=str(installed))
     assert done.stdout == "your copies are in my (made now)\n" and set(everything(here / "my")) == set(lab_files())
@@ -200,25 +168,9 @@ def test_the_cut_leaves_alone_what_somebody_wrote(labs):
     assert all(cut(lab_source(name)) == lab_source(name) for name in lab_names())
     older, answered, broken = (labs / f"{name}.py" for name in lab_names()[:3])
     older.write_text(older.read_text(encoding="utf-8") + "OLDER = 1\n", encoding="utf-8")
-    solved = answered.read_text(encoding="utf-8").replace("    raise NotImplementedError", "    return x", 1)
-    answered.write_text(solved, encoding="utf-8")
+    edited(answered, "    return x")
     broken.write_text("x = (", encoding="utf-8")
     before = everything(labs)
     assert write_labs(labs) == [answered, broken]
     assert all(path.read_bytes() == before[path.name] for path in (answered, broken))
     assert older.read_text(encoding="utf-8") == lab_source(older.stem)
-
-
-# the tests
-
-
-def test_pytest_collects_nothing_of_the_learners(tmp_path):
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in ("my/labs", "tests", "notebooks"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "my" / "labs" / "test_mine.py").write_text("x = (", encoding="utf-8")
-    (tmp_path / "my" / "chapter.ipynb").write_text("{", encoding="utf-8")
-    (tmp_path / "tests" / "test_ours.py").write_text("def test():\n    pass\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "--collect-only", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.splitlines()[0] == "tests/test_ours.py::test", done.stdout

@@ -8,7 +8,6 @@ from measure_today import CONTEXT_WORDS, Case, configurations
 
 from actmem.config import ModelShape
 from actmem_course import launch
-from actmem_more.llama_shape import TINY_LLAMA
 from tests.labs.in_process import lab_results, shown_in_80_columns
 from tests.tiers import at_night
 
@@ -75,11 +74,3 @@ def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
     scores = 8 * 4096**2
     saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
     assert Case(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16).largest_bytes() == saved + 4 * scores
-
-
-def test_room_of_todays_layer_is_what_it_keeps_and_its_weights():
-    s, b, h, a, k, f = 64, 2, 128, 8, 4, 352
-    saved = 12 * s * b * h + 4 * s * b * k * 16 + 6 * s * b * f + 4 * a * s * b + 8 * s * b
-    weights = 2 * h * (2 * (a + k) * 16 + 3 * f + 2)
-    for c in (1, 2):  # of which each has its part of a sequence
-        assert Case(TINY_LLAMA, torch.bfloat16, context=c).largest_bytes() == saved // c + weights

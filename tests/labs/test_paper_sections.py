@@ -12,7 +12,6 @@ from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.rows import Row
 from actmem_course.lab_tools import paper_models
-from actmem_course.lab_tools.paper_models import STAGE_CONFIGURATIONS
 
 MODELS = tuple(PAPER_MODELS)
 
@@ -79,21 +78,6 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
 def test_a_wrong_measurement_is_seen(section, change):
     wrong = [e for e in entries_by_formula(section, change=change) if e.exact is False]
     assert wrong and all(e.difference or e.disagreement for e in wrong)
-
-
-def test_figure_7_and_1():
-    entries = entries_by_formula("figure7")
-    for name in MODELS:
-        stages = {e.quantity: e for e in entries if e.model == name and e.unit == "bytes"}
-        assert tuple(stages) == STAGE_CONFIGURATIONS
-        difference = {stages[c].difference_from_paper for c in ("tensor+sequence", "tensor+sequence+selective")}
-        _, b, h, s = PAPER_MODELS[name].shape.letters()
-        masks = PAPER_MODELS[name].parallel.pipeline_parallel_size * s * b * h // 8
-        assert difference == {masks if PAPER_MODELS[name].parallel.num_model_chunks > 1 else 0}
-    fits = {(e.model, e.quantity): e.note for e in entries_by_formula("figure1") if e.note}
-    for name in MODELS:
-        assert fits[name, "all, baseline"].endswith("does not fit")
-        assert fits[name, "all, both methods"].endswith(", fits")
 
 
 def test_figure_9_has_a_row_for_every_rank():

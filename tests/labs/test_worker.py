@@ -2,69 +2,38 @@
 
 import json
 import re
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from actmem.config import ConfigError
-from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import load_lab
 from actmem_course.judge.report import Report
-from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, WRONG, Verdict
+from actmem_course.judge.verdict import BLOCKED, PASSED, SKIPPED, Verdict
 from actmem_course.judge.virtual import VirtualRanks, file_and_line
-from actmem_course.judge.worker import VirtualWorker
+from actmem_course.judge.worker import Worker
 from actmem_course.strip_solutions import SOLUTIONS
 
 LAB2, LAB3, LAB7 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab7_todays_layer"
 
 
-class Line(Connection):
-    """A parent that listens."""
-
-    def __init__(self):
-        self.heard: list[dict] = []
-        self.on_begin = lambda: None
-
-    def __del__(self):
-        pass  # there is nothing to close
-
-    def send_bytes(self, data, *_):
-        self.heard.append(json.loads(data))
-        if "begin" in self.heard[-1]:
-            self.on_begin()
-
-    def verdicts(self):
-        heard, self.heard = self.heard, []
-        return [message["verdict"] for message in heard if "verdict" in message]
-
-
 @pytest.fixture
-def line():
-    return Line()
-
-
-@pytest.fixture
-def worker(line):
-    return VirtualWorker(line, "cpu")
-
-
-@pytest.fixture
-def judged(tmp_path, line, worker):
+def judged(tmp_path):
     """What a worker that stays says of a file after the other; the file's text replaces pieces of our solution's."""
+    heard: list[dict] = []
+    worker = Worker(cast(Any, SimpleNamespace(send_bytes=lambda data: heard.append(json.loads(data)))))
 
-    def judge(lab, only, *pieces, changed_only=True, size=2):
+    def judge(lab, only, *pieces):
         text = (SOLUTIONS / f"{lab}.py").read_text(encoding="utf-8")
         for old, new in zip(pieces[::2], pieces[1::2]):
             assert old in text
             text = text.replace(old, new)
-        path = tmp_path / f"{lab}.py"
-        command = {"lab": lab, "file": str(path), "source": text, "only": only, "solution": False, "size": size}
-        command["source"] = text.encode().decode("latin-1")
-        worker.judge(command | {"changed_only": changed_only})
-        return line.verdicts()
+        heard.clear()
+        source = text.encode().decode("latin-1")
+        file = str(tmp_path / f"{lab}.py")
+        worker.judge({"lab": lab, "file": file, "source": source, "only": only, "size": 2, "changed_only": True})
+        return [message["verdict"] for message in heard if "verdict" in message]
 
     return judge
 
@@ -88,24 +57,14 @@ def test_what_one_exercise_does_is_gone_with_the_next(what, judged):
     assert statuses(judged(LAB3, ["3.1", "3.2"])) == [PASSED, PASSED]
 
 
-def test_a_newer_save_ends_a_run_and_leaves_nothing(judged, line, worker):
-    line.on_begin = worker.outdated.set
-    assert judged(LAB3, ["3.4", "3.5"]) == []
-    line.on_begin = lambda: None
-    worker.outdated.clear()
-    assert statuses(judged(LAB3, ["3.4", "3.5"])) == [PASSED, PASSED]
-
-
-def test_a_file_that_cant_be_loaded_is_said_once(judged):
-    first, *others = judged(LAB7, ["7.2", "7.3", "7.4"], "# 7.3\n", "# 7.3\nraise ValueError('now')\n")
-    assert "the file can't be loaded: ValueError: now" in first["diagnosis"] and first["where"].startswith(LAB7)
+@pytest.mark.parametrize(
+    ("what", "said"), [("ValueError", "ValueError: now"), ("SystemExit", "it leaves before its end")]
+)
+def test_a_file_that_cant_be_loaded_is_said_once_with_its_line(what, said, judged):
+    first, *others = judged(LAB7, ["7.2", "7.3", "7.4"], "# 7.3\n", f"# 7.3\nraise {what}('now')\n")
+    assert f"the file can't be loaded: {said}" in first["diagnosis"]
+    assert re.fullmatch(rf"{LAB7}\.py:\d+", first["where"])
     assert {v["status"] for v in (first, *others)} == {SKIPPED} and not any(v["diagnosis"] for v in others)
-
-
-def test_a_file_that_leaves_is_said_with_its_line(judged):
-    (only,) = judged(LAB7, ["7.2"], "# 7.3\n", "# 7.3\nraise SystemExit('now')\n")
-    assert only["status"] == SKIPPED and "it leaves before its end" in only["diagnosis"]
-    assert re.fullmatch(rf"{LAB7}\.py:\d+", only["where"])
 
 
 COLUMN = "return F.linear(f(x, group), weight, bias)"
@@ -134,21 +93,6 @@ def test_nothing_judged_is_not_all_passed():
     assert not report.all_passed
     report.verdicts = [Verdict("2.1", "f", PASSED)]
     assert not report.all_passed
-
-
-def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    progress = LearnerProgress(tmp_path / f"{LAB3}.py")
-    progress.note([Verdict("3.1", "g", PASSED), Verdict("3.2", "g_bar", PASSED)])
-    progress.note([Verdict("3.1", "g", SKIPPED), Verdict("3.2", "g_bar", WRONG)])
-    assert LearnerProgress(tmp_path / f"{LAB3}.py").passed == {"3.1"}
-
-
-def test_a_progress_that_cant_be_reset_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "actmem" / "progress.json").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="cannot remove"):
-        LearnerProgress(tmp_path / f"{LAB3}.py").reset()
 
 
 def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():

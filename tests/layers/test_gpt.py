@@ -9,7 +9,7 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
@@ -54,15 +54,6 @@ def copied_and_saved():
 
 def test_a_parallel_model_is_copied_and_its_state_saved(pools):
     assert all(pools[2].run(copied_and_saved))
-
-
-def test_a_model_without_a_group_is_saved_whole():
-    file, model = io.BytesIO(), GPT(SHAPE, TensorParallel(size=2, sequence_parallel=True))
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    assert loaded.tp == model.tp and loaded.words.weight.partition_dim == 0
-    assert loaded.final_norm.weight.partial_gradient
 
 
 def shorter(sequence_parallel, recompute, length):

@@ -10,7 +10,8 @@ from actmem.ledger.census import census
 from actmem.ledger.layer_rows import layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
-from actmem_more.experts import ExpertMLP
+from actmem_more.context import layer_groups
+from actmem_more.experts import ExpertMLP, expert_ranks
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
@@ -52,12 +53,47 @@ def test_the_routers_own_choice(pools, size, members, sequence_parallel, recompu
     assert held.index(max(held)) == routed.index(max(routed))
 
 
+def beside(t):
+    """Errors of a layer whose experts all ranks share, beside t: against one that has them all, by each rank's tokens;
+    and what differs from the formula."""
+    tp, _ = layer_groups(1, sequence_parallel=t > 1, replicas=4 // t)
+    options: dict = {"seed": 4, "dtype": torch.float64}
+    layer, whole = LlamaLayer(SHAPE, tp, experts=expert_ranks(4), **options), LlamaLayer(SHAPE, **options)
+    x = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(torch.distributed.get_rank() // t)).double()
+    full, own = x.clone().requires_grad_(), x.chunk(t)[tp.rank].clone().requires_grad_()
+    y, expected = layer(own), whole(full)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    assert isinstance(layer.mlp, ExpertMLP) and isinstance(whole.mlp, ExpertMLP)
+    summed = whole.mlp.gate.grad.clone()
+    torch.distributed.all_reduce(summed)  # of the whole layer's, each sequence counts t times
+    mine = summed.chunk(4)[torch.distributed.get_rank()] / t
+    pairs = ((y, expected.chunk(t)[tp.rank]), (own.grad, full.grad.chunk(t)[tp.rank]), (layer.mlp.gate.grad, mine))
+    parallel = Parallel(t, t > 1, expert_parallel_size=4)
+    predicted = llama_rows(SHAPE, parallel, "none", 8, layer.mlp.routed_tokens)
+    comparison = compare(predicted, layer_rows_of(layer, own.detach().requires_grad_()))
+    return max((a - b).abs().max().item() for a, b in pairs), "" if comparison.exact else comparison.describe()
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_experts_beside_tensor_parallelism(pools, t):
+    for error, wrong in pools[4].run(beside, t):
+        assert error < 1e-11 and wrong == ""
+
+
 def test_the_ranks_shares_add_up():
-    for t, sequence_parallel in [(1, False), (2, True), (4, False), (4, True)]:
-        parallel = Parallel(t, sequence_parallel)
+    for t, sequence_parallel, ranks in [
+        (1, False, 1),
+        (2, True, 2),
+        (4, False, 4),
+        (4, True, 4),
+        (1, False, 4),
+        (2, True, 4),
+    ]:
+        parallel = Parallel(t, sequence_parallel, expert_parallel_size=ranks)
         for routing in ("even", "one-sided"):
-            shares = [forced_routed_tokens(SHAPE, parallel, routing, rank) for rank in range(t)]
-            assert sum(shares) == 12 * 3 * 3 and max(shares) <= most_routed_tokens(SHAPE, parallel)
+            shares = [forced_routed_tokens(SHAPE, parallel, routing, rank) for rank in range(ranks)]
+            assert sum(shares) == ranks // t * 12 * 3 * 3 and max(shares) <= most_routed_tokens(SHAPE, parallel)
         assert max(shares) == most_routed_tokens(SHAPE, parallel)  # one-sided is the worst
 
 

@@ -122,15 +122,7 @@ async (number) => {
 }
 """
 
-#: Outputs with a widget are in the page, and none of them waits for its model.
-_RESTORED = """
-() => {
-  const said = [...document.querySelectorAll(".jp-OutputArea-output")].map((output) => output.textContent);
-  return document.querySelector(".actmem-shown") && !said.includes("Loading widget...");
-}
-"""
 LOST = "Error displaying widget: model not found"
-RELOADS = 8
 
 
 def wait_for_kernel(page) -> None:
@@ -183,20 +175,3 @@ class OpenNotebook:
         """Bring a code cell on screen, and return its place in the page."""
         self.page.evaluate(_GO, number)
         return self.page.locator(".jp-Notebook .jp-Cell.jp-mod-active")
-
-    def save_and_reload(self) -> None:
-        """Save, and open the page again with the kernel still running.
-
-        ipywidgets looks for two seconds for a widget that is requested while it restores.  On a slow page
-        the time can run out before the next look: ipywidgets then gives up on that output ("model not
-        found") before any code of a widget runs.  A reader reloads once more, and so does this.
-        """
-        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
-        for _ in range(RELOADS):
-            self.page.goto(self.page.url.replace("&reset", ""))
-            wait_for_kernel(self.page)
-            self.page.wait_for_function(_RESTORED)
-            if not self.page.get_by_text(LOST).count():
-                return
-            self.complaints = [said for said in self.complaints if "widget model not found" not in said]
-        raise RuntimeError(f"{RELOADS} reloads, and each time an output says {LOST!r}")

@@ -4,7 +4,6 @@ Every cell runs, every figure shows what a new drawing has, guesses are answered
 about.  A few chapters stand for all (kinds.py); nbval runs the cells of every one.
 """
 
-import base64
 
 import nbformat
 import pytest
@@ -15,14 +14,11 @@ from actmem_course.figures.live import WIDGET_MIME
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
-from tests.notebooks.lab import LIGHT_SHARE, LOST, OUTPUTS, Lab
+from tests.notebooks.lab import LOST, OUTPUTS, Lab
 from tests.notebooks.reader import use
 from tests.tiers import sampled
 
-#: The first panel of a chapter, with sliders for s, b, h and a, which comes with a guess; in a notebook of its own,
-#: whose kernel starts without torch.
-CHAPTER, BARS = "02_counting_bytes.ipynb", "bars.ipynb"
-WIDGETS = "from actmem_course.figures import Panel, Prediction, Reveal"
+CHAPTER = "02_counting_bytes.ipynb"
 #: A plotly.js that holds the page for five seconds as it starts, as on a slow machine; figures are made meanwhile.
 SLOW_PLOTLY = """
 from actmem_course.figures import live
@@ -40,7 +36,6 @@ for number in range(12):
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"))
-    add(lab, BARS, WIDGETS, next(iter(figures(stored(CHAPTER)).values())))
     yield lab
     lab.stop()
 
@@ -95,43 +90,6 @@ def check_cells(cells, name):
         bad = [o for o in cell["outputs"] if o["output_type"] == "error" or o.get("name") == "stderr"]
         assert not bad, (cell["source"], bad)
         assert bool(cell["outputs"]) == has_output, cell["source"]
-
-
-#: The drawing's width on the page.  It is asked for anew each time: plotly may draw in a new element.
-DRAWN_WIDTH = "place => place.querySelector('.main-svg')?.getBoundingClientRect().width"
-
-
-@pytest.mark.nightly
-def test_a_panel_fits_its_page_and_keeps_what_it_showed(lab, browser, shots):
-    """One notebook, from a narrow page in a light theme to a wide one in a dark theme, reloaded, and guessed at again."""
-    shown = run_cell(next(iter(figures(stored(CHAPTER)).values())))
-    with lab.notebook(browser, BARS, width=800) as notebook:
-        notebook.run_all()
-        place = notebook.go_to(1).locator(".actmem-shown")
-        use(place, shown)
-        page, node = notebook.page, place.element_handle()
-        page.wait_for_function(f"place => ({DRAWN_WIDTH})(place) <= place.clientWidth + 1", arg=node)
-        narrow = place.evaluate(DRAWN_WIDTH)
-        page.set_viewport_size({"width": 1280, "height": 1000})
-        page.wait_for_function(f"([place, narrow]) => ({DRAWN_WIDTH})(place) > narrow + 100", arg=[node, narrow])
-        for theme, light in (("Light", True), ("Dark", False)):
-            page.evaluate(
-                "(theme) => { window.jupyterapp.commands.execute('apputils:change-theme', { theme }); }",
-                f"JupyterLab {theme}",
-            )
-            page.wait_for_selector(f"body[data-jp-theme-light='{str(light).lower()}']", state="attached")
-            for part in (".actmem-card", ".actmem-guess"):
-                place.locator(part).scroll_into_view_if_needed()
-                shot = base64.b64encode(place.locator(part).screenshot()).decode()
-                assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == light
-        shots(page, "dark-theme")
-        notebook.save_and_reload()
-        place = notebook.go_to(1).locator(".actmem-shown")
-        expect(place.locator(".actmem-plot")).to_have_attribute("aria-label", shown.moves.drawings[0].alt)
-        assert notebook.complaints == []
-        notebook.run_all()  # a new widget, which the kernel knows no guess of
-        expect(notebook.go_to(1).locator(".actmem-guess input")).to_have_value("7")
-        expect(notebook.go_to(1).locator(".actmem-guess output")).to_have_text("")
 
 
 @pytest.mark.nightly

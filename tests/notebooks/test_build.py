@@ -1,26 +1,21 @@
 """Each notebook is what its source makes.
 
 Of all notebooks the cells are compared here; what they print is compared by nbval, which runs
-them all, and the figures that their pictures show by test_site.py. One is rebuilt, to see that a
-build gives the same file again.
+them all, and the figures that their pictures show by test_site.py.
 """
 
 import os
 import subprocess
-import sys
 import sysconfig
 import venv
 
 import nbformat
 import pytest
-from nbclient.exceptions import CellExecutionError
 
-from actmem_course.figures.live import PICTURES
 from notebooks.source import build as builder
 from notebooks.source.build import (
     NOTEBOOKS,
     SOURCES,
-    build,
     execute,
     read,
     sources,
@@ -29,6 +24,7 @@ from notebooks.source.build import (
     without_pictures,
     write,
 )
+
 
 @pytest.mark.parametrize("source", sources(), ids=lambda source: source.stem)
 def test_its_cells_are_the_sources(source):

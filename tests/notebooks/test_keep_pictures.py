@@ -1,12 +1,9 @@
 """A notebook that is saved, and opened the next day with a new kernel: each figure is there as a picture."""
 
 import copy
-import json
 
-import nbformat
 
 from actmem_course.keep_pictures import PICTURE, WIDGET_VIEW, add_pictures, course_pictures, drop_widgets
-from notebooks.source.build import NOTEBOOKS
 
 VIEW = {"model_id": "a1", "version_major": 2, "version_minor": 0}
 

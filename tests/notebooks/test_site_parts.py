@@ -6,7 +6,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from actmem_course.strip_solutions import lab_names, lab_source
-from notebooks.site import book, build, cache
+from notebooks.site import book, cache
 from notebooks.site.live import SOURCE, modules
 from notebooks.site.needs import Reader, needs_machine
 from notebooks.site.slices import figures

@@ -16,7 +16,7 @@ of_chapters = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 #: Enough for a page that opens at once on a code-hosting site; nearly all of it is pictures.
 LARGEST_BYTES = 600_000
 #: What the line of a comparison begins with (figures/checks.py).
-MARKS = ("✓", "✗", "– not counted")
+MARKS = ("✓", "✗")
 
 
 @pytest.fixture(params=[*PATHS, FREE_GPUS], ids=lambda path: path.stem)

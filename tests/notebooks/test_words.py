@@ -47,8 +47,3 @@ def test_a_chapter_within_its_limits_passes(counted):
 def test_what_is_over_is_named(counted, old, new, over):
     code, said = counted(**{"01_one": CHAPTER.replace(old, new)})
     assert code == 1 and over in said
-
-
-def test_a_chapter_without_a_limit_and_a_limit_without_a_chapter_are_named(counted):
-    code, said = counted(**{"02_two": CHAPTER})
-    assert code == 1 and "is missing" in said and "has no limit" in said

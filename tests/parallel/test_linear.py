@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from measure_parity import FORMS
 from torch import nn
 
 from actmem.config import ConfigError, ModelShape
@@ -22,11 +23,6 @@ from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import LlamaShape
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
-FORMS: dict[str, dict[str, Any]] = {
-    "tensor": {},
-    "tensor+sequence": {"sequence_parallel": True},
-    "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
-}
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,13 @@ def test_the_second_run_drops_as_the_first_did_whatever_mode_the_layer_is_in_by_
         found.append(x.grad)
         assert all(module.training is not training for module in layer.modules())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_that_would_run_in_another_mode_is_refused(use_reentrant):
+    layer, x = TransformerLayer(SHAPE, p=0.5, seed=3), torch.ones(8, 2, 24, requires_grad=True)
+    for training in (True, False):
+        y = torch_checkpoint(layer.train(training), x, use_reentrant=use_reentrant)
+        layer.train(not training)
+        with pytest.raises(RuntimeError, match="^dropout: a checkpoint around it"):
+            y.sum().backward()

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ConfigError
 from actmem.ledger.recorder import record
 from actmem.main_grad import gradient_of, use_main_gradients
+from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem_more.chunked_loss import LinearCrossEntropy
@@ -97,54 +98,6 @@ def test_sparse_gradients_add_up_to_the_dense_ones(pools, size):
 @pytest.mark.parametrize("word", [0, VOCABULARY // 2, VOCABULARY - 1])
 def test_what_is_no_number_stays_with_its_own_word(pools, word):
     assert all(pools[2].run(with_a_masked_word, word))
-
-
-def other_targets_refused():
-    tp = tensor_parallel()
-    cross_entropy, logits = VocabParallelCrossEntropy(tp), torch.zeros(2, 1, VOCABULARY // tp.size)
-    for wrong in (-1, VOCABULARY, -101, 2**32):
-        with pytest.raises(ConfigError, match=f"^targets: must be from 0 to 11, or ignore_index = -100, got {wrong}$"):
-            cross_entropy(logits, torch.tensor([[5], [wrong]]))
-    return True
-
-
-def test_other_targets_outside_the_vocabulary_are_refused(pools):
-    assert all(pools[2].run(other_targets_refused))
-
-
-def with_ignored_targets(targets, ignore_index):
-    """Ours and torch's loss and gradient, this rank's part; the bytes kept."""
-    tp = tensor_parallel()
-    logits = torch.randn(*targets.shape, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    full = logits.clone().requires_grad_()
-    expected = F.cross_entropy(full.flatten(0, 1), targets.flatten(), ignore_index=ignore_index)
-    expected.backward()
-    part = logits.chunk(tp.size, -1)[tp.rank].clone().requires_grad_()
-    module = VocabParallelCrossEntropy(tp, ignore_index)
-    with record(module) as ledger:
-        loss = module(part, targets)
-    loss.backward()
-    return loss.detach(), part.grad, expected.detach(), full.grad.chunk(tp.size, -1)[tp.rank], ledger.total_bytes
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    ("targets", "ignore_index"),
-    [
-        ([[3, -100], [-100, 11], [0, 7]], -100),
-        ([[3, 5], [5, 11], [0, 5]], 5),
-        ([[3, 5], [6, 11], [0, 5]], -100),
-        ([[-100, -100]], -100),
-    ],
-)
-def test_ignored_targets_as_in_torch(pools, size, targets, ignore_index):
-    targets = torch.tensor(targets)
-    for loss, grad, expected, expected_grad, kept in pools[size].run(with_ignored_targets, targets, ignore_index):
-        torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0, equal_nan=True)
-        torch.testing.assert_close(grad, expected_grad, rtol=0, atol=1e-16)
-        ignored = targets == ignore_index
-        assert (grad[ignored] == 0).all()
-        assert kept == targets.numel() * (8 * VOCABULARY // size + 4)
 
 
 def chunked(dtype, chunk, tp):
@@ -265,32 +218,50 @@ def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_we
             torch.testing.assert_close(tensor.grad, *torch.autograd.grad(expected, tensor, retain_graph=True))
 
 
-def padded_losses(words):
-    """Both losses and their gradients over rows beyond the vocabulary, beside the whole vocabulary's on one device."""
+def losses(words, targets, ignore_index):
+    """Both losses over rows that may go beyond the vocabulary, their gradients and bytes, beside torch's on one device."""
     tp, h, rows = tensor_parallel(), 4, 16
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(rows, h, dtype=torch.float64, generator=generator)
-    x = torch.randn(6, 2, h, dtype=torch.float64, generator=generator)
-    targets = torch.randint(words, (6, 2), generator=generator)
-    targets[0, 0] = -100
-    alone = weight[:words].clone().requires_grad_()
-    right = F.cross_entropy((x @ alone.t()).flatten(0, 1), targets.flatten())
+    x = torch.randn(*targets.shape, h, dtype=torch.float64, generator=generator)
+    alone, whole_x = (one.clone().requires_grad_() for one in (weight[:words], x))
+    right = F.cross_entropy((whole_x @ alone.t()).flatten(0, 1), targets.flatten(), ignore_index=ignore_index)
     right.backward()
-    expected = torch.cat([alone.grad, torch.zeros(rows - words, h, dtype=torch.float64)]).chunk(tp.size)[tp.rank]
-    for chunked in (False, True):
-        own = weight.chunk(tp.size)[tp.rank].clone().requires_grad_()
-        if chunked:
-            loss = LinearCrossEntropy(tp, chunk=5, vocab_size=words)(x, own, targets).sum() / 11
-        else:
-            loss = VocabParallelCrossEntropy(tp, vocab_size=words)(x @ own.t(), targets)
+    padded = torch.cat([alone.grad, torch.zeros(rows - words, h, dtype=torch.float64)])
+    counted = targets != ignore_index
+    for chunked in (False, True)[: 1 + bool(counted.any())]:  # in chunks there is no mean of no tokens
+        own, part = weight.chunk(tp.size)[tp.rank].clone().requires_grad_(), x.clone().requires_grad_()
+        module = (LinearCrossEntropy if chunked else VocabParallelCrossEntropy)(
+            tp, ignore_index=ignore_index, vocab_size=words, **({"chunk": 5} if chunked else {})
+        )
+        logits = part @ own.t()
+        with record(module) as ledger:
+            loss = module(part, own, targets).sum() / counted.sum() if chunked else module(logits, targets)
+        assert chunked or ledger.total_bytes == targets.numel() * (8 * rows // tp.size + 4)
         loss.backward()
-        torch.testing.assert_close(loss, right, rtol=0, atol=1e-12)
-        torch.testing.assert_close(own.grad, expected, rtol=0, atol=1e-12)
-        with pytest.raises(ConfigError, match=f"^targets: must be from 0 to {words - 1}, or ignore_index = -100, got"):
-            VocabParallelCrossEntropy(tp, vocab_size=words)(x @ own.t(), targets.clamp(min=words))
+        torch.testing.assert_close(loss, right, rtol=0, atol=1e-12, equal_nan=True)
+        torch.testing.assert_close(own.grad, padded.chunk(tp.size)[tp.rank], rtol=0, atol=1e-12)
+        grad = part.grad if chunked else all_reduce(part.grad, tp)
+        torch.testing.assert_close(grad, whole_x.grad, rtol=0, atol=1e-12)
+        assert grad[~counted].eq(0).all()
+        for wrong in (-1, words, -101, 2**32):
+            rule = f"^targets: must be from 0 to {words - 1}, or ignore_index = {ignore_index}, got {wrong}$"
+            with pytest.raises(ConfigError, match=rule):
+                VocabParallelCrossEntropy(tp, ignore_index, words)(logits, torch.full_like(targets, wrong))
     return True
 
 
-@pytest.mark.parametrize("words", [16, 13, 9, 7])  # of 16 rows on 4 ranks: the last has 4, 1, none; of 7 two have none
-def test_the_loss_of_a_padded_vocabulary_is_that_of_its_words(words, pools):
-    assert all(pools[4].run(padded_losses, words))
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("words", "targets", "ignore_index"),
+    [
+        # Of 16 rows on 4 ranks the last has 4, 1, none; of 7 two have none.
+        (16, [[3, -100], [-100, 11], [0, 15]], -100),
+        (13, [[3, 5], [6, 11], [0, 12]], -100),
+        (9, [[3, 5], [5, 8], [0, 5]], 5),
+        (7, [[-100, 6], [5, 1]], -100),
+        (16, [[-100, -100]], -100),
+    ],
+)
+def test_losses_are_torchs_of_the_words_that_count(pools, size, words, targets, ignore_index):
+    assert all(pools[size].run(losses, words, torch.tensor(targets), ignore_index))

@@ -1,6 +1,7 @@
 """Initial weights: the same model for every t, every cut into stages and every dtype, drawn shard by shard."""
 
 import copy
+import pickle
 from functools import partial
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_parameters_keep_their_marks_when_they_are_replaced(make, some):
     module = make()
     found = marks(module)
     assert {name: found[name] for name in some} == some
-    assert marks(copy.deepcopy(module)) == found
+    assert marks(copy.deepcopy(module)) == marks(pickle.loads(pickle.dumps(module))) == found
     assert marks(from_meta(make)) == found
     assert marks(make().double()) == found
     values = {name: tensor.clone() for name, tensor in module.state_dict().items()}

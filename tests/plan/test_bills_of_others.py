@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actmem.ledger.whole_step import loss_of, watch_step
+from actmem.ledger.whole_step import loss_of
 from actmem_tools.__main__ import main
 from actmem_tools.load_model import built_model
 from actmem_tools.no_device import fused_attention_on_cpu
@@ -20,6 +20,7 @@ from actmem_tools.tape.config_model import ConfigModel
 from actmem_tools.tape.evaluate import Run, moments
 from actmem_tools.tape.model_tape import run_factory, solved_target
 from tests.models_of_others import CAUSAL, MASKED, _language
+from tests.plan.real_steps import peaks_of_steps
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
 
@@ -149,16 +150,10 @@ def test_a_configuration_fetches_no_kernel(tmp_path, capsys):
 
 
 def llamas_peaks(code, sizes):
-    """Bytes at the peak of a rank's second microbatch, without the inputs, buffers and the optimizer's counts of steps."""
+    """Bytes at the peak of a rank's second microbatch."""
     with fused_attention_on_cpu():
         model, inputs = models_for_tapes.llama(**sizes, num_layers=LAYERS)
-        exec(code, {"model": model.float(), "torch": torch})
-        optimizer = torch.optim.AdamW(model.parameters())
-        loss_of(model(**inputs)).backward()
-        optimizer.step()
-        with watch_step(model, optimizer, inputs) as bill:
-            loss_of(model(**inputs)).backward()
-    return sum(row.bytes for row in bill.peak if row.kind not in ("input", "buffer") and row.op != "step")
+        return peaks_of_steps(model.float(), inputs, code, steps=False, accumulates=True)[0]
 
 
 @pytest.mark.nightly

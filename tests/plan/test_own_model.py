@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem.ledger.whole_step import loss_of, watch_step
 from actmem_tools.__main__ import main
 from actmem_tools.config_file import Order, order_of
 from actmem_tools.load_model import built_model
@@ -25,6 +24,7 @@ from actmem_tools.tape.config_model import ConfigModel
 from actmem_tools.tape.evaluate import Run, moments
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, BlockModel
 from actmem_tools.tape.model_tape import run_factory, solved_target
+from tests.plan.real_steps import peaks_of_steps
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
 
@@ -162,20 +162,9 @@ def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
     options = [f"{MODELS}:short_stack", "--at", AT.replace("s=64,b=4", "s=2,b=2"), "--memory", "1", "--allowance", "0"]
     for name, states in (("adamw", 2), ("sgd", 0), ("momentum", 1)):
         _, found = planned(capsys, *options, "--optimizer", name)
-        torch.manual_seed(0)
         model, inputs = models_for_tapes.short_stack(**sizes, num_layers=6)
-        variables = {"model": model.to(torch.bfloat16), "torch": torch}
-        exec("\n".join(found["asked"]["code"] or ["optimizer = torch.optim.AdamW(model.parameters())"]), variables)
-        optimizer = variables["optimizer"]
-        optimizer.param_groups[0]["foreach"] = True  # CUDA's default
-        for _ in range(2):
-            with watch_step(model, optimizer, inputs) as bill:
-                loss_of(model(**inputs)).backward()
-                optimizer.step()
-            optimizer.zero_grad()
-        counts = sum(4 for state in optimizer.state.values() if "step" in state)
-        inputs_bytes = sum(x.numel() * x.element_size() for x in inputs.values())
-        assert found["asked"]["bytes"] == bill.peak_bytes - counts - inputs_bytes
+        code = "\n".join(found["asked"]["code"])
+        assert [found["asked"]["bytes"]] == peaks_of_steps(model.to(torch.bfloat16), inputs, code)
         number = found["num_parameters"]
         assert sum(row["bytes"] for row in found["bill"] if "moment" in row["term"]) == 2 * number * states
     _, found = planned(capsys, *options, "--optimizer", "adamw8bit")
@@ -217,23 +206,10 @@ def test_adapters_and_a_loss_in_chunks_of_a_configuration(options, capsys, tmp_p
 
 
 def fsdp_peak(code, sizes, layers, is_first):
-    """The most bytes alive in one microbatch, the first of a step or the second, of a rank that runs ``code``, without inputs and
-    step counts."""
-    torch.manual_seed(0)
+    """The most bytes alive in one microbatch, the first of a step or the second, of a rank that runs ``code``."""
     model, inputs = models_for_tapes.stack(**sizes, num_layers=layers)
-    exec(code, {"model": model, "torch": torch})
-    optimizer = torch.optim.AdamW(model.parameters())
-    loss_of(model(**inputs)).backward()
-    optimizer.step()
-    peaks = []
-    for _ in range(3):  # at times gloo frees what it sent a moment later
-        if is_first:
-            optimizer.zero_grad()
-        with watch_step(model, optimizer, inputs) as bill:
-            loss_of(model(**inputs)).backward()
-        peaks.append(bill.peak_bytes)
-    steps = sum(4 for _ in model.parameters())
-    return min(peaks) - steps - 8 * inputs["ids"].numel()
+    # At times gloo frees what it sent a moment later.
+    return min(peaks_of_steps(model, inputs, code, steps=False, accumulates=not is_first, times=3))
 
 
 @pytest.mark.by_day(1)
@@ -326,20 +302,6 @@ SEVERAL_KINDS: dict[str, tuple[dict, Order]] = {
 }
 
 
-def whole_steps_peak(config, s, b, code):
-    """Of a real model's second step with AdamW, without inputs, buffers and the optimizer's counts of steps."""
-    torch.manual_seed(0)
-    model, inputs = built_model(config.factory(), {"s": s, "b": b, "l": config.num_blocks}, "bfloat16")
-    exec(code, {"model": model, "torch": torch})
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    for _ in range(2):
-        with watch_step(model, optimizer, inputs) as bill:
-            loss_of(model(**inputs)).backward()
-            optimizer.step()
-        optimizer.zero_grad()
-    return sum(row.bytes for row in bill.peak if row.kind not in ("input", "buffer") and row.op != "step")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt_oss", *map(at_night, ("gemma3_text", "deepseek_v3"))])
 def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind):
@@ -353,7 +315,8 @@ def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind
     for s, b in ((64, 2), (45, 3), (83, 1)):
         model = OwnModel(parts, {"s": s}, number, Cluster(1, 2**30, allowance_bytes=0), b)
         for way in (Way(b, 0, False), Way(b, number, False)):
-            assert model.bytes(way) == whole_steps_peak(config, s, b, "\n".join(model.code(way, "bfloat16")))
+            real, inputs = built_model(config.factory(), {"s": s, "b": b, "l": config.num_blocks}, "bfloat16")
+            assert peaks_of_steps(real, inputs, "\n".join(model.code(way, "bfloat16"))) == [model.bytes(way)]
 
 
 def test_below_its_window_a_layer_is_billed_without_a_mask():

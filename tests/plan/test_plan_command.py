@@ -27,7 +27,6 @@ def test_json_has_the_bill_line_by_line(capsys):
     assert sum(value for name, value in chosen["seconds"].items() if name not in ("total", "hidden")) == pytest.approx(
         chosen["seconds"]["total"]
     )
-    assert [plan["seconds"]["total"] for plan in out["plans"]] == sorted(p["seconds"]["total"] for p in out["plans"])
     usable = 80 * 2**30 - bill["allowance_bytes"]
     assert out["refused"] and all(r["over_bytes"] == r["bytes"] - usable > 0 for r in out["refused"])
     assert out["counted"] > 1000
@@ -43,9 +42,9 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for words in (
-        "Plans, fastest first",
         "hidden",
-        "plans are within 10% of the first",
+        "Times within 10% of the fastest's",
+        "Without the sizes asked for",
         "optimizer states",
         "allowance",
         "--tensor-model-parallel-size",
@@ -53,15 +52,15 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
         assert words in out
 
 
-@pytest.mark.parametrize("gpus", [64])
-def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
-    assert main(["1T", "--gpus", str(gpus), "--memory", "80", "--global-batch", "512", "--json"]) == 1
+def test_what_would_fit_is_the_memory_of_the_smallest_layout(capsys):
+    request = ["1T", "--gpus", "64", "--global-batch", "512", "--json", "--memory"]
+    assert main([*request, "80"]) == 1
     out = json.loads(capsys.readouterr().out)
-    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["what_would_fit"]
-    more = int(re.search(r"on ([\d,]+) GPUs", out["what_would_fit"])[1].replace(",", ""))
-    assert more // gpus in (2, 4, 8, 16) and more % gpus == 0
-    for fits, there in ((0, more), (1, more // 2)):
-        assert main(["1T", "--gpus", str(there), "--memory", "80", "--global-batch", "512", "--json"]) == fits
+    assert out["plans"] == [] and out["bill"] is None and out["refused"]
+    needed = re.match(r"With ([\d.]+) GiB", out["what_would_fit"])
+    assert needed
+    for memory, code in ((needed[1], 0), (str(float(needed[1]) - 0.2), 1)):
+        assert main([*request, memory]) == code
         capsys.readouterr()
 
 
@@ -73,29 +72,17 @@ def test_the_same_answer_in_every_process():
     assert runs[0].stdout == runs[1].stdout and runs[0].stderr == b""
 
 
-def test_a_device_of_ones_own_and_a_batch_that_the_paper_states(capsys):
-    fixed = ["175b", "--gpus", "64", "--memory", "80", "--json"]
-    rates = "--device-flops 312 --memory-bandwidth 2039 --node-bandwidth 300 --network-bandwidth 25"
-    for options in (["--device", "a100", "--global-batch", "64"], rates.split()):
-        assert main([*fixed, *options]) == 0
-    named, own = (json.loads(text) for text in capsys.readouterr().out.replace("\n}\n{", "\n}\0{").split("\0"))
-    assert own["plans"] == named["plans"] and own["request"]["global_batch_size"] == 64
-    assert main(["llama3-8b", *fixed[1:]]) == 2
-    assert "global_batch: must be given: llama3-8b's paper states none" in capsys.readouterr().err
-
-
 def test_layers_inputs_on_the_host_are_billed_apart(capsys):
-    fixed = "llama3-8b --gpus 8 --memory 50 --global-batch 8 --micro-batch-size 1 --tensor 1 --pipeline 1 --context 1 --zero 3 --json"
+    fixed = "llama3-8b --gpus 8 --memory 50 --global-batch 8 --micro-batch-size 1 --tensor 1 --pipeline 1 --context 1 --zero 3 --all --json"
     found = {}
-    for options in ("full", "offload", "offload --host-bandwidth 1"):
+    for options in ("full", "offload"):
         assert main([*fixed.split(), "--recompute", *options.split()]) == 0
         found[options] = json.loads(capsys.readouterr().out)
-    here, there, slow = (found[options]["plans"][0] for options in found)
+    here, there = (found[options]["plans"][0] for options in found)
     one_input = 2 * 8192 * 4096
     # The fullest moment is at the loss, before any of them comes back.
     assert found["offload"]["bill"]["host_bytes"] == here["bytes"] - there["bytes"] == 32 * one_input
     assert found["full"]["bill"]["host_bytes"] == 0 and here["seconds"] == there["seconds"]
-    assert slow["seconds"]["recompute"] > there["seconds"]["recompute"]
 
 
 BAD = {
@@ -111,7 +98,8 @@ BAD = {
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),
     "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
-    "no rate": (["22b", "--gpus", "8", "--device-flops", "0"], "device-flops: must be a number of TFLOPS above 0, got 0"),
+    "one replica": (["22b", "--gpus", "8", "--tensor", "8", "--zero", "1"], "plan: zero: 1 divides states among data · context ranks, and these sizes leave one"),
+    "what nothing runs": (["llama3-8b", "--gpus", "8", "--recompute", "elementwise"], "no framework runs this whose settings are printed; --all"),
     "no tensor ranks": (["22b", "--gpus", "8", "--tensor", "0"], "plan: tensor: must be at least 1, got 0"),
     "no such ZeRO stage": (["22b", "--gpus", "8", "--zero", "4"], "plan: zero: must be one of 0, 1, 2, 3, got 4"),
     "no context ranks": (["22b", "--gpus", "8", "--context", "2"], "plan: context: 22B's layer has no context parallelism"),

@@ -9,9 +9,12 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import PredictedCollective
 from actmem.ledger.comms import count_collectives
 from actmem.ledger.emulate import emulated_rank
-from actmem.parallel.groups import tensor_parallel
 from actmem.rows import by_term, total
+from actmem_more.context import layer_groups
+from actmem_more.experts import expert_ranks
 from actmem_more.llama import LlamaStage
+from actmem_more.llama_shape import LatentHeads
+from actmem_more.llama_terms import llama_collectives
 from actmem_tools.measured_parts import run_part
 from actmem_tools.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from tests.shapes import decoder
@@ -70,29 +73,38 @@ def test_shards_of_a_layer_add_up(name):
     assert abs(3 * model.num_layers * whole.matmul_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)
 
 
-TOKENS = 16
+TOKENS, LATENT = 16, LatentHeads(40, 24, 8, 4, 12)
+EXPERTS = {"num_experts": 8, "experts_per_token": 4}
 #: All payloads differ.
-EXPERTS = decoder(64, 256, 4, 8, 4, 512, TOKENS, num_experts=8, experts_per_token=4)
+SHAPES = {
+    "experts": decoder(64, 256, 4, 8, 4, 512, TOKENS, **EXPERTS),
+    "latent": decoder(64, 256, 4, 8, 8, 512, TOKENS, latent=LATENT),
+    "latent experts": decoder(64, 256, 4, 8, 8, 512, TOKENS, latent=LATENT, num_shared_experts=1, **EXPERTS),
+}
 
 
 @pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_collectives_are_those_that_are_counted(recompute, sequence_parallel):
-    layout = Parallel(4, sequence_parallel)
-    model = PlannedLlama("experts", EXPERTS)
-    with emulated_rank(4):
-        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+@pytest.mark.parametrize(
+    ("t", "sequence_parallel", "ranks"), [(4, False, 4), (4, True, 4), (2, True, 4), (1, False, 4)]
+)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_collectives_are_those_that_are_counted(kind, t, sequence_parallel, ranks, recompute):
+    shape = SHAPES[kind]
+    with emulated_rank(ranks):
+        tp, _ = layer_groups(1, sequence_parallel=sequence_parallel, replicas=ranks // t)
+        experts = expert_ranks(ranks) if ranks > t else None
         options = {"layers": range(1, 2), "recompute": recompute, "routing": "even", "dtype": torch.bfloat16}
-        part = LlamaStage(EXPERTS.with_sizes(num_layers=4), tp, **options)
+        part = LlamaStage(shape.with_sizes(num_layers=4), tp, experts=experts, **options)
         with count_collectives() as seen:
             y = run_part(part)
             y.backward(torch.empty_like(y))
     counted = Counter((each.kind, each.payload_bytes) for each in seen.collectives)
     predicted: Counter = Counter()
-    for each in model.layer_collectives(layout, recompute):
+    for each in llama_collectives(shape, Parallel(t, sequence_parallel, expert_parallel_size=ranks), recompute):
         predicted[each.kind, each.payload_bytes] += each.count
     assert counted == predicted
-    assert {kind for kind, _ in counted} >= ({"all-to-all"} if sequence_parallel else {"all-reduce"})
+    exchanged = sequence_parallel or t == 1
+    assert ("all-to-all" in {kind for kind, _ in counted}) == ("experts" in kind and exchanged)
 
 
 def test_a_rank_keeps_its_own_part_of_an_all_to_all():

@@ -2,25 +2,21 @@
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from tests.right_answers.register import right
+from tests.right_answers.register import applied, right
 
 
 @right("10.1")
 def scale_of_the_result(x, codes, scale):
-    class Linear(Function):
-        @staticmethod
-        def forward(ctx, x):
-            return F.linear(x, codes.to(x.dtype)) * scale.t()
+    def forward(ctx, x):
+        return F.linear(x, codes.to(x.dtype)) * scale.t()
 
-        @staticmethod
-        def backward(ctx, grad):
-            return (grad * scale.t()) @ codes.to(grad.dtype)
+    def backward(ctx, grad):
+        return (grad * scale.t()) @ codes.to(grad.dtype)
 
-    return Linear.apply(x)
+    return applied(forward, backward, x)
 
 
 @right("10.1")
@@ -31,23 +27,20 @@ def the_weight_made_by_a_hook(x, codes, scale):
 
 @right("10.2")
 def low_made_again(x, weight, a, b, alpha):
-    class Lora(Function):
-        @staticmethod
-        def forward(ctx, x, a, b):
-            ctx.save_for_backward(x, a, b)
-            y = F.linear(x, weight)
-            return y.add_(F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)), alpha=alpha / a.shape[0])
+    def forward(ctx, x, a, b):
+        ctx.save_for_backward(x, a, b)
+        y = F.linear(x, weight)
+        return y.add_(F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)), alpha=alpha / a.shape[0])
 
-        @staticmethod
-        def backward(ctx, grad):
-            x, a, b = ctx.saved_tensors
-            rows, grads, scale = x.flatten(0, 1), grad.flatten(0, 1), alpha / a.shape[0]
-            of_low = scale * (grads @ b.to(x.dtype))
-            of_b = scale * (grads.t() @ F.linear(rows, a.to(x.dtype)))
-            of_x = (grads @ weight).addmm_(of_low, a.to(x.dtype))
-            return of_x.view_as(x), (of_low.t() @ rows).to(a.dtype), of_b.to(b.dtype)
+    def backward(ctx, grad):
+        x, a, b = ctx.saved_tensors
+        rows, grads, scale = x.flatten(0, 1), grad.flatten(0, 1), alpha / a.shape[0]
+        of_low = scale * (grads @ b.to(x.dtype))
+        of_b = scale * (grads.t() @ F.linear(rows, a.to(x.dtype)))
+        of_x = (grads @ weight).addmm_(of_low, a.to(x.dtype))
+        return of_x.view_as(x), (of_low.t() @ rows).to(a.dtype), of_b.to(b.dtype)
 
-    return Lora.apply(x, a, b)
+    return applied(forward, backward, x, a, b)
 
 
 @right("10.2")
@@ -60,32 +53,27 @@ def the_adapter_by_checkpoint(x, weight, a, b, alpha):
 
 @right("10.3")
 def derivatives_by_hand(x, up, down, tile):
-    class Tiles(Function):
-        @staticmethod
-        def forward(ctx, x, up, down):
-            ctx.save_for_backward(x, up, down)
-            result = torch.empty_like(x)
-            for first in range(0, len(x), tile):
-                result[first : first + tile] = F.linear(F.gelu(F.linear(x[first : first + tile], up)), down)
-            return result
+    def forward(ctx, x, up, down):
+        ctx.save_for_backward(x, up, down)
+        result = torch.empty_like(x)
+        for first in range(0, len(x), tile):
+            result[first : first + tile] = F.linear(F.gelu(F.linear(x[first : first + tile], up)), down)
+        return result
 
-        @staticmethod
-        def backward(ctx, grad):
-            x, up, down = ctx.saved_tensors
-            of_x = torch.empty_like(x)
-            of_up, of_down = (
-                w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32)) for w in (up, down)
-            )
-            for first in range(0, len(x), tile):
-                rows, upstream = (tensor[first : first + tile].flatten(0, 1) for tensor in (x, grad))
-                inside = rows @ up.t()
-                of_down += upstream.t() @ F.gelu(inside)
-                slope = torch.ops.aten.gelu_backward(upstream @ down, inside)
-                of_up += slope.t() @ rows
-                of_x[first : first + tile] = (slope @ up).view_as(of_x[first : first + tile])
-            return of_x, of_up.to(up.dtype), of_down.to(down.dtype)
+    def backward(ctx, grad):
+        x, up, down = ctx.saved_tensors
+        of_x = torch.empty_like(x)
+        of_up, of_down = (w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32)) for w in (up, down))
+        for first in range(0, len(x), tile):
+            rows, upstream = (tensor[first : first + tile].flatten(0, 1) for tensor in (x, grad))
+            inside = rows @ up.t()
+            of_down += upstream.t() @ F.gelu(inside)
+            slope = torch.ops.aten.gelu_backward(upstream @ down, inside)
+            of_up += slope.t() @ rows
+            of_x[first : first + tile] = (slope @ up).view_as(of_x[first : first + tile])
+        return of_x, of_up.to(up.dtype), of_down.to(down.dtype)
 
-    return Tiles.apply(x, up, down)
+    return applied(forward, backward, x, up, down)
 
 
 @right("10.4")
@@ -103,18 +91,15 @@ def checkpoint_without_reentering(function, x, host):
 
 @right("10.4")
 def what_put_returns_in_a_list_and_a_flat_row(function, x, host):
-    class Region(Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.state = [host.put(x.flatten(), "the input"), x.shape]
-            return function(x.clone())
+    def forward(ctx, x):
+        ctx.state = [host.put(x.flatten(), "the input"), x.shape]
+        return function(x.clone())
 
-        @staticmethod
-        def backward(ctx, grad):
-            fetch, shape = ctx.state
-            leaf = fetch().view(shape).detach().requires_grad_(True)
-            with torch.enable_grad():
-                function(leaf).backward(grad)
-            return leaf.grad
+    def backward(ctx, grad):
+        fetch, shape = ctx.state
+        leaf = fetch().view(shape).detach().requires_grad_(True)
+        with torch.enable_grad():
+            function(leaf).backward(grad)
+        return leaf.grad
 
-    return Region.apply(x if x.requires_grad else x.detach().requires_grad_())
+    return applied(forward, backward, x if x.requires_grad else x.detach().requires_grad_())

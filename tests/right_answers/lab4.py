@@ -1,11 +1,10 @@
 """Right answers to lab 4: torch's checkpoints and others."""
 
 import torch
-from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from actmem_course.reference_layer import core_attention, layer
-from tests.right_answers.register import right
+from tests.right_answers.register import applied, right
 
 
 @right("4.1", "4.2", "4.5")
@@ -20,23 +19,20 @@ def reentrant_checkpoint_of_torch(function, *inputs):
 
 @right("4.1", "4.2")
 def checkpoint_by_fork_rng(function, *inputs):
-    class Checkpoint(Function):
-        @staticmethod
-        def forward(ctx, *inputs):
-            ctx.save_for_backward(*inputs)
-            ctx.state = torch.get_rng_state()
-            return function(*inputs)
+    def forward(ctx, *inputs):
+        ctx.save_for_backward(*inputs)
+        ctx.state = torch.get_rng_state()
+        return function(*inputs)
 
-        @staticmethod
-        def backward(ctx, grad):
-            inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
-            with torch.random.fork_rng(), torch.enable_grad():
-                torch.set_rng_state(ctx.state)
-                y = function(*inputs)
-            y.backward(grad)
-            return tuple(x.grad for x in inputs)
+    def backward(ctx, grad):
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        with torch.random.fork_rng(), torch.enable_grad():
+            torch.set_rng_state(ctx.state)
+            y = function(*inputs)
+        y.backward(grad)
+        return tuple(x.grad for x in inputs)
 
-    return Checkpoint.apply(*inputs)
+    return applied(forward, backward, *inputs)
 
 
 @right("4.3")

@@ -3,10 +3,9 @@
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from tests.right_answers.register import right
+from tests.right_answers.register import applied, right
 
 
 def written_out(x, weight, eps):
@@ -31,21 +30,18 @@ def checkpoint_of_torch_which_stops_before_the_matmul(recipe, weight, *sources):
 
 @right("7.4")
 def linear_by_einsum(recipe, weight, *sources):
-    class Linear(Function):
-        @staticmethod
-        def forward(ctx, weight, *sources):
-            ctx.save_for_backward(weight, *sources)
-            return torch.einsum("sbi,oi->sbo", recipe(*sources), weight)
+    def forward(ctx, weight, *sources):
+        ctx.save_for_backward(weight, *sources)
+        return torch.einsum("sbi,oi->sbo", recipe(*sources), weight)
 
-        @staticmethod
-        def backward(ctx, grad):
-            weight, *leaves = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
-            with torch.enable_grad():
-                x = recipe(*leaves)
-            x.backward(torch.einsum("sbo,oi->sbi", grad, weight.detach()))
-            return torch.einsum("sbo,sbi->oi", grad, x.detach()), *(leaf.grad for leaf in leaves)
+    def backward(ctx, grad):
+        weight, *leaves = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        with torch.enable_grad():
+            x = recipe(*leaves)
+        x.backward(torch.einsum("sbo,oi->sbi", grad, weight.detach()))
+        return torch.einsum("sbo,sbi->oi", grad, x.detach()), *(leaf.grad for leaf in leaves)
 
-    return Linear.apply(weight, *sources)
+    return applied(forward, backward, weight, *sources)
 
 
 @right("7.5")

@@ -35,7 +35,7 @@ def the_planners_plan(job):
     wanted = JOBS[job]
     cluster = Cluster(wanted["gpus"], wanted["memory_gib"] * GIBIBYTE, device=DEVICES[wanted["device"]])
     fixed = {"num_model_chunks": 1, "context_parallel_size": 1}
-    found = find_plans(planned_model_of(wanted["model"]), cluster, wanted["global_batch_size"], 1, fixed, windows=False)
+    found = find_plans(planned_model_of(wanted["model"]), cluster, wanted["global_batch_size"], 1, fixed)
     layout = found.plans[0].layout
     names = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage", "micro_batch_size")
     return {**{name: getattr(layout, name) for name in names}, "recompute": found.plans[0].recompute}

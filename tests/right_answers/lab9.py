@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from tests.right_answers.register import right
+from tests.right_answers.register import applied, right
 
 
 def widened(x):
@@ -25,20 +25,17 @@ def loss_by_checkpoint(logits, targets):
 
 @right("9.1")
 def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
-    class Loss(Function):
-        @staticmethod
-        def forward(ctx, logits, targets):
-            log_p = widened(logits).log_softmax(-1)
-            onehot = F.one_hot(targets, logits.shape[-1])
-            ctx.save_for_backward((log_p.exp() - onehot).to(logits.dtype))
-            return -(log_p * onehot).sum(-1)
+    def forward(ctx, logits, targets):
+        log_p = widened(logits).log_softmax(-1)
+        onehot = F.one_hot(targets, logits.shape[-1])
+        ctx.save_for_backward((log_p.exp() - onehot).to(logits.dtype))
+        return -(log_p * onehot).sum(-1)
 
-        @staticmethod
-        def backward(ctx, grad):
-            (slope,) = ctx.saved_tensors
-            return (slope * grad.unsqueeze(-1)).to(slope.dtype), None
+    def backward(ctx, grad):
+        (slope,) = ctx.saved_tensors
+        return (slope * grad.unsqueeze(-1)).to(slope.dtype), None
 
-    return Loss.apply(logits, targets)
+    return applied(forward, backward, logits, targets)
 
 
 @right("9.3")
@@ -89,13 +86,10 @@ def a_list_of_both_by_expected_logits(logits, tokens, chunk):
 
 @right("9.5")
 def rows_put_where_they_belong(ids, weight, main_grad):
-    class Rows(Function):
-        @staticmethod
-        def forward(ctx, weight):
-            return F.embedding(ids, weight)
+    def forward(ctx, weight):
+        return F.embedding(ids, weight)
 
-        @staticmethod
-        def backward(ctx, grad):
-            main_grad.index_put_((ids,), widened(grad), accumulate=True)
+    def backward(ctx, grad):
+        main_grad.index_put_((ids,), widened(grad), accumulate=True)
 
-    return Rows.apply(weight)
+    return applied(forward, backward, weight)

@@ -28,9 +28,10 @@ def built():
     build()
 
 
-def run(gpus, script, *arguments, **settings):
-    """A lab's exit code, output and errors where there are so many GPUs."""
-    command = [sys.executable, str(LABS / script), *map(str, arguments)]
+def run(gpus, script, *arguments, torchrun=False, **settings):
+    """A lab's exit code, output and errors where there are so many GPUs; torchrun: with a rank for each."""
+    started = "-m torch.distributed.run --standalone --nproc-per-node".split() + [str(gpus)] if torchrun else []
+    command = [sys.executable, *started, str(LABS / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment(gpus, **settings), capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout, done.stderr
 
@@ -45,12 +46,12 @@ def run(gpus, script, *arguments, **settings):
     ],
 )
 def test_solutions_pass_on_any_number_of_gpus(lab, gpus, kernel, exercise):
-    options = ("--only", exercise, "--device", "cuda", "--ranks", gpus) if exercise else ()
-    settings = {"STANDIN_SDPA": kernel, "STANDIN_NCCL_DESTROY": "collective"}
-    code, output, errors = run(gpus, f"{lab}.py", "--solution", *options, **settings)
+    options = ("--only", exercise, "--device", "cuda") if exercise else ()
+    settings = {"STANDIN_SDPA": kernel, "STANDIN_NCCL_DESTROY": "collective", "OMP_NUM_THREADS": "1"}
+    code, output, errors = run(gpus, f"{lab}.py", "--solution", *options, torchrun=True, **settings)
     passed = re.search(r"(\d+) of (\d+) passed", output)
     assert code == 0 and passed and passed[1] == passed[2], output + errors
-    assert not exercise or (passed[1], errors) == ("1", "") and "on cuda" in output
+    assert not exercise or (passed[1], errors) == ("1", "") and "ranks on cuda" in output
 
 
 #: What notebooks launch, what ``make measure`` runs, and the rest: a lab, its options, and its ranks.

@@ -22,7 +22,7 @@ from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.layer_rows import layer_input
 from actmem.main_grad import use_main_gradients
 from actmem_more.context import layer_groups
-from actmem_more.experts import Routing
+from actmem_more.experts import Routing, expert_ranks
 from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import forced_routed_tokens
@@ -34,6 +34,8 @@ from actmem_tools.tape.stage_tapes import FILE, LAYERS
 #: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
 GPT_LETTERS, GPT_RULES = ("s", "b", "a", "d", "v", "t"), {"s": (4, ("t",)), "d": (2, ())}
 STAGE_LETTERS = ("s", "b", "h", "a", "k", "d", "f", "v", "t", "c")
+#: Of a rank: its experts, those of a token, and the pairs of both that it takes.
+EXPERT_LETTERS = (*STAGE_LETTERS, "n", "x", "r")
 LETTER_RULES: Rules = {"s": (4, ("t",)), "a": (1, ("k",)), "d": (2, ())}
 STAGE_KINDS = {"first": (True, False), "last": (False, True), "whole": (True, True)}
 #: What the tensor-parallel ranks share, by the words in a tape's name.
@@ -191,9 +193,9 @@ def ends_events(stage: GPT | LlamaStage, hole: Any) -> list[Event]:
 
 
 def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
-    """The events of a part of today's decoder: "layer MODE SHARED [context] [qk] [experts]" or "KIND SHARED".
+    """The events of a part of today's decoder: "layer MODE SHARED [context] [qk] [experts [beside]]" or "KIND SHARED".
 
-    Of experts it sets r, and routes one-sidedly for some of the r that are drawn.
+    Of experts it sets r, and routes one-sidedly for some of the r that are drawn.  "beside": w times t ranks share them.
     """
     what, *more = name.split()
     s, b, h, a, k, d, f, v, t, c = (sizes[x] for x in STAGE_LETTERS)
@@ -203,18 +205,21 @@ def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
     first, last = STAGE_KINDS.get(what, (False, False))
     experts: dict = {}
     routing: Routing = "even"
+    beside = sizes["w"] if "beside" in more else 1
     if "experts" in more:
-        experts = {"num_experts": sizes["n"] * t, "experts_per_token": sizes["x"]}
+        experts = {"num_experts": sizes["n"] * t * beside, "experts_per_token": sizes["x"]}
         routing = "one-sided" if sizes["r"] in (7, 19) else "even"
     shape = LlamaShape(s * c, b, h, a * t, k * t, f if experts else f * t, d, "qk" in more, **experts)
     own = s // t if SHARED[shared] else s
     if experts:
-        sizes["r"] = forced_routed_tokens(shape.with_sizes(seq_length=s), Parallel(t, SHARED[shared]), routing, 0)
-    with emulated_rank(t * c, real_tensors=True):
-        tp, context = layer_groups(c, sequence_parallel=SHARED[shared])
+        parallel = Parallel(t, SHARED[shared], expert_parallel_size=t * beside)
+        sizes["r"] = forced_routed_tokens(shape.with_sizes(seq_length=s), parallel, routing, 0)
+    with emulated_rank(t * c * beside, real_tensors=True):
+        tp, context = layer_groups(c, sequence_parallel=SHARED[shared], replicas=beside)
         mode = more[0] if what == "layer" else "none"
         layers = range(1, 2) if what == "layer" else range(1) if first else range(1, 2)
         options: dict = {"recompute": mode, "routing": routing, "context": context, "dtype": torch.bfloat16}
+        options["experts"] = expert_ranks(t * beside) if beside > 1 else None
         whole = shape.with_sizes(num_layers=3 if what == "layer" else 1 + (first != last), vocab_size=v * t)
         stage = LlamaStage(whole, tp, layers=layers, **options)
         if what == "layer":
@@ -231,10 +236,12 @@ def families_to_record() -> dict[str, tuple[list[str], Callable, tuple[str, ...]
     layers = [f"layer {mode} {shared}{context}" for mode in modes for shared in SHARED for context in ("", " context")]
     llama = [f"{layer}{qk}" for layer in layers for qk in ("", " qk")]
     experts = [f"{layer} experts" for layer in llama]
+    beside = [f"{layer} beside" for layer in experts if " tensor" not in layer]
     return {
         "gpt": (ends + gpt, gpt_events, GPT_LETTERS, GPT_RULES),
         "llama": (ends + llama, llama_events, STAGE_LETTERS, LETTER_RULES),
-        "experts": (experts, llama_events, (*STAGE_LETTERS, "n", "x", "r"), LETTER_RULES),
+        "experts": (experts, llama_events, EXPERT_LETTERS, LETTER_RULES),
+        "beside": (beside, llama_events, (*EXPERT_LETTERS, "w"), LETTER_RULES),
     }
 
 

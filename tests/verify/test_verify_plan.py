@@ -1,6 +1,7 @@
 """Plans of every axis that this library runs, emulated: every line of their bills is what is counted."""
 
 from copy import copy
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -24,12 +25,15 @@ WORDS = PlannedGPT("many words", ModelShape(16, 1, 64, 4, num_layers=4, vocab_si
 LLAMA_WORDS = PlannedLlama("many words", decoder(64, 96, 4, 4, 4, 8192, 16))
 LARGE_HEADS = PlannedLlama("large heads", decoder(32, 40, 4, 4, 4, 128, 16, 1, head_size=64, qk_norm=True))
 EXPERTS = PlannedLlama("experts", decoder(64, 256, 4, 8, 4, 512, 16, 1, num_experts=8, experts_per_token=3))
+QWEN_MOE = PlannedLlama("qwen3 moe", replace(EXPERTS.shape, head_size=24, qk_norm=True))
 TIED = PlannedLlama("tied", decoder(128, 352, 4, 8, 4, 257, tied_embeddings=True))
+#: With the ends as layers of their own, 12 in 6 stages.
+ENDS = PlannedLlama("ends", decoder(128, 352, 10, 8, 4, 257))
 NO_TIME = StepSeconds(0, 0, 0, 0, 0, 0, 0)
 
 
-def plan(layout, recompute="none", n=16, rank=0, whole=0):
-    return Plan(layout, recompute, whole, 1.0, n, rank, 0, NO_TIME)
+def plan(layout, recompute="none", n=16, rank=0):
+    return Plan(layout, recompute, n, rank, 0, NO_TIME)
 
 
 CASES = {
@@ -43,7 +47,6 @@ CASES = {
     "few microbatches": (SMALL, plan(Parallel(2, True, 4), "none", n=2)),
     "chunks, first": (SMALL, plan(Parallel(2, True, 2, num_model_chunks=2), "none")),
     "chunks, last": (SMALL, plan(Parallel(2, True, 2, num_model_chunks=4), "full", rank=1)),
-    "appendix C": (SMALL, plan(Parallel(2, True, 4), "selective", whole=3)),
     "data parallel": (SMALL, plan(Parallel(2, True, data_parallel_size=4, zero_stage=0), "selective")),
     "ZeRO-1": (SMALL, plan(Parallel(2, True, data_parallel_size=3, zero_stage=1), "none")),
     "ZeRO-2": (SMALL, plan(Parallel(2, True, data_parallel_size=5, zero_stage=2), "none")),
@@ -57,7 +60,9 @@ CASES = {
     "llama, pipeline": (LLAMA, plan(Parallel(2, True, 2, micro_batch_size=3), "full")),
     "llama, last": (LLAMA, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise", rank=1)),
     "llama, chunks": (LLAMA, plan(Parallel(4, True, 2, num_model_chunks=2), "none", rank=1)),
-    "llama, appendix C": (LLAMA, plan(Parallel(2, True, 4), "elementwise", whole=2)),
+    "chunks, first of short ends": (ENDS, plan(Parallel(2, True, 3, num_model_chunks=2), "none", n=6)),
+    "chunks, last of short ends": (ENDS, plan(Parallel(2, True, 3, num_model_chunks=2), "none", n=6, rank=2)),
+    "chunks, short ends, one round": (ENDS, plan(Parallel(2, True, 3, num_model_chunks=2), "full", n=3, rank=2)),
     "llama, tied, first": (TIED, plan(Parallel(2, True, 2, data_parallel_size=2), "elementwise")),
     "llama, tied, last": (TIED, plan(Parallel(1, False, 4), "none", rank=3)),
     "qwen3, more ranks than key heads": (QWEN3, plan(Parallel(8, True), "elementwise")),
@@ -70,9 +75,18 @@ CASES = {
     "large heads": (LARGE_HEADS, plan(Parallel(2, True, 2), "elementwise", rank=1)),
     "large experts": (EXPERTS.with_routing("one-sided"), plan(Parallel(4), "full")),
     "experts": (EXPERTS, plan(Parallel(2, True, 2), "none", rank=1)),
+    "experts beside": (EXPERTS, plan(Parallel(data_parallel_size=8, zero_stage=1, expert_parallel_size=4), "none")),
+    "experts beside, tensor": (
+        QWEN_MOE.with_routing("one-sided"),
+        plan(Parallel(2, True, 2, data_parallel_size=4, zero_stage=3, expert_parallel_size=4), "elementwise"),
+    ),
+    "experts beside, context": (
+        QWEN_MOE,
+        plan(Parallel(context_parallel_size=2, data_parallel_size=2, zero_stage=2, expert_parallel_size=4), "full"),
+    ),
     "inputs on the host": (LLAMA, plan(Parallel(2, True, 2, micro_batch_size=3), "offload")),
     "inputs on the host, one layer": (LLAMA, plan(Parallel(2, True, 4), "offload", rank=3)),
-    "inputs on the host, appendix C": (QWEN3, plan(Parallel(4, False, 2), "offload", whole=1)),
+    "inputs on the host, norms over heads": (QWEN3, plan(Parallel(4, False, 2), "offload")),
     "inputs on the host, embedding": (LLAMA_WORDS, plan(Parallel(4, True, 2, micro_batch_size=2), "offload")),
     "context": (LLAMA, plan(Parallel(data_parallel_size=2, context_parallel_size=4, zero_stage=2))),
     "context, tensor": (LLAMA, plan(Parallel(8, True, context_parallel_size=2), "elementwise")),
@@ -186,8 +200,7 @@ def cases():
         if model.routing:
             model = model.with_routing(nth(ROUTING, number))
         recompute = nth(model.recompute_modes, number)
-        whole = 1 if rank == 0 and m == 1 and recompute != "none" else 0
-        yield model, plan(layout, recompute, 2 * p, rank, whole)
+        yield model, plan(layout, recompute, 2 * p, rank)
 
 
 NAMED = list(cases())

@@ -51,14 +51,6 @@ def selective_saves(shape: ModelShape) -> Fraction:
     return Fraction(5 * a * s, 34 * h + 5 * a * s)
 
 
-def full_recompute_bytes(shape: ModelShape, tensor_parallel_size: int, sharded_inputs: bool = False) -> int:
-    """Bytes of the first stage with full recomputation: 2sbhL, or 2sbhL/t if each rank keeps a
-    part of every layer's input, which costs one more all-gather a layer.  Section 5."""
-    check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=sharded_inputs))
-    _, b, h, s = shape.letters()
-    return 2 * s * b * h * shape.num_layers // (tensor_parallel_size if sharded_inputs else 1)
-
-
 def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fraction:
     """The factor by which interleaving raises the first stage's bytes: 1 + (p − 1)/(pm); 1 without it.
 
@@ -109,20 +101,6 @@ def embeddings_in_flight(
         return in_flight(parallel, 0, num_microbatches)
     most = 2 * round_size(parallel.pipeline_parallel_size, num_microbatches, microbatches_per_round)
     return most if num_microbatches is None else min(most, num_microbatches)
-
-
-def first_stage_bytes(
-    shape: ModelShape,
-    parallel: Parallel,
-    recompute: Recompute | str = "none",
-    num_microbatches: int | None = None,
-) -> int:
-    """Bytes of the layers on pipeline rank 0: equations 5 and 6 with the interleave factor.
-
-    With enough microbatches this is L(1 + (p − 1)/(pm)) layers; with fewer, those in flight.
-    """
-    layers = in_flight(parallel, 0, num_microbatches) * layers_per_chunk(shape, parallel)
-    return layers * layer_bytes(shape, parallel, recompute)
 
 
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:

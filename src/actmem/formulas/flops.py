@@ -1,4 +1,4 @@
-"""FLOPs of one iteration: equations 7 to 9 of appendix A, and what recomputation actually adds.
+"""FLOPs of one iteration: equations 7 and 8 of appendix A, and what recomputation actually adds.
 
 Only matmuls count; a multiplication and an addition are one FLOP each.  Attention counts
 all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
@@ -70,11 +70,6 @@ def text_selective(shape: ModelShape, global_batch_size: int) -> int:
     """Hardware FLOPs with selective recomputation as the text counts: equation 7 + 4BLs²h.  Appendix A."""
     B, L, s, h, _ = _letters(shape, global_batch_size)
     return eq7(shape, B) + 4 * B * L * s * s * h
-
-
-def eq9(shape: ModelShape) -> Fraction:
-    """Hardware over model FLOPs as the paper rounds it: 1 + s/6h.  2205.05198 eq. 9."""
-    return 1 + Fraction(shape.seq_length, 6 * shape.hidden_size)
 
 
 def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:

@@ -53,6 +53,8 @@ def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 
     In place: nothing else may read x, and the operation that made it may not have saved it.
     """
+    if tp.size == 1:
+        return x
     return g_bar(x, tp) if tp.sequence_parallel else _FBar.apply(x, tp, True)
 
 

@@ -66,17 +66,24 @@ class DropoutMask(nn.Module):
         if type(p) not in (int, float) or not 0 <= p < 1:
             raise ConfigError("p", f"must be at least 0 and less than 1, got {shown(p)}")
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
-        self._drawn_at: deque[int] = deque(maxlen=_REMEMBERED)  # of forward passes, digests of the generator's states
+        #: Of forward passes, whether each dropped, and its seed, or the digest of the generator's state.
+        self._passes: deque[tuple[bool, int]] = deque(maxlen=_REMEMBERED)
 
     @stays_eager
     def forward(self, like: Tensor, terms: NamedForward = KEEP_ALL, term: str = "mask") -> Mask:
-        if self.num_dropped == 0 or not self.training:
+        if self.num_dropped == 0:
             return Mask(None, 1.0, None)
-        self._check_second_run()
+        on_cpu = like.device.type == "cpu"
+        if self.generator is not None and not (on_cpu and self.training):
+            self._check_second_run(digest_of(self.generator.get_state()))
+        if not self.training:
+            return Mask(None, 1.0, None)
         kept_share = 1 - self.num_dropped / 2**16
-        if like.device.type == "cpu":
+        if on_cpu:
             # A stream's state has 5,056 bytes here, a seed has 8.
-            mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, fresh_seed(self.generator)))
+            seed = fresh_seed(self.generator)
+            self._check_second_run(seed)
+            mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, seed))
         else:
             again = term in terms.dropped and term not in terms.stored
             if self.generator is None and again:
@@ -87,14 +94,12 @@ class DropoutMask(nn.Module):
             mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 
-    def _check_second_run(self) -> None:
-        """In backward, raise RuntimeError unless the generator is in a state in which a forward pass has drawn here."""
-        if self.generator is None:
-            return
-        state = digest_of(self.generator.get_state())
+    def _check_second_run(self, drawn_from: int) -> None:
+        """In backward, raise RuntimeError unless a forward pass has done the same here."""
+        this = self.training, drawn_from
         if backward_pass() < 0:
-            self._drawn_at.append(state)
-        elif state not in self._drawn_at:
+            self._passes.append(this)
+        elif this not in self._passes:
             raise other_numbers("dropout")
 
 

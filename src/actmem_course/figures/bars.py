@@ -89,7 +89,7 @@ def bar_chart(
         _part(part, values, fill, counts, lines, about, says.get(part, {}))
         for (part, values), fill in zip(parts.items(), fills)
     ]
-    #: After each bar: its name, its words, where it ends, how far its middle is above the foot of the row.
+    # After each bar: its name, its words, where it ends, how far its middle is above the foot of the row.
     after = [(name, notes.get(name) or counts.text(ends[name]), ends.get(name, 0), bar / 2) for name in known]
     if beside:
         after = [
@@ -98,7 +98,8 @@ def bar_chart(
             for name, size in values.items()
             if size is not None
         ]
-    words = max(len(text) for _, text, *_ in after)
+    # Words in place of a bar have the room of the bar.
+    words = max((len(text) for _, text, end, _ in after if end or not beside), default=0)
     for number, trace in enumerate(traces):
         # At the foot of the row, below its name.
         trace |= {"width": bar / row, "offset": 0.46 - (group - bar * number * beside) / row}

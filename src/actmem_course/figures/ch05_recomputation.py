@@ -17,7 +17,6 @@ from actmem_course.figures.units import axis_end, axis_unit, size_text
 from actmem_course.predicted.recomputation import training_moments
 
 _MODES = {"save everything": "none", "selective": "selective", "full": "full"}
-_BASELINE = "tensor"
 LADDER = {
     "tensor": FILLS["others"],
     "tensor+sequence": Fill("#C9E8DD", "."),
@@ -95,9 +94,7 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
     shapes = {name: model.shape.with_sizes(seq_length=seq_length) for name, model in PAPER_MODELS.items()}
     t = tensor_parallel_size
     sizes = {way: {name: closed_form(rows[way], shape, t) for name, shape in shapes.items()} for way in LADDER}
-    shares = {
-        way: {name: 100 * size / sizes[_BASELINE][name] for name, size in of.items()} for way, of in sizes.items()
-    }
+    shares = {way: {name: 100 * size / sizes["tensor"][name] for name, size in of.items()} for way, of in sizes.items()}
     both, full = shares["tensor+sequence+selective"].values(), shares["full"].values()
     return bar_chart(
         f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>"

@@ -21,11 +21,11 @@ from actmem_course.predicted.recomputation import batch_factor, break_even, thro
 
 _PASSES = {"forward": FILLS["forward"], "backward, with what it recomputes": FILLS["backward"]}
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
-#: Kinds of operation: name, colour and marker of a point, fill of a bar.
+#: Kinds of operation: name, colour and marker of a point.
 _KINDS = (
-    ("core attention", VERMILION, "diamond", FILLS["softmax"]),
-    ("linear", BLUE, "circle", FILLS["input of a linear"]),
-    ("norms, GeLU, dropouts, sums", COMPARED, "square", FILLS["layer-norm input"]),
+    ("core attention", VERMILION, "diamond"),
+    ("linear", BLUE, "circle"),
+    ("norms, GeLU, dropouts, sums", COMPARED, "square"),
 )
 _LEFT, _RIGHT = 0.2, 12_000.0
 #: Operations whose FLOPs per byte are nearer than this factor share their words.
@@ -84,7 +84,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
                     customdata=[[o.name, _bound(o)] for o in group],
                 )
                 # The core last, on top of the others.
-                for (name, colour, symbol, _), group in [*zip(_KINDS, _grouped(operations))][::-1]
+                for (name, colour, symbol), group in [*zip(_KINDS, _grouped(operations))][::-1]
             ),
             _names(operations),
         ],

@@ -87,7 +87,7 @@ CHANGES: dict[str, tuple[dict[str, int], str]] = {
 def plan_with(sizes: Mapping[str, int], mode: str) -> Plan:
     """The plan of one layout, with room for everything, so that one that doesn't fit has its bytes and seconds too."""
     model = planned_model_of(MODEL).with_modes([mode])
-    (plan,) = find_plans(model, Cluster(64, 100 * MEMORY), SEQUENCES, 1, sizes, False).plans
+    (plan,) = find_plans(model, Cluster(64, 100 * MEMORY), SEQUENCES, 1, sizes).plans
     return plan
 
 

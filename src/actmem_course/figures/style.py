@@ -15,8 +15,8 @@ from actmem_course.others import table_rows
 
 BLUE, VERMILION, GREEN, PURPLE, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"
 #: Too pale for lines and text on white; for fills with an outline.
-ORANGE, SKY, YELLOW = "#E69F00", "#56B4E9", "#F0E442"
-INK, GRID, CARD, WARNING = "#222222", "#DDDDDD", "#FFFFFF", "#A4262C"
+ORANGE, SKY = "#E69F00", "#56B4E9"
+INK, CARD, WARNING = "#222222", "#FFFFFF", "#A4262C"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from inspect import signature
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from actmem.ledger.comms import Collective
@@ -23,6 +24,7 @@ from actmem_course.judge.compare import check_plain_tensor, check_whole_number
 from actmem_course.judge.observations import (
     RESULT,
     CollectivesRun,
+    Cost,
     Observation,
     SavedForBackward,
     SummedTensor,
@@ -30,24 +32,21 @@ from actmem_course.judge.observations import (
     ValueSeen,
 )  # fmt: skip
 from actmem_course.judge.saved_bytes import Largest, saved_bytes
-from actmem_course.judge.verdict import Fault, Unlike, Wrong
+from actmem_course.judge.verdict import Fault, Unlike, Wrong, mend
 from actmem_course.judge.virtual import Watch
-from actmem_course.judge.workbench import Bench, check_unwritten
+from actmem_course.judge.workbench import Bench
 
 #: What to do, or cause and repair, by the name of an input whose gradient is wrong; "" is the result.
 Advice = Mapping[str, str | Fault]
 
 
-class CaseRun:
-    """One rank's run of a case.
+class CaseRun(Bench):
+    """One rank's run of a case.  like: what another run saw on this rank; where this one sees something else, it
+    ends."""
 
-    Args:
-        b: the file's functions, and the ranks.
-        like: what another run saw on this rank; where this one sees something else, it ends.
-    """
-
-    def __init__(self, b: Bench, like: Mapping[str, Observation] | None = None):
-        self.b, self.like, self.t, self.rank, self.group, self.device = b, like, b.size, b.rank, b.group, b.device
+    def __init__(self, *bench: Any, like: Mapping[str, Observation] | None = None):
+        super().__init__(*bench)
+        self.like = like
         self.seen: dict[str, Observation] = {}
         self._draws = 0
         #: What the file's functions are given while somebody watches, by parameter, each with a copy from before.
@@ -55,13 +54,13 @@ class CaseRun:
 
     def __getitem__(self, name: str) -> Callable:
         """The function of that name, of the file that is judged."""
-        function = self.b[name]
+        function = super().__getitem__(name)
         if not isinstance(function, FunctionType):
             return function
 
         @wraps(function)
         def noting(*args, **kwargs):
-            self.b.side.calling()
+            self.side.calling()
             if self._given is not None:
                 self._note({**dict(zip(signature(function).parameters, args)), **kwargs})
             return function(*args, **kwargs)
@@ -80,27 +79,39 @@ class CaseRun:
         self._given = self._given or []
         self._note(tensors)
         yield
-        check_unwritten(self._given)
+        with no_dispatch_modes():
+            for name, tensor, before in self._given:
+                if not torch.equal(tensor.detach(), before):
+                    raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")
 
     def same(self, *sizes: int) -> Tensor:
         """Random numbers that are the same on every rank."""
         self._draws += 1
-        return self.b.random(*sizes, seed=self._draws)
+        return self.random(*sizes, seed=self._draws)
 
     def each(self, *sizes: int) -> Tensor:
         """Random numbers that differ from rank to rank."""
         self._draws += 1
-        return self.b.random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
+        return self.random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
 
     def shard(self, *sizes: int, dim: int = 0) -> Tensor:
         """This rank's part of random numbers."""
-        return self.b.shards(self.same(*sizes), dim)[self.rank]
+        return self.shards(self.same(*sizes), dim)[self.rank]
 
     def see(self, seen: Observation) -> None:
         """Note an observation; end where another run saw something else."""
         self.seen[seen.name] = seen
         if self.like is not None and seen.tells_apart and not seen.same(self.like.get(seen.name)):
             raise Unlike(seen.name)
+
+    def see_value(self, name: str, value: Any, repair: str = "", cause: str = "") -> None:
+        """Note what has one right value."""
+        self.see(ValueSeen(name, value, repair, cause))
+
+    def see_cost(self, words: str, value: int, repair: str = "", cause: str = "", name: str = "") -> None:
+        """Note a number that may be smaller than ours.  words: the symptom, with {found} and {enough}.  name: where
+        the words differ from run to run."""
+        self.see(Cost(name or words, value, repair, cause, words=words))
 
     def see_tensor(
         self, name: str, found: Any, advice: str | Fault = "", kind: type[TensorSeen] = TensorSeen, **more: Any
@@ -153,7 +164,7 @@ class CaseRun:
         inputs = {name: leaf * 1 for name, leaf in leaves.items()}  # autograd refuses to write to a leaf
         first, *_ = tensors.values()
         self._given = []
-        with self.unwritten(**inputs), self.b.watching() as forward:
+        with self.unwritten(**inputs), self.watching() as forward:
             result = function(*inputs.values(), *rest)
         _check_returned(result, forward)
         sure, parts = self.t == 1, first if operator else None
@@ -164,29 +175,22 @@ class CaseRun:
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         given = upstream.clone()
         moving = {name: x for name, x in inputs.items() if name not in frozen}
-        with self.unwritten(**{"the gradient that backward is given": given}), self.b.watching() as backward:
+        with self.unwritten(**{"the gradient that backward is given": given}), self.watching() as backward:
             with reached_once(moving.values(), *filter(None, [twice])):
                 result.backward(given)
         self._given = None
         check_waited(forward, backward)
         _check_no_grad_is_set(moving)
         for name in moving:
-            gradient = leaves[name].grad
+            gradient, mended = leaves[name].grad, _advised(advice.get(name, ""))
             # What backward's collective made is the first input's gradient.
             ran = backward if first is tensors[name] else Watch()
-            self.see(
-                (SummedTensor if name in summed else kind)(
-                    f"{prefix}the gradient of {name}",
-                    None if gradient is None else gradient.clone(),
-                    _advised(advice.get(name, "")).repair,
-                    _advised(advice.get(name, "")).cause,
-                    sure=sure,
-                    gradient_of=name,
-                    parts=upstream if operator else None,
-                    missing="" if gradient is not None else gives_no_gradient(ran),
-                    backward=f"{prefix}backward",
-                )
-            )
+            missing = "" if gradient is not None else gives_no_gradient(ran)
+            value, parts = None if gradient is None else gradient.clone(), upstream if operator else None
+            more = {"sure": sure, "gradient_of": name, "parts": parts, "missing": missing}
+            of_kind = SummedTensor if name in summed else kind
+            words = f"{prefix}the gradient of {name}"
+            self.see(of_kind(words, value, mended.repair, mended.cause, backward=f"{prefix}backward", **more))
         if collectives and self.t > 1:
             run = list(backward.collectives)
             seen = CollectivesRun(f"{prefix}backward", run, in_backward=True, result=result_of(backward), again=again)
@@ -211,7 +215,7 @@ class CaseRun:
         """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights
         are, and ``others``."""
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
-        file = self.b.functions.get("__file__", "")
+        file = self.functions.get("__file__", "")
         with Largest(*leaves, *others, file=file, above=above) as forward:
             result = function(*leaves)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
@@ -220,6 +224,21 @@ class CaseRun:
         for name, leaf in zip(tensors, leaves):
             self.see_tensor(f"if {name} is a leaf, its gradient", leaf.grad, "return it, and set no .grad", kind)
         return {"forward": forward, "backward": backward}
+
+    def see_side_by_side(
+        self, first: Callable, second: Callable, x: Tensor, advice: Fault, kind: type[TensorSeen] = TensorSeen
+    ) -> None:
+        """See the gradient of two regions of one input, where the first one's backward comes first."""
+        leaf = x.clone().requires_grad_()
+        for result in [first(leaf * 1), second(leaf * 2)]:
+            result.backward(x)
+        words = "with two regions side by side, the first one's backward first, the gradient of x"
+        self.see_tensor(words, leaf.grad, advice, kind, gradient_of="x")
+
+    def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
+        """See what lives at once, in forward or in backward, of what ``makes`` returned."""
+        words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
+        self.see_cost(words, max(enough, made.peak), repair, cause, f"the peak of {when}")
 
     def saves(
         self,
@@ -232,18 +251,19 @@ class CaseRun:
         others: Sequence[Tensor] = (),
         itself: bool = False,
     ) -> None:
-        """What stays for backward, beside the weights and ``others``; on all ranks in their order only.
+        """What stays for backward, beside the weights, ``others`` and states of generators; on all ranks in their
+        order only.
 
         what: what our bytes are.  spare: so many bytes more than ours are right, too.  itself: a copy of x isn't.
         """
-        if not self.b.group_name:
-            found = saved_bytes(self.b, function, x, weights, others)
+        if not self.group_name:
+            found = saved_bytes(self, function, x, weights, others)
             seen = found.without_copies() if itself else found
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
 
 
 def _advised(advice: str | Fault) -> Fault:
-    return Fault("", advice) if isinstance(advice, str) else advice
+    return mend(advice) if isinstance(advice, str) else advice
 
 
 def _check_returned(result: Any, forward: Watch) -> None:

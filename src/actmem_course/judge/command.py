@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from actmem.config import ConfigError, check_size
-from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
+from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files, write_text
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
-from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
+from actmem_course.judge.parent import JudgeProcess, Outdated, Stuck, signals_end
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
 from actmem_tools.command_line import screen
@@ -49,15 +48,15 @@ def main(functions: dict) -> int:
         check_files(args, "json")
         if args.watch and (args.json or args.solution):
             raise ConfigError("watch", "judges at each save and writes no files: leave --json and --solution out")
-        size = _size(lab, args)
-        if int(os.environ.get("RANK", "0")):  # torchrun's other ranks: the first one starts all that it needs
-            return 0
+        real = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        size = _size(lab, args, real)
         if not args.solution:
             script = _file(script)
-        gpus = _gpus(args)
-    judging = _Judging(lab, exercises, args, script, size, gpus)
+    judging = _Judging(lab, exercises, args, script, size)
     try:
-        with signals_end(judging.virtual, judging.real, judging.spare):
+        if real:
+            return judging.on_this_rank()
+        with signals_end():
             code = judging.watch() if args.watch else judging.once()
         sys.stdout.flush()
     except BrokenPipeError:  # who read the output has enough
@@ -67,40 +66,49 @@ def main(functions: dict) -> int:
         do = "read" if error.filename == str(script) else "write"
         print(f"{script.name}: cannot {do} {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
         return 1
+    finally:
+        judging.end()
     return code
 
 
 class _Judging:
-    """One file, what judges it, and what is said of it.
+    """One file, what judges it, and what is said of it."""
 
-    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real
-    processes, which want a GPU each, and then measure.
-    """
-
-    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, gpus: int):
+    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int):
         self.lab, self.exercises, self.args, self.script, self.size = lab, exercises, args, script, size
-        self.device = "cuda" if gpus else "cpu"
-        self.virtual = RankParent(size, self.device, virtual=True)
-        self.real = RankParent(size, "cuda" if gpus >= size else "cpu", alone=lab.one_process)
+        self.process = JudgeProcess()
+        #: What is judged.
+        self.file = Path(__file__).parent / "solutions" / f"{lab.name}.py" if args.solution else script
         #: Ready to take over, while somebody watches, from a process that ends over an answer.
-        self.spare = RankParent(size, self.device, virtual=True)
+        self.spare = JudgeProcess()
+
+    @property
+    def progress(self) -> LearnerProgress:
+        """As it is now: the learner may have a hint from, or watch another lab in, another terminal."""
+        return LearnerProgress(self.script)
+
+    def end(self) -> None:
+        """End both processes."""
+        self.process.end()
+        self.spare.end()
 
     def once(self) -> int:
-        """Judge, and measure if all has passed."""
-        source = self.script.read_bytes()
-        report = self._report()
+        """Judge."""
+        source, report = self.file.read_bytes(), self._report()
         self._verdicts(report, source, changed_only=False)
-        self.virtual.end()
-        passed = report.all_passed and self._confirmed(report, source)
         report.end()
-        for line in report.reward:
-            report.line(line)
-        self._remember(report)
-        if self.args.json:
-            write_text(self.args.json, report.json())
-        if not passed:
-            tell_torchrun("nothing failed but the lab: its verdicts are above")
-        return 0 if passed else 1
+        self._keep(report)
+        return 0 if report.all_passed else 1
+
+    def on_this_rank(self) -> int:
+        """Judge as one of torchrun's ranks."""
+        from actmem_course.judge.real_ranks import judge_on_this_rank  # which loads torch
+
+        report = self._report() if _speaks() else Report(self.lab, "", len(self.exercises))
+        code = judge_on_this_rank(self.lab, self.exercises, self.args, self.file, report)
+        if _speaks():
+            self._keep(report)
+        return code
 
     def watch(self) -> int:
         """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
@@ -108,7 +116,7 @@ class _Judging:
         console.print(Text(f"watching {typed(self.script)}: save it and it is judged; Ctrl-C ends this", style="dim"))
         before: tuple[int, int] | None = None
         while True:
-            self.virtual.start()
+            self.process.start()
             now = _stamp(self.script)
             if now is None or now == before:
                 time.sleep(_LOOK_SECONDS)
@@ -128,36 +136,21 @@ class _Judging:
                 )
                 report.end()
                 report.line(f"judged in {time.monotonic() - began:.1f} s", "dim")
-                if report.all_passed and not self.lab.one_process:
-                    report.line(f"without --watch it also runs on {self.size} processes, and measures")
-                self._remember(report)
+                self._keep(report)
             except Outdated:
+                if self.process.busy:
+                    self._replace()
                 report.line("saved again: judging the new one", "dim")
-                LearnerProgress(self.script).note(report.verdicts)
+                self.progress.note(report.verdicts)
             sys.stdout.flush()
             self.spare.start()
 
     def _report(self) -> Report:
-        ranks = f"{self.size} rank{'s' if self.size > 1 else ''} on "
         report = Report(self.lab, typed(self.script), len(self.exercises), self.size)
-        how = f"{'our solution, ' if self.args.solution else ''}{'on ' if self.lab.one_process else ranks}{self.device}"
-        report.line(f"{self.lab.title} ({how})", "bold")
+        ranks = "" if self.lab.one_process else f"{self.size} rank{'s' if self.size > 1 else ''}"
+        how = ", ".join(filter(None, ("our solution" if self.args.solution else "", ranks)))
+        report.line(f"{self.lab.title} ({how})" if how else self.lab.title, "bold")
         return report
-
-    def _ask(
-        self, parent: RankParent, do: str, source: bytes, exercises: Sequence[Exercise], **more: Any
-    ) -> Iterator[dict[str, Any]]:
-        # The source is not for the processes to read: while an editor writes the file, they would read different ones.
-        return parent.ask(
-            str(self.script.resolve()),
-            do=do,
-            lab=self.lab.name,
-            source=source.decode("latin-1"),
-            size=self.size,
-            only=[exercise.number for exercise in exercises],
-            solution=self.args.solution,
-            **more,
-        )
 
     def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
         """Every exercise's verdict.  One that ends the process, or takes too long, gets its own; the rest, another
@@ -166,27 +159,41 @@ class _Judging:
         while left:
             report.begin("judging")
             running = ""
-            passed = [verdict.function for verdict in report.verdicts if verdict.status == PASSED]
             try:
-                for message in self._ask(self.virtual, "judge", source, left, passed=passed, endless=endless, **more):
+                for message in self.process.ask(
+                    str(self.file.resolve()),
+                    do="judge",
+                    lab=self.lab.name,
+                    # Not for the process to read: while an editor writes the file, it would read another text.
+                    source=source.decode("latin-1"),
+                    size=self.size,
+                    only=[exercise.number for exercise in left],
+                    passed=[verdict.function for verdict in report.verdicts if verdict.status == PASSED],
+                    endless=endless,
+                    **more,
+                ):
                     running = message.get("begin", running)
                     self._hear(report, message)
                 return
             except Stuck as stuck:
-                self.virtual.end()
-                self.virtual.members, self.spare.members = self.spare.members, []
+                self._replace()
                 shown = {verdict.exercise for verdict in report.verdicts}
                 left = [one for one in self.exercises if one.number not in shown]
+                if not running and not shown:  # it ended before any of them began: the file's own statements do that
+                    why = str(stuck)
+                    for exercise in left:
+                        report.show(Verdict(exercise.number, exercise.function, SKIPPED, why))
+                        why = ""
+                    return
                 ended = next((one for one in left if one.number == running), left[0])
-                if running or shown:
-                    report.show(Verdict(ended.number, ended.function, WRONG, str(stuck)))
-                    endless.append(ended.function)
-                    left.remove(ended)
-                    continue
-                for exercise in left:  # it ended before any of them began: the file's own statements do that
-                    why = "" if report.verdicts else str(stuck)
-                    report.show(Verdict(exercise.number, exercise.function, SKIPPED, why))
-                return
+                report.show(Verdict(ended.number, ended.function, WRONG, str(stuck)))
+                endless.append(ended.function)
+                left.remove(ended)
+
+    def _replace(self) -> None:
+        """End the process; the spare takes its place."""
+        self.process.end()
+        self.process, self.spare = self.spare, self.process
 
     def _hear(self, report: Report, message: dict[str, Any]) -> None:
         if "begin" in message:
@@ -197,39 +204,16 @@ class _Judging:
             report.line(f"    {message['printed']}", "dim")
         elif "verdict" in message:
             verdict = Verdict(**message["verdict"])
-            report.show(verdict, self._told(verdict, message.get("unchanged", False)))
+            everything = self.args.explain or self.args.solution
+            report.show(verdict, self.progress.tell(verdict, message["unchanged"], everything))
 
-    def _told(self, verdict: Verdict, unchanged: bool = False) -> list[str]:
-        """What a learner hears of a verdict beside its symptom."""
-        if self.args.solution:
-            return verdict.why
-        return LearnerProgress(self.script).tell(verdict, unchanged, everything=self.args.explain)
-
-    def _confirmed(self, report: Report, source: bytes) -> bool:
-        """Whether what has passed passes on real processes too, which measure then; a verdict more if it does not."""
-        report.begin(f"once more, on {self.size} processes")
-        running, whole = self.exercises[0].number, self.exercises == self.lab.exercises
-        try:
-            for message in self._ask(self.real, "confirm", source, self.exercises, measure=whole):
-                running = message.get("begin", running)
-                report.note(message.get("note", ""))
-                report.reward = message.get("reward", report.reward)
-                if "verdict" in message:
-                    self._hear(report, message)
-                    return False
-        except Stuck as stuck:
-            (exercise,) = self.lab.choose([running], "only")
-            why = f"right on virtual ranks, but on real processes: {stuck}"
-            report.show(Verdict(exercise.number, exercise.function, WRONG, why))
-            return False
-        finally:
-            self.real.end()
-        return True
-
-    def _remember(self, report: Report) -> None:
+    def _keep(self, report: Report) -> None:
+        """Write the verdicts, and remember what has passed."""
+        if self.args.json:
+            write_text(self.args.json, report.json())
         if self.args.solution:
             return
-        progress = LearnerProgress(self.script)
+        progress = self.progress
         progress.note(report.verdicts)
         report.line(progress.summary(), "dim")
         upcoming = progress.next()
@@ -250,27 +234,22 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return _EMPTY if time.time() - state.st_mtime > _EMPTY_SECONDS else None
 
 
-def _size(lab: Lab, args) -> int:
+def _speaks() -> bool:
+    """Whether this is the only process, or rank 0 of torchrun's."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _size(lab: Lab, args, real: bool) -> int:
     """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
+    if real and args.watch:
+        raise ConfigError("watch", "needs no torchrun: ranks that stay are threads of one process")
     if lab.one_process:
         return 1
-    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
-        if args.ranks is not None:
-            raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
+    if real and args.ranks is not None:
+        raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
+    if real:
         return int(os.environ["WORLD_SIZE"])
     return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
-
-
-def _gpus(args) -> int:
-    """How many GPUs may be used.  Raises ConfigError if there is none and one is asked for."""
-    if args.device == "cpu" or args.device == "auto" and not os.path.exists("/dev/nvidiactl"):
-        return 0
-    import torch  # where there may be GPUs
-
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if args.device == "cuda" and not found:
-        raise ConfigError("device", "torch finds no CUDA GPU here")
-    return found
 
 
 def _file(script: Path) -> Path:
@@ -279,7 +258,7 @@ def _file(script: Path) -> Path:
         judged, remark = file_to_judge(script, may_write="RANK" not in os.environ)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
-    if remark:
+    if remark and _speaks():
         print(remark, file=sys.stderr, flush=True)
     return judged
 
@@ -293,17 +272,18 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser.add_argument("--only", metavar="N", action="append", help=several)
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
     add_json_argument(parser)
+    under = "under torchrun (default: GPUs if there is one for each rank)"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=under)
     if not lab.one_process:
         parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
-    where = "default: a GPU if there is one"
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
     return parser
 
 
 def _hint(exercise: Exercise, script: Path) -> int:
-    if int(os.environ.get("RANK", "0")) == 0:
-        console = screen(highlight=False, emoji=False)
-        console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
-        for hint in LearnerProgress(script).next_hints(exercise):
-            console.print(Text(f"• {hint}"))
+    if not _speaks():
+        return 0
+    console = screen(highlight=False, emoji=False)
+    console.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
+    for hint in LearnerProgress(script).next_hints(exercise):
+        console.print(Text(f"• {hint}"))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -56,6 +56,13 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
     if type(found).__name__ == "AsyncCollectiveTensor":
         found = found.trigger_wait()  # type: ignore[attr-defined]
     return found.detach()
+
+
+def check_tensors(found: Any, names: str, count: int = 2) -> Sequence[Tensor]:
+    """Several tensors that a function returns.  Raises Wrong unless they are so many.  names: theirs, in words."""
+    if isinstance(found, (tuple, list)) and [isinstance(part, Tensor) for part in found] == [True] * count:
+        return found
+    raise Wrong(f"expected {count} tensors: {names}", "is a return missing?" if found is None else "")
 
 
 def another_kind(expected: str, found: object) -> Wrong:

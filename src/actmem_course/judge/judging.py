@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from actmem_course.judge.naming import Naming, check_case
+from actmem_course.judge.naming import Naming
 from actmem_course.judge.outline import Exercise, Lab, solutions_of
 from actmem_course.judge.verdict import (
     BLOCKED,
@@ -26,30 +26,21 @@ from actmem_course.judge.verdict import (
     clipped,
 )
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
-from actmem_course.judge.workbench import Bench
 
 
 class Judge:
     """Judges a learner's file on virtual ranks.
 
-    spaces: the names of the learner's file, for each rank its own.  texts: the text of each, if all that the file reads
-    is in it.  passed: functions known to be right.  unwanted: whether nobody waits for verdicts any more; then
-    ``judge`` raises Unwanted.
+    spaces: the names of the learner's file, for each rank its own.  texts: the text of each.  passed: functions
+    known to be right.
     """
 
-    def __init__(
-        self,
-        lab: Lab,
-        spaces: list[dict],
-        device: str = "cpu",
-        progress: Callable[..., None] = lambda text="": None,
-        unwanted: Callable[[], bool] = lambda: False,
-    ):
+    def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[..., None] = lambda text="": None):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
-        self.ranks = VirtualRanks(len(spaces), device, lab.one_process, unwanted)
+        self.ranks = VirtualRanks(len(spaces), lab.one_process)
         #: For a case of one rank's own: what has no collective needs no others.
-        self.one = VirtualRanks(1, device, lab.one_process, unwanted)
+        self.one = VirtualRanks(1, lab.one_process)
         self.passed: set[str] = set()
         #: Functions that don't come to an end.
         self.endless: set[str] = set()
@@ -109,9 +100,9 @@ class Judge:
             exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
         )
         remark = ""
-        for group, name in naming.groups().items():
+        for group in naming.groups():
             found = naming.run(self.spaces, group)
-            outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
+            outcomes = [outcome_of(exercise, self.spaces[k], k, error) for k, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             mistake = None
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
@@ -123,19 +114,13 @@ class Judge:
                 if mistake:
                     verdict = replace(verdict, status=WRONG, cause=mistake.cause, repair=mistake.repair)
                 outside = any(isinstance(error, OtherGroup) for error in found.errors)
-                if name and verdict.status != OPEN and not outside:
-                    return verdict_with(exercise, WRONG, on_another_group(name, verdict), verdict.where)
+                if group and verdict.status != OPEN and not outside:
+                    return verdict_with(exercise, WRONG, on_another_group(group, verdict), verdict.where)
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
             remark = remark or found.remark
         return Verdict(exercise.number, exercise.function, PASSED, remark)
-
-    def _outcome(self, exercise: Exercise, rank: int, error: BaseException | None) -> Outcome | None:
-        """What an error that ended a run means; None if another rank's did."""
-        if error is None:
-            return Outcome(rank, PASSED)
-        return outcome_of_error(exercise, self.spaces[rank], rank, error)
 
     @contextmanager
     def _ours(self, names: Iterable[str]) -> Iterator[None]:
@@ -184,22 +169,14 @@ class Outcome:
     everywhere: bool = False
 
 
-def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
-    """This rank's finding, where ranks are processes; None if it stopped because another rank did."""
-    try:
-        return Outcome(b.rank, PASSED, Fault(check_case(exercise, b) or ""))
-    except (Exception, SystemExit, PeerStopped) as error:
-        return outcome_of_error(exercise, b.functions, b.rank, error)
-
-
-def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome | None:
-    """What an exception says of a rank's answer; None if it stopped because another rank did."""
+def outcome_of(exercise: Exercise, functions: dict, rank: int, error: BaseException | None) -> Outcome | None:
+    """What the exception that ended a rank's run says of its answer; None if it stopped because another rank did."""
+    if error is None:
+        return Outcome(rank, PASSED)
     if isinstance(error, PeerStopped):
         return None
-    if isinstance(error, OutOfStep):
-        return Outcome(rank, WRONG, error.finding, everywhere=True)
     if isinstance(error, Wrong):
-        return Outcome(rank, WRONG, error.finding)
+        return Outcome(rank, WRONG, error.finding, everywhere=isinstance(error, OutOfStep))
     if isinstance(error, (Exception, SystemExit)):
         return _from_error(exercise, functions, rank, error)
     raise error
@@ -233,7 +210,7 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
         return Outcome(rank, OPEN, Fault(text), where)
-    message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
+    message = " ".join(str(error).split("\n\n")[0].split())
     for part, symptom in _AUTOGRAD.items():
         if part in message:
             left_out = re.search(r"\.(sum|mean)\(\)\.backward\(", line)
@@ -264,8 +241,6 @@ _AUTOGRAD = {
     "does not require grad and does not have a grad_fn": "backward starts from a result that has no graph: was it "
     "computed under no_grad? In a backward of your own all is, but for what runs under torch.enable_grad()",
 }
-#: Where in its source gloo stopped, and when: nothing for a learner.
-_OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
 
 
 def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:

@@ -13,10 +13,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
-from actmem.config import ConfigError
 from actmem_course.copies import MINE
 from actmem_course.files import read_object, write_text
 from actmem_course.judge.outline import ALL_LABS, Exercise, Lab
@@ -26,8 +22,8 @@ from actmem_course.judge.verdict import ERROR, PASSED, SKIPPED, WRONG, Verdict
 class LearnerProgress:
     """What a learner has done.  script: the file that is judged; it decides where this is kept."""
 
-    def __init__(self, script: Path | None = None):
-        mine = script is None or script.resolve().is_relative_to(MINE.resolve())
+    def __init__(self, script: Path):
+        mine = script.resolve().is_relative_to(MINE.resolve())
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "actmem"
         self.path = MINE / ".progress.json" if mine else cache / "progress.json"
         found = read_object(self.path)
@@ -74,25 +70,6 @@ class LearnerProgress:
             self.hints[exercise.number] = count
         self._write()
         return [*why[:told], *exercise.hints[:count]]
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.passed, self.hints, self.wrong = set(), {}, {}
-        try:
-            self.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise ConfigError("reset", f"cannot remove {self.path}: {error.strerror}") from None
-
-    def table(self) -> Table:
-        """Every exercise of every lab."""
-        table = Table.grid(padding=(0, 2))
-        for lab in ALL_LABS:
-            table.add_row(Text(lab.title, style="bold"), "", Text(f"chapter {lab.chapter[:2]}", style="dim"))
-            for exercise in lab.exercises:
-                done = exercise.number in self.passed
-                mark = Text("passed", style="green") if done else Text("to do", style="yellow")
-                table.add_row(f"  {exercise.number} {exercise.function}", mark, Text(exercise.section, style="dim"))
-        return table
 
     def summary(self) -> str:
         """All labs in a line."""

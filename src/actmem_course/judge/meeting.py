@@ -76,8 +76,13 @@ def mismatch(said: dict[int, tuple]) -> str:
     return "deadlock: " + "; ".join(_doing(kind, line, ranks) for (kind, line), ranks in same.items())
 
 
+def list_of_ranks(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def _doing(kind: str, line: str, ranks: list[int]) -> str:
-    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    who = list_of_ranks(ranks)
     if kind == RETURNED:
         return f"{who} {'have' if len(ranks) > 1 else 'has'} returned"
     return f"{who} {'are' if len(ranks) > 1 else 'is'} waiting in {kind}" + (f" ({line})" if line else "")

@@ -37,6 +37,11 @@ def replacing(old: str, *mistakes: tuple[str, str, str]) -> list[Mistake]:
     return [Mistake(cause, repair, {old: new}) for cause, repair, new in mistakes]
 
 
+def ways(old: str, *new: str) -> list[Mapping[str, str]]:
+    """Edits that each put something else in place of one piece of our solution."""
+    return [{old: one} for one in new]
+
+
 def names_of(source: str, file: str) -> dict | None:
     """What an edited solution defines; None if it can't be run."""
     names = {"__name__": "edited", "__file__": file}

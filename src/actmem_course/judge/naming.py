@@ -19,31 +19,12 @@ from actmem_course.judge.observations import (
     first_finding,
 )  # fmt: skip
 from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
-from actmem_course.judge.verdict import Fault, PeerStopped, Unlike, Wrong
+from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
-from actmem_course.judge.workbench import Bench, names_of_subgroups
+from actmem_course.judge.workbench import name_of_subgroup
 
-#: What our own answers do, by exercise, number of ranks, device and group.
+#: What our own answers do, by exercise, number of ranks and group.
 _OURS: dict[tuple, RunOutcome] = {}
-
-
-def check_case(exercise: Exercise, b: Bench) -> str | None:
-    """One rank's check, for ranks that are processes; a remark, or None.  Raises Wrong."""
-    run = CaseRun(b)
-    remark = exercise.check(run)
-    if run.seen:
-        ours = CaseRun(b.with_functions(vars(solution_module(exercise.lab))))
-        exercise.check(ours)
-        found, right = (RunOutcome([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
-        for name, seen in ours.seen.items():
-            if seen.of_all_ranks:
-                for outcome, one in ((found, run), (right, ours)):
-                    for own, value in zip(outcome.seen, b.gather(one.seen[name].value)):
-                        own[name] = replace(seen, value=value)
-        if wrong := differences(found, right):
-            finding = first_finding(found, right, wrong)
-            raise Wrong(finding.symptom, finding.repair, finding.cause)
-    return remark
 
 
 class Naming:
@@ -53,16 +34,13 @@ class Naming:
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
         self.module = solution_module(exercise.lab)
 
-    def groups(self) -> dict[int, str]:
-        """On which groups the case runs: -1 is all ranks, the others those of ``Bench.subgroups``, by their names."""
-        found = {-1: ""}
-        if self.exercise.takes_group and self.ranks.size > 1:
-            found |= dict(enumerate(names_of_subgroups(self.ranks.size)))
-        return found
+    def groups(self) -> list[str]:
+        """On which groups the case runs, by their names: "" is all ranks in their order."""
+        return ["", name_of_subgroup(self.ranks.size)] if self.exercise.takes_group and self.ranks.size > 1 else [""]
 
-    def ours(self, group: int) -> RunOutcome:
+    def ours(self, group: str) -> RunOutcome:
         """What our own answer does."""
-        key = self._key(group)
+        key = self.exercise.number, self.ranks.size, group
         if key not in _OURS:
             outcome = self.run([vars(self.module)] * self.ranks.size, group)
             for error in outcome.errors:
@@ -71,16 +49,15 @@ class Naming:
             _OURS[key] = outcome
         return _OURS[key]
 
-    def run(self, spaces: list[dict], group: int, like: RunOutcome | None = None) -> RunOutcome:
+    def run(self, spaces: list[dict], group: str, like: RunOutcome | None = None) -> RunOutcome:
         """The case on every rank of a group.  like: what it is compared with; the run ends where it does something
         else."""
         runs: list[CaseRun | None] = [None] * self.ranks.size
 
         def job(rank: VirtualRank) -> Any:
-            b = Bench(spaces[rank.number], rank, self.ranks.device, self.progress)
-            if group >= 0:
-                b = list(b.subgroups())[group]
-            run = runs[rank.number] = CaseRun(b, like.seen[rank.number] if like else None)
+            seen = like.seen[rank.number] if like else None
+            run = CaseRun(spaces[rank.number], rank, group, self.progress, like=seen)
+            runs[rank.number] = run
             return self.exercise.check(run)
 
         said = self.ranks.run(job, spaces[0].get("__file__", ""))
@@ -88,12 +65,12 @@ class Naming:
         remark = next((one for one in said if isinstance(one, str)), "")
         return RunOutcome([run.seen if run else {} for run in runs], errors, remark)
 
-    def diagnosis(self, found: RunOutcome, group: int) -> tuple[Fault | None, Mistake | None]:
+    def diagnosis(self, found: RunOutcome, group: str) -> tuple[Fault | None, Mistake | None]:
         """What is wrong with what was seen, and which mistake does the same."""
         right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)
         if not wrong:
-            if group >= 0 or not any(found.errors):
+            if group or not any(found.errors):
                 return None, None
             return None, self.mistake_like(found, (), group)[0]
         finding = first_finding(found, right, wrong)
@@ -104,11 +81,8 @@ class Naming:
             finding = replace(finding, cause=mistake.cause, repair=mistake.repair)
         return finding, mistake
 
-    def _key(self, group: int) -> tuple:
-        return self.exercise.number, self.ranks.size, self.ranks.device, group
-
     def mistake_like(
-        self, found: RunOutcome, wrong: Sequence[str], group: int
+        self, found: RunOutcome, wrong: Sequence[str], group: str
     ) -> tuple[Mistake | None, Mistake | None]:
         """The first mistake that does all that the learner's does; and the first that does so up to what is wrong
         first."""
@@ -129,7 +103,7 @@ class Naming:
                 partly = partly or (mistake if enough else None)
         return None, partly
 
-    def _alike(self, outcome: RunOutcome, found: RunOutcome, wrong: Sequence[str], group: int) -> tuple[bool, bool]:
+    def _alike(self, outcome: RunOutcome, found: RunOutcome, wrong: Sequence[str], group: str) -> tuple[bool, bool]:
         """Whether a mistake's run does all that the learner's does, and whether it does up to what is wrong first.
 
         Where the numbers are right, all that is wrong costs the same.  A whole number may be the same by chance.

@@ -24,6 +24,7 @@ from actmem_course.judge.compare import (
     summed,
     times,
 )  # fmt: skip
+from actmem_course.judge.meeting import list_of_ranks
 from actmem_course.judge.saved_bytes import SavedBytes, needless, too_much
 from actmem_course.judge.verdict import Fault
 
@@ -236,6 +237,8 @@ class TensorSeen(Observation):
         if found.shape == right.shape and found.dtype != right.dtype:
             widened = found.dtype.itemsize > right.dtype.itemsize
             repair = "round once, at the end" if widened else "widen first, and don't round"
+            if right.dtype == torch.float64:
+                repair = "compute in the dtype of the input"
             return [Fault(f"{self.name} has dtype {dtype_name(found)}; expected {dtype_name(right)}", repair)]
         return [finding.after(f"{self._forward}{self.name} ") for finding in self._differences(both)]
 
@@ -386,11 +389,6 @@ def both_sizes(both: BesideOurs) -> set[int]:
     """Over what a mean may be taken: dimensions of what a rank sees, and their products."""
     shapes = [seen.value.shape for seen in both.right.seen[both.rank].values() if isinstance(seen.value, Tensor)]
     return {n for shape in shapes for n in (*shape, math.prod(shape), math.prod(shape[:-1]))}
-
-
-def list_of_ranks(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def differences(found: RunOutcome, right: RunOutcome) -> dict[str, list[int]]:

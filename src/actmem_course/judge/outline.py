@@ -1,6 +1,6 @@
 """The labs and their exercises: number, function, and the section of the chapter to read for it; our solutions.
 
-Loads no torch: cases and rewards are loaded by the ranks.
+Loads no torch: cases are loaded by the ranks.
 """
 
 from __future__ import annotations

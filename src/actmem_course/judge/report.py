@@ -22,14 +22,13 @@ _STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELL
 class Report:
     """Writes verdicts for a learner.
 
-    script: the learner's file, as typed.  asked: how many exercises are judged.  reward: what was measured.
+    script: the learner's file, as typed.  asked: how many exercises are judged.
     """
 
     def __init__(self, lab: Lab, script: str, asked: int, ranks: int = 1):
         self.lab, self.script, self.asked, self.ranks = lab, script, asked, ranks
         self.console = screen(highlight=False, emoji=False)
         self.verdicts: list[Verdict] = []
-        self.reward: list[str] = []
         self._doing = ""
         # On a stream of its own, so that a file of the verdicts has no half-drawn lines in it.
         self._status = Console(stderr=True).status("")
@@ -83,7 +82,7 @@ class Report:
             self.line(f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}")
 
     def json(self) -> str:
-        """Lab, ranks, verdicts, and the reward."""
+        """Lab, ranks, and verdicts."""
         verdicts = [asdict(verdict) for verdict in sorted(self.verdicts, key=lambda verdict: verdict.exercise)]
-        found = {"lab": self.lab.name, "ranks": self.ranks, "verdicts": verdicts, "reward": self.reward}
+        found = {"lab": self.lab.name, "ranks": self.ranks, "verdicts": verdicts}
         return json.dumps(found, ensure_ascii=False, indent=1) + "\n"

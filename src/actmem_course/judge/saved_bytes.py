@@ -44,6 +44,11 @@ class SavedStorage:
     copied: bool = False
 
     @property
+    def is_state(self) -> bool:
+        """Whether it is as long as the state of a random-number generator, of a GPU or the CPU."""
+        return self.dtype is torch.uint8 and self.shape in ((16,), (len(torch.get_rng_state()),))
+
+    @property
     def text(self) -> str:
         place = f" at {self.line}" if self.line else ""
         return tensor_text(self.dtype, self.shape, self.bytes) + place
@@ -114,9 +119,9 @@ class SavingRecorder:
         self._results.__exit__(*error)
 
     def alive(self) -> SavedBytes:
-        """What is alive now.  Hold the graph, and nothing else."""
+        """What is alive now, but for generators' states.  Hold the graph, and nothing else."""
         hidden = sum(storage.nbytes() for storage in self._made if storage not in self._saved)
-        return SavedBytes(list(self._saved.values()), hidden)
+        return SavedBytes([saved for saved in self._saved.values() if not saved.is_state], hidden)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         for part in plain_tensors(tensor):

@@ -52,6 +52,11 @@ class Verdict:
         return [f"{label}: {text}" for label, text in labelled if text]
 
 
+def mend(repair: str, cause: str = "") -> Fault:
+    """What is said of an observation that describes itself."""
+    return Fault("", repair, cause)
+
+
 class Wrong(Exception):
     """Raised by a check: the learner's code does something else than asked."""
 

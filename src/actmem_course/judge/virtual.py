@@ -2,7 +2,7 @@
 
 Each thread has a torch.distributed world of its own, so the functions of torch.distributed, functional collectives and
 DTensor work unmodified.  A rank runs until it waits for one that isn't there yet; then the next one runs.  So a run is
-deterministic, a mismatch is a sentence at once, nothing hangs, and any number of ranks works on any number of GPUs.
+deterministic, a mismatch is a sentence at once, nothing hangs.
 Every run has new threads: a learner's grad mode, default group or autocast ends with it.
 """
 
@@ -47,19 +47,17 @@ def file_and_line(frame: FrameType) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
 
 
-def line_in(file: str) -> str:
-    """File and line of the innermost frame of ``file`` that runs in this thread; "" if none does, as in backward of
-    torch's own operators."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return file_and_line(frame)
+def innermost(file: str, frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of ``file`` from ``frame`` on; None if there is none, as in backward of torch's operators."""
+    while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
-    return ""
+    return frame
 
 
-class Unwanted(Exception):
-    """Nobody waits for this run any more."""
+def line_in(file: str) -> str:
+    """File and line of ``file`` where this thread is; "" outside."""
+    frame = innermost(file, sys._getframe(1))
+    return file_and_line(frame) if frame else ""
 
 
 def _locked() -> threading.Lock:
@@ -277,7 +275,7 @@ class VirtualRank:
         #: The ranks among which a collective may run; None for any.
         self.expected: list[int] | None = None
         self.counts: dict[tuple, int] = {}
-        self.states: list[Tensor] = []
+        self.state = torch.empty(0)
         #: Calls of the file's functions by the case, and when the latest began.
         self.calls, self.call_began = 0, 0.0
 
@@ -311,8 +309,6 @@ class VirtualRank:
             self.waits = meeting, (kind, 0, "", line)
             self.ranks.next_turn(self)
             self.go.acquire()
-            if self.ranks.unwanted():
-                raise PeerStopped
             if self.stop is not None:
                 error, self.stop = self.stop, None
                 raise error
@@ -348,16 +344,13 @@ class VirtualRank:
 
 
 class VirtualRanks:
-    """``size`` ranks on ``device``, for one run after the other.
+    """``size`` ranks, for one run after the other.
 
-    alone: one rank without a process group.  unwanted: whether nobody waits for a run's result any more; then it
-    raises Unwanted.
+    alone: one rank without a process group.
     """
 
-    def __init__(
-        self, size: int, device: str = "cpu", alone: bool = False, unwanted: Callable[[], bool] = lambda: False
-    ):
-        self.size, self.device, self.alone, self.unwanted = size, device, alone, unwanted
+    def __init__(self, size: int, alone: bool = False):
+        self.size, self.alone = size, alone
         self.members: list[VirtualRank] = []
         self.meetings: dict[tuple, Meeting] = {}
         self.running: VirtualRank | None = None
@@ -368,23 +361,21 @@ class VirtualRanks:
         self.meetings = {}
         self.members = [VirtualRank(self, number, file) for number in range(self.size)]
         store = dist.HashStore()
-        before = self._generators()
+        before = _DEFAULT.get_state()
         for rank in self.members:
-            rank.states = before
+            rank.state = before
         with world_of_each_thread():
             for rank in self.members:
                 threading.Thread(target=self._serve, args=(rank, job, store), daemon=True).start()
             self._begin_turn()
             self._over.acquire()
-        self._set_generators(before)
-        if self.unwanted():
-            raise Unwanted
+        _DEFAULT.set_state(before)
         return [rank.result for rank in self.members]
 
     def next_turn(self, rank: VirtualRank) -> None:
         """Called by the rank that runs: it waits, or is done, so the next one goes on."""
         with no_dispatch_modes():
-            rank.states = self._generators()
+            rank.state = _DEFAULT.get_state()
             self._begin_turn()
 
     def _begin_turn(self) -> None:
@@ -398,14 +389,13 @@ class VirtualRanks:
         if self.running is None:
             self._over.release()
         else:
-            self._set_generators(self.running.states)
+            _DEFAULT.set_state(self.running.state)
             self.running.go.release()
 
     def _serve(self, rank: VirtualRank, job: Callable[[VirtualRank], Any], store: dist.Store) -> None:
         _local.rank, rank.thread = rank, threading.get_ident()
         rank.go.acquire()
         try:
-            torch.autograd.set_multithreading_enabled(False)  # on a GPU too, backward runs in this thread
             if not self.alone:
                 dist.init_process_group("virtual", rank=rank.number, world_size=self.size, store=store)
             rank.result = job(rank)
@@ -424,13 +414,5 @@ class VirtualRanks:
             rank.stop = why
         return waiting
 
-    def _generators(self) -> list[Tensor]:
-        return [_DEFAULT.get_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
 
-    def _set_generators(self, states: list[Tensor]) -> None:
-        _DEFAULT.set_state(states[0])
-        if self.device == "cuda":
-            torch.cuda.set_rng_state(states[1])
-
-
-dist.Backend.register_backend("virtual", lambda store, rank, size, timeout: Group(rank, size), devices=["cpu", "cuda"])
+dist.Backend.register_backend("virtual", lambda store, rank, size, timeout: Group(rank, size), devices=["cpu"])

@@ -1,8 +1,7 @@
 """The judge's process: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
 
 It loads the learner's file, once for each virtual rank, judges, and says on its line what it is doing.  It watches
-nobody: the parent sees whether it lives, how long it takes, and asks where it stands.  Started without ACTMEM_VIRTUAL
-it is one of several real ranks, which run what has passed once more, and measure.
+nobody: the parent sees whether it lives, how long it takes, and asks where it stands.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import faulthandler
-import gc
 import json
 import linecache
 import math
@@ -25,149 +23,103 @@ import traceback
 import warnings
 from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from datetime import timedelta
 from importlib.util import decode_source
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from actmem.ledger.comms import count_collectives
-from actmem_course.judge.judging import Judge, outcome_of, verdict_with
-from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
-from actmem_course.judge.parent import CRASHES, RANKS_LINE, RANKS_STORE, START_SECONDS, VIRTUAL
+from actmem_course.judge.judging import Judge
+from actmem_course.judge.outline import Exercise, load_lab
+from actmem_course.judge.parent import CRASHES, LINE
 from actmem_course.judge.printed import Printed
-from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
-from actmem_course.judge.virtual import Unwanted, VirtualRanks, file_and_line
-from actmem_course.judge.workbench import Bench, RealRank
-from actmem_course.rank_store import RankStore, connect
-from actmem_course.ranks import join_group
+from actmem_course.judge.verdict import SKIPPED, Verdict
+from actmem_course.judge.virtual import file_and_line, innermost
 
 _leave = os._exit  # a learner's code meets another one
 
 
 class Worker:
-    """What both kinds of process do: hear the parent, and answer."""
+    """Judges on virtual ranks, and remembers between two judgements of a file."""
 
-    def __init__(self, line: Connection, device: str):
-        self.line, self.device = line, device
+    def __init__(self, line: Connection):
+        self.line = line
         self.printed = Printed(lambda text: self.tell(printed=text))
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        #: Set by the parent when the file has been saved again: what is being judged is of no interest any more.
-        self.outdated = threading.Event()
+        self.judging: Judge | None = None
+        #: What each exercise's function and all it uses read when it was judged, and the verdict.
+        self.judged: dict[str, tuple[list[str], Verdict]] = {}
 
     def tell(self, **message: Any) -> None:
         """Say something to the parent."""
         self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
-
-    def progress(self, text: str = "") -> None:
-        """Say how far it is; the parent waits anew."""
-        self.tell(note=text)
 
     def listen(self) -> None:
         """Take the parent's commands; end with it.  Runs in a thread of its own."""
         with suppress(EOFError, OSError):
             while True:
                 command = json.loads(self.line.recv_bytes())
-                if command["do"] == "stop":
-                    self.outdated.set()
-                elif command["do"] == "where":
+                if command["do"] == "where":
                     where, seconds = self.where(command["file"])
                     self.tell(where=where, in_call=seconds)
                 else:
-                    self.outdated.clear()
                     self.commands.put(command)
         _leave(0)
 
     def where(self, file: str) -> tuple[str, float]:
         """What the learner's code is doing, in words, and for how many seconds the latest of several calls has run."""
-        return _standing(threading.main_thread().ident, file), math.inf
-
-    def run(self) -> None:
-        """Do what the parent asks, whenever it asks."""
-        while True:
-            command = self.commands.get()
-            with redirect_stdout(self.printed), redirect_stderr(self.printed):
-                getattr(self, command["do"])(command)
-            self.tell(done=command["do"])
-
-
-class VirtualWorker(Worker):
-    """Judges on virtual ranks, and remembers between two judgements of a file."""
-
-    def __init__(self, line: Connection, device: str):
-        super().__init__(line, device)
-        self.judging: Judge | None = None
-        #: What each exercise's function and all it uses read when it was judged, and the verdict.
-        self.judged: dict[str, tuple[list[str], Verdict]] = {}
-
-    def where(self, file: str) -> tuple[str, float]:
         rank = self.judging and self.judging.running
         if not rank:
             return "it is in none of your functions", 0.0
         in_call = time.monotonic() - rank.call_began if rank.calls > 1 else math.inf
         return f"rank {rank.number} {_standing(rank.thread, file)}", in_call
 
+    def run(self) -> None:
+        """Judge whenever the parent asks."""
+        while True:
+            command = self.commands.get()
+            with redirect_stdout(self.printed), redirect_stderr(self.printed):
+                self.judge(command)
+            self.tell(done=True)
+
     def warm_up(self) -> None:
         """Load what torch loads when it first sees an operation: seconds that are no learner's."""
         torch.set_num_threads(1)
         with count_collectives():
-            x = torch.ones(2, device=self.device, requires_grad=True)
+            x = torch.ones(2, requires_grad=True)
             (x * 1).sum().backward()
 
     def judge(self, command: dict[str, Any]) -> None:
-        """Every exercise of the command, in order, unless the file has been saved again."""
+        """Every exercise of the command, in order."""
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
-        _freeze(lab)
-        spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
-        judge = Judge(lab, spaces, self.device, self.progress, self.outdated.is_set)
-        self.judging = judge
+        size = max(command["size"], lab.fewest_virtual)
+        self.judging = judge = Judge(lab, [{}] * size, lambda text="": self.tell(note=text))
         judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
-        self.printed.size = judge.ranks.size
-        try:
-            judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)
-        except Unwanted:
-            return
-        except BaseException as error:
-            self._say_unloadable(exercises, path, error)
-            return
-        finally:
-            self.printed.end()
-        if not command["solution"]:
-            judge.texts = _texts(source)
+        self.printed.size = size
+        judge.spaces = judge.ranks.run(lambda rank: names_in(path, source), str(path))  # each rank runs the file
+        self.printed.end()
+        for names in judge.spaces:
+            if isinstance(names, BaseException):
+                self._say_unloadable(exercises, path, names)
+                return
+        judge.texts = _texts(source)
         for exercise in exercises:
             reads = judge.reads(exercise)
             known = self.judged.get(exercise.number)
-            unchanged = bool(command["changed_only"] and known and known[0] == reads and judge.texts)
-            try:
-                verdict = known[1] if known and unchanged else self._verdict(judge, exercise)
-            except Unwanted:
-                return
+            unchanged = bool(command["changed_only"] and known and known[0] == reads)
+            if known and unchanged:
+                verdict = known[1]
+            else:
+                self.tell(begin=exercise.number, seconds=exercise.seconds)
+                verdict = judge.judge(exercise)
+                torch.set_default_dtype(torch.float32)  # what else a learner sets ends with the ranks' threads
             judge.know(exercise, verdict)
             self.judged[exercise.number] = reads, verdict
             self.printed.end()
             self.tell(verdict=dataclasses.asdict(verdict), unchanged=unchanged)
-
-    def _verdict(self, judge: Judge, exercise: Exercise) -> Verdict:
-        self.tell(begin=exercise.number, seconds=exercise.seconds)
-        try:
-            return judge.judge(exercise)
-        finally:
-            torch.set_default_dtype(torch.float32)  # the rest of what a learner sets ends with the ranks' threads
-
-    def _load(self, ranks: VirtualRanks, path: Path, source: bytes, ours: Lab | None) -> list[dict]:
-        """The names of the file, for each rank from a run of its own."""
-        if ours:
-            return [dict(solutions_of(ours.name)) for _ in range(ranks.size)]
-        found = ranks.run(lambda rank: _names_in(path, source), str(path))
-        for names in found:
-            if isinstance(names, BaseException):
-                raise names
-        return found
 
     def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: BaseException) -> None:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -179,82 +131,17 @@ class VirtualWorker(Worker):
         self.judged.clear()
         for exercise in exercises:
             verdict = Verdict(exercise.number, exercise.function, SKIPPED, what, where)
-            self.tell(verdict=dataclasses.asdict(verdict))
+            self.tell(verdict=dataclasses.asdict(verdict), unchanged=False)
             what = where = ""
-
-
-class RealWorker(Worker):
-    """One of several processes in a process group.  What it prints, virtual ranks have printed."""
-
-    def __init__(self, line: Connection, device: str):
-        super().__init__(line, device)
-        self.printed = Printed(lambda text: None)
-
-    def warm_up(self) -> None:
-        """Join the other ranks, where there are some."""
-        self.store = RankStore()
-        if "MASTER_PORT" not in os.environ:
-            return
-        if RANKS_STORE in os.environ:  # rank 0 serves the store where all meet, on the loopback interface
-            self.served = dist.TCPStore(
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, True, timedelta(seconds=50),
-                wait_for_workers=False, master_listen_fd=int(os.environ[RANKS_STORE]),
-            )  # fmt: skip
-        join_group(self.device)
-        self.store = connect("judge")
-
-    def confirm(self, command: dict[str, Any]) -> None:
-        """Run the checks of what has passed once more, and say the first that fails; if none does, measure."""
-        lab, path = load_lab(command["lab"]), Path(command["file"])
-        source = command["source"].encode("latin-1")
-        names = dict(solutions_of(lab.name)) if command["solution"] else _names_in(path, source)
-        bench = Bench(names, RealRank(self.store), self.device, self.progress)
-        for exercise in () if lab.one_process else lab.choose(command["only"], "only"):
-            # Processes share the cores, and wait for the slowest at each collective.
-            self.tell(begin=exercise.number, seconds=exercise.seconds * (1 + self.store.size))
-            found = outcome_of(exercise, bench)
-            if found and found.status != PASSED:
-                finding = found.finding.after("right on virtual ranks, but on real processes: ")
-                self.tell(verdict=dataclasses.asdict(verdict_with(exercise, found.status, finding, found.where)))
-                return
-        if command["measure"]:
-            self.tell(note="measuring", seconds=START_SECONDS)
-            self.tell(reward=_reward(lab, bench))
-
-
-def _reward(lab: Lab, b: Bench) -> list[str]:
-    from actmem_course.judge.rewards import reward_lines  # a second that only this needs
-
-    try:
-        return reward_lines(lab, b)
-    except Exception as error:  # all has passed; a failing measurement must not hide that
-        return [f"no measurement: {type(error).__name__}: {error}"]
 
 
 def _standing(thread: int | None, file: str) -> str:
     """Where a thread is in the learner's file, to follow "rank 1" in a sentence."""
-    frame: FrameType | None = sys._current_frames().get(thread or 0)
-    while frame is not None:
-        if frame.f_code.co_filename == file:
-            return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "is in none of your functions"
+    frame = innermost(file, sys._current_frames().get(thread or 0))
+    return f"is at {file_and_line(frame)}, in {frame.f_code.co_name}" if frame else "is in none of your functions"
 
 
-def _freeze(lab: Lab) -> None:
-    """Load the lab's cases, and take what is loaded out of the garbage collector's sight.
-
-    ``actmem.record`` looks through all objects that the collector knows: 300,000 of them are torch's own, a second at
-    each save.
-    """
-    if gc.get_freeze_count() == 0:
-        for exercise in lab.exercises:
-            _ = exercise.check
-        gc.collect()
-        gc.freeze()
-
-
-def _names_in(path: Path, source: bytes) -> dict:
+def names_in(path: Path, source: bytes) -> dict:
     """The names of a learner's file, run afresh.  It may read otherwise by now: tracebacks show ``source``."""
     code = compile(source, str(path), "exec")
     if str(path.parent) not in sys.path:
@@ -284,8 +171,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
         stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    line, device = Connection(int(os.environ[RANKS_LINE])), os.environ["ACTMEM_DEVICE"]
-    worker = VirtualWorker(line, device) if VIRTUAL in os.environ else RealWorker(line, device)
+    worker = Worker(Connection(int(os.environ[LINE])))
     threading.Thread(target=worker.listen, name="line", daemon=True).start()
     worker.warm_up()
     worker.tell(ready=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actmem.rows import Row, compare, total
+from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.output import WRONG
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines, words
 
@@ -90,7 +91,7 @@ def reasons_table(extra: Iterable[Row]) -> Table:
 
 def ranks_in_words(here: Ranks) -> str:
     """A title's second line: ranks, device and torch's version."""
-    how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
+    how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     if here.device == "cuda" and not torch.cuda.is_available():
         how = f"{how} (fake tensors, an H100's kernels)"
     return f"{how} on {here.device}, torch {version('torch')}"

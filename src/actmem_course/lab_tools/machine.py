@@ -80,5 +80,10 @@ def clock_name(device: str) -> str:
 def described(shape: ModelShape, here: Ranks, dtype: str) -> str:
     """Two lines for a title: sizes and dtype; ranks, device and torch's version."""
     a, b, h, s = shape.letters()
-    ranks = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} rank{'s' * (here.size > 1)}"
+    ranks = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
     return f"s={s} b={b} h={h} a={a}, {dtype}\n{ranks} on {device_name(here.device)}, torch {version('torch')}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actmem.config import LARGEST_SIZE, ConfigError, check_choice, check_divides, check_size, shown
@@ -37,23 +36,14 @@ _AXES = {
     "--pipeline": "pipeline_parallel_size",
     "--chunks": "num_model_chunks",
     "--context": "context_parallel_size",
+    "--expert": "expert_parallel_size",
     "--data": "data_parallel_size",
     "--micro-batch-size": "micro_batch_size",
     "--zero": "zero_stage",
 }
-#: Options that replace a device's rate: the field of Device, its unit, what it is.
-_RATES = {
-    "--device-flops": ("flops_per_second", "TFLOPS", "dense 16-bit rate"),
-    "--memory-bandwidth": ("memory_bytes_per_second", "GB/s", "bandwidth of its memory"),
-    "--node-bandwidth": ("node_bytes_per_second", "GB/s", "what it sends in one direction inside its node"),
-    "--network-bandwidth": ("network_bytes_per_second", "GB/s", "the same to another node"),
-    "--host-bandwidth": ("host_bytes_per_second", "GB/s", "the same to the host's memory"),
-}
-
-
 #: What only a named model's layouts take, and only a model in its own or Hugging Face's code; of these, what asks for
 #: that code.
-_OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--verify")
+_OF_LAYOUTS = ("--seq-length", "--top", *_AXES, "--recompute", "--routing", "--all", "--verify")
 _OF_CODE = ("--at", "--framework", "--letters", "--again", "--loss", "--lora", "--dtype")
 _ASKS_FOR_CODE = ("--framework", "--loss", "--lora")
 _HUGGING_FACE = "hugging-face"
@@ -70,10 +60,7 @@ bytes more.
 
 def _parser() -> Parser:
     """All options.  Those of one planner only are None unless they are given."""
-    what = (
-        "Layouts of a training job that fit, fastest first.\n"
-        "Of a model of your own: whether it fits, and what makes it fit."
-    )
+    what = "Layouts of a training job that fit.\nOf a model of your own: whether it fits, and what makes it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "model",
@@ -88,13 +75,12 @@ def _parser() -> Parser:
         "--allowance", type=_gib, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
     )
     parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
-    for option, (field, unit, what) in _RATES.items():
-        parser.add_argument(option, dest=field, type=float, metavar=unit, help=f"{what}, instead of the device's")
     parser.add_argument(
         "--global-batch",
         type=int,
         metavar="N",
-        help="sequences of one step (default: what the model's paper states; of your own model, b on each GPU)",
+        help="sequences of one step (default: what the model's paper states, else 4 million tokens; of your own "
+        "model, b on each GPU)",
     )
     parser.add_argument("--optimizer", default="adamw", help=f"{', '.join(OPTIMIZERS)} (default: adamw)")
     parser.add_json("everything")
@@ -117,10 +103,13 @@ def _parser() -> Parser:
         help="of experts: even (the default), or one-sided: every token goes to the same ones, the worst case",
     )
     layouts.add_argument(
+        "--all", action="store_true", default=None, help="also plans that no framework runs whose settings are printed"
+    )
+    layouts.add_argument(
         "--verify",
         action="store_true",
         default=None,
-        help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
+        help="run the first plan's fullest rank, emulated, and compare each line of its bill",
     )
     own = parser.add_argument_group(
         f"your own model, or a named one in Hugging Face's code ({', '.join(_ASKS_FOR_CODE)})"
@@ -156,17 +145,8 @@ def _cluster(args: argparse.Namespace) -> Cluster:
     for name, least in (("memory", "above 0"), ("allowance", "from 0 on")):
         if not 0 <= getattr(args, name) < 2**20 or (name == "memory" and not args.memory):
             raise ConfigError(name, f"must be a number of GiB {least}, got {getattr(args, name):g}")
-    rates = {}
-    for option, (field, unit, _) in _RATES.items():
-        rate = getattr(args, field)
-        if rate is not None:
-            if not 0 < rate < 10**9:
-                raise ConfigError(option.lstrip("-"), f"must be a number of {unit} above 0, got {rate:g}")
-            rates[field] = max(1, round(rate * {"TFLOPS": 10**12, "GB/s": 10**9}[unit]))
-    name = " ".join([args.device, *(["with other rates"] if rates else [])])
-    device = replace(DEVICES[args.device], name=name, **rates)
     memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
-    return Cluster(args.gpus, memory, args.per_node, device, allowance)
+    return Cluster(args.gpus, memory, args.per_node, DEVICES[args.device], allowance)
 
 
 def main(argv: Sequence[str] | None, solved: Solved, verify: Verify) -> int:
@@ -227,8 +207,6 @@ def _request(args: argparse.Namespace) -> Request:
         raise ConfigError("gpus", "must be given")
     model, cluster = planned_model_of(args.model).with_optimizer(args.optimizer), _cluster(args)
     batch = model.global_batch_size if args.global_batch is None else args.global_batch
-    if batch is None:
-        raise ConfigError("global_batch", f"must be given: {model.name}'s paper states none")
     if args.seq_length is not None:
         model = model.with_sizes(seq_length=args.seq_length)
     if args.routing:
@@ -236,7 +214,7 @@ def _request(args: argparse.Namespace) -> Request:
     if args.recompute:
         model = model.with_modes(args.recompute)
     fixed = {_AXES[option]: getattr(args, _AXES[option]) for option in _given(args, _AXES)}
-    return Request(model, cluster, batch, fixed)
+    return Request(model, cluster, batch, fixed, bool(args.all))
 
 
 def _plan_code(args: argparse.Namespace, solved: Solved) -> int:

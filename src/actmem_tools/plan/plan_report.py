@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from actmem.config import ConfigError, Parallel
-from actmem.rows import Row, total
+from actmem.config import Parallel
+from actmem.rows import total
 from actmem_tools.command_line import empty_table
-from actmem_tools.plan.framework_flags import FRAMEWORK_SETTINGS
+from actmem_tools.plan.framework_flags import settings_lines
+from actmem_tools.plan.frameworks import LACKS
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
 from actmem_tools.plan.step_time import (
@@ -60,7 +61,8 @@ def as_object(request: Request, found: Found) -> dict:
         "counted": found.counted,
         "fitting": found.fitting,
         "plans": [_plan_object(request, plan) for plan in found.plans],
-        "ranking": _ranking_text(found) if chosen else "",
+        "ranking": _ranking_text(request, found) if chosen else "",
+        "fixed_sizes": fixed_sizes_text(request, chosen) if chosen and request.fixed else "",
         "bill": _bill_object(model, chosen, cluster) if chosen else None,
         "refused": [
             {
@@ -70,11 +72,8 @@ def as_object(request: Request, found: Found) -> dict:
             }
             for refused in found.nearest
         ],
-        "sizes_that_do_not_fit_together": found.unfit,
         "what_would_fit": "" if chosen else nearest_that_fits(request, found),
-        "settings": {
-            name: settings(model, chosen, batch) if chosen else [] for name, settings in FRAMEWORK_SETTINGS.items()
-        },
+        "settings": {name: settings_lines(name, model, chosen, batch) if chosen else [] for name in LACKS},
     }
 
 
@@ -91,27 +90,54 @@ def _plan_object(request: Request, plan: Plan) -> dict:
     }
 
 
-def _lines(rows: Iterable[Row], **more: str) -> list[dict]:
-    return [{**more, "term": row.term, "bytes": row.bytes, "source": row.source} for row in rows]
-
-
 def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
     bill = bill_of(model, plan)
     return {
         "moment": bill.moment,
         "bytes": bill.bytes,
-        "lines": [line for part, rows in bill.parts.items() for line in _lines(rows, part=part)],
+        "lines": [
+            {"part": part, "term": row.term, "bytes": row.bytes, "source": row.source}
+            for part, rows in bill.parts.items()
+            for row in rows
+        ],
         "host_bytes": total(bill.host_rows),
         "allowance_bytes": cluster.allowance_bytes,
         "free_bytes": cluster.usable_bytes - bill.bytes,
     }
 
 
-def _ranking_text(found: Found) -> str:
-    """The rule by which plans are ranked, and how many of them it can't tell apart."""
-    rule = "Ranked by predicted seconds, then bytes. Hidden: collectives that must run beside computing."
-    near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, closer than these times can tell apart."
-    return f"{rule} {near}" if found.near > 1 else rule
+def _ranking_text(request: Request, found: Found) -> str:
+    """The rule by which plans are ranked, and among which."""
+    these = "All plans" if request.everything else f"Plans that {', '.join(LACKS)} can run (all: --all)"
+    return (
+        f"{these}, by predicted seconds. Times within {MODEL_ERROR:.0%} of the fastest's, as {found.near:,} are, can't "
+        f"be told apart. They are ranked by hidden time (collectives that must run beside computing, in steps of "
+        f"{MODEL_ERROR:.0%} of the step), then the lower ZeRO stage, fewer axes, more free memory."
+    )
+
+
+def fixed_sizes_text(request: Request, first: Plan) -> str:
+    """What the sizes that were asked for cost against the first plan without them."""
+    free = replace(request, fixed={}).search().plans[0]
+    if free == first:
+        return "The sizes asked for are those of the first plan without them."
+    more = {
+        name: here - there
+        for name, here in asdict(first.seconds).items()
+        if name != "hidden" and (here - (there := getattr(free.seconds, name))) > 0.01 * free.seconds.total
+    }
+    costs = ", ".join(f"{name} {size:.3f} s" for name, size in sorted(more.items(), key=lambda item: -item[1]))
+    slower = first.seconds.total / free.seconds.total - 1
+    text = (
+        f"Without the sizes asked for, the first plan is {plan_text(free)}: {free.seconds.total:.3f} s; with them the "
+        f"step takes {abs(slower):.1%} {'longer' if slower > 0 else 'less'} (more: {costs or 'nothing'})."
+    )
+    least = request.model.recompute_modes[0]
+    if first.recompute == least:
+        return text
+    sizes = asdict(first.layout) | {"expert_parallel_size": first.layout.expert_ranks}
+    same = replace(request, model=request.model.with_modes([least]), fixed=sizes)
+    return f"{text} Recomputation is for {refusal_text(same.model, same.search().nearest[0], same.cluster)}."
 
 
 def layout_text(layout: Parallel) -> str:
@@ -124,15 +150,15 @@ def layout_text(layout: Parallel) -> str:
     ):
         if size > 1:
             parts.append(f"{name} {size}")
+    if layout.expert_ranks > layout.tensor_parallel_size:
+        parts.append(f"EP {layout.expert_ranks}")
     zero = f" ZeRO-{layout.zero_stage}" if layout.zero_stage else ""
     return ", ".join([*parts, f"DP {layout.data_parallel_size}{zero}", f"b {layout.micro_batch_size}"])
 
 
 def plan_text(plan: Plan) -> str:
     """A plan in one line."""
-    whole = plan.whole_microbatches
-    kept = f", {whole} microbatch{'es' * (whole > 1)} whole" if whole else ""
-    return f"{layout_text(plan.layout)}, {plan.recompute}{kept}"
+    return f"{layout_text(plan.layout)}, {plan.recompute}"
 
 
 def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
@@ -147,19 +173,10 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
 
 
 def nearest_that_fits(request: Request, found: Found) -> str:
-    """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 of GPUs that fits."""
-    cluster, least = request.cluster, found.nearest[0]
-    tenths = -(-10 * (least.bytes + cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
-    needed = f"with {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
-    for factor in (2, 4, 8, 16):
-        try:
-            more = replace(cluster, gpus=factor * cluster.gpus)
-            plans = replace(request, cluster=more).search().plans
-        except ConfigError:
-            continue
-        if plans:
-            return f"{needed}; on {more.gpus:,} GPUs {plan_text(plans[0])} fits"
-    return f"{needed}; up to {16 * cluster.gpus:,} GPUs nothing does"
+    """Where nothing fits: the memory that the smallest layout needs."""
+    least = found.nearest[0]
+    tenths = -(-10 * (least.bytes + request.cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
+    return f"With {tenths / 10:.1f} GiB a GPU {layout_text(least.layout)} would fit"
 
 
 def print_plans(console: Console, outcome: Mapping) -> None:
@@ -178,14 +195,15 @@ def print_plans(console: Console, outcome: Mapping) -> None:
         f"{asked['model']}, {asked['num_parameters'] / 1e9:,.1f} billion parameters, "
         f"s = {asked['seq_length']:,}, {routing}"
         f"{asked['global_batch_size']:,} sequences a step",
-        f"{asked['gpus']:,} × {asked['device']}, {asked['per_node']} a node, {_gib(asked['memory_bytes'])} GiB each, "
-        f"{_gib(asked['allowance_bytes'])} GiB of it left free for CUDA, NCCL and the allocator",
+        f"{asked['gpus']:,} × {asked['device']}, {asked['per_node']} a node, "
+        f"{asked['memory_bytes'] / GIBIBYTE:g} GiB each, "
+        f"{asked['allowance_bytes'] / GIBIBYTE:g} GiB of it left free for CUDA, NCCL and the allocator",
         f"{outcome['counted']:,} layouts counted, {outcome['fitting']:,} fit",
     )
     if outcome["plans"]:
         console.print(_plans_table(outcome["plans"]))
-        say(outcome["ranking"])
-        head(f"The fastest: {outcome['plans'][0]['text']}")
+        say(outcome["ranking"], *([outcome["fixed_sizes"]] if outcome["fixed_sizes"] else []))
+        head(f"The first: {outcome['plans'][0]['text']}")
         console.print(_bill_table(outcome["bill"]))
         console.print(_seconds_table(outcome["plans"][0]["seconds"]))
         say("The bill is of this library's layer; the code that these set runs its own, which may keep more.")
@@ -195,21 +213,13 @@ def print_plans(console: Console, outcome: Mapping) -> None:
     if outcome["refused"]:
         head("Nearest of those that do not fit")
         say(*(f"- {refused['text']}" for refused in outcome["refused"][:3]))
-    if unfit := outcome["sizes_that_do_not_fit_together"]:
-        head("Sizes that do not go together")
-        most = sorted(unfit.items(), key=lambda item: (-item[1], item[0]))[:3]
-        say(*(f"- {count:,} layouts: {reason}" for reason, count in most))
     if outcome["what_would_fit"]:
         head("What it would take")
         say(outcome["what_would_fit"])
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIBIBYTE:g}"
-
-
 def _plans_table(plans: list[dict]) -> Table:
-    found = empty_table("Plans, fastest first", "plan", "s a step", "hidden", "MFU", "GiB")
+    found = empty_table("Plans", "plan", "s a step", "hidden", "MFU", "GiB")
     for plan in plans:
         seconds = (f"{plan['seconds'][name]:,.3f}" for name in ("total", "hidden"))
         found.add_row(plan["text"], *seconds, f"{100 * plan['mfu']:.1f}%", f"{plan['bytes'] / GIBIBYTE:.1f}")

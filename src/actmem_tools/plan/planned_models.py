@@ -1,7 +1,7 @@
 """What the planner asks of a model: bytes, FLOPs and collectives of its layers, embedding and loss on one rank.
 
-The paper's GPT, and today's decoders, with experts too, which the ranks of t share.  Under context parallelism
-everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
+The paper's GPT, and today's decoders, with experts too, which the ranks of t share, or more than these.  Under context
+parallelism everything is sharded along the sequence: K and V are gathered for attention, and again in backward.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PlannedModel(ABC):
     and smaller than the one before; they run to the last tensor that backward reads.  modes_on_request: more of them,
     which are planned only if they are asked for.  routing: of experts, "even" or
     "one-sided"; empty without them.  norm_vectors: of h elements, in the final norm.  global_batch_size: sequences of a
-    step, if the model's paper states them.  device_type: whose kernels keep what is billed.
+    step, if nothing else is asked for.  device_type: whose kernels keep what is billed.
     """
 
     shape: ModelShape | LlamaShape
@@ -69,7 +69,7 @@ class PlannedModel(ABC):
     tied_embeddings: bool
     learned_positions = False
     routing = ""
-    global_batch_size: int | None = None
+    global_batch_size: int
     optimizer = OPTIMIZERS["adamw"]
     device_type = "cuda"
 
@@ -168,6 +168,10 @@ class PlannedModel(ABC):
     def layer_parameters(self, layout: Parallel) -> int:
         """Elements of one layer."""
 
+    def expert_parameters(self, layout: Parallel) -> int:
+        """Of them those of experts, if other ranks hold the same ones than of the rest."""
+        return 0
+
     @abstractmethod
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         """Collectives of one layer among tensor- and context-parallel ranks, forward and backward."""
@@ -239,7 +243,7 @@ class PlannedGPT(PlannedModel):
 
     def __init__(self, name: str, shape: ModelShape):
         super().__init__(name, shape)
-        self.global_batch_size = PAPER_MODELS[name].global_batch_size if name in PAPER_MODELS else None
+        self.global_batch_size = PAPER_MODELS[name].global_batch_size if name in PAPER_MODELS else 1
 
     def _one_layer(self, layout: Parallel) -> tuple[ModelShape, Parallel]:
         """The shape with one layer, and t with sequence parallelism: what one layer's formulas take."""
@@ -298,7 +302,7 @@ class PlannedLlama(PlannedModel):
     def __init__(self, name: str, shape: LlamaShape):
         super().__init__(name, shape)
         self.routing, self.tied_embeddings = "even" if shape.num_experts else "", shape.tied_embeddings
-        self.global_batch_size = _BATCHES.get(name)
+        self.global_batch_size = max(1, _STEP_TOKENS.get(name, _USUAL_STEP_TOKENS) // shape.seq_length)
 
     def check(self, layout: Parallel) -> None:
         self._layer_shape(layout)
@@ -355,7 +359,10 @@ class PlannedLlama(PlannedModel):
         name += f"{' context' * (c > 1)}{' qk' * d.qk_norm}"
         if not d.num_experts:
             return stage_part("llama", name, sizes)
-        counts = d.num_experts // t, d.experts_per_token or 0, self._routed(layout) or 0
+        ranks = layout.expert_ranks
+        counts = d.num_experts // ranks, d.experts_per_token or 0, self._routed(layout) or 0
+        if ranks > t:
+            return stage_part("beside", f"{name} experts beside", (*sizes, *counts, ranks // t))
         return stage_part("experts", f"{name} experts", (*sizes, *counts))
 
     def layer_parameters(self, layout: Parallel) -> int:
@@ -363,8 +370,13 @@ class PlannedLlama(PlannedModel):
         own_heads = d.query_size // t + self._key_value_size(layout)
         shared = 2 * d.hidden_size * (own_heads + 1) + 2 * d.d * d.qk_norm
         if d.num_experts:
-            return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
+            return shared + d.num_experts * d.hidden_size + d.num_experts // layout.expert_ranks * d.mlp_weights
         return shared + d.mlp_weights // t
+
+    def expert_parameters(self, layout: Parallel) -> int:
+        experts = self.shape.num_experts or 0
+        beside = layout.expert_ranks > layout.tensor_parallel_size
+        return experts // layout.expert_ranks * self.shape.mlp_weights if beside else 0
 
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
         shape, mode = self._whole_shape(layout), _run_as(recompute)
@@ -423,8 +435,10 @@ def _run_as(mode: str) -> str:
 #: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's
 #: only one (2401.04088).
 _LENGTHS = {"qwen3-32b": 4096, "qwen3-30b-a3b": 4096, "mixtral-8x7b": 32768}
-#: Sequences of a step: 16 million tokens (2407.21783 table 4).
-_BATCHES = {"llama3-405b": 2048}
+#: Tokens of a step: 16 million (2407.21783 table 4); of others, whose papers state none, Llama 2's 4 million
+#: (2307.09288 section 2.2).
+_STEP_TOKENS = {"llama3-405b": 2**24}
+_USUAL_STEP_TOKENS = 2**22
 #: By the name in lower case.
 PLANNED_MODELS: dict[str, PlannedModel] = {
     **{name.lower(): PlannedGPT(name, model.shape) for name, model in PAPER_MODELS.items()},

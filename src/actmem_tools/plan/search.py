@@ -1,6 +1,6 @@
 """The search: every layout of a job that ``layouts`` lists is counted.
 
-What fits is ranked by predicted time.  What doesn't says by how much.
+What fits is ordered by predicted time, or ranked as ``Plan.trust`` says.  What doesn't says by how much.
 
 Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients
 added up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel
@@ -11,17 +11,19 @@ appendix B).
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
+from typing import NoReturn
 
 from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
-from actmem.formulas.schedule import recomputed_share
 from actmem.formulas.states import State
 from actmem.rows import Row, total
 from actmem_more.per_tensor_choices import copy_seconds
+from actmem_tools.plan.frameworks import some_framework_runs
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.step_time import (
     MODEL_ERROR,
@@ -39,6 +41,7 @@ from actmem_tools.tape.stage_tapes import Transient, transient
 
 #: ZeRO-3 holds two layers' gathered weights: the one at work, and the next one on its way.
 _GATHERED_LAYERS = 2
+_NOT_RUN = "no framework runs this whose settings are printed; --all plans it all the same"
 
 
 @dataclass(frozen=True)
@@ -64,23 +67,31 @@ class Bill:
 
 
 @lru_cache(maxsize=2**12)
-def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
-    """Layers on each pipeline rank, all chunks together.
+def chunk_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
+    """Layers of each stage of the model, in its order: chunk c of rank r is stage c·p + r.
 
-    Where p·m does not divide L, the last rank and then the first hold fewer: they have the model's ends.
-    Raises ConfigError if chunks would differ, or if an end would have no layer.
+    Where p·m does not divide L, the last stage and then the first hold fewer: they have the model's ends.  Of several
+    chunks they hold at most one fewer each, as frameworks count an end as a layer.
+    Raises ConfigError if more layers are short, or if an end would have no layer.
     """
     p, m = pipeline_parallel_size, num_model_chunks
     each = -(-num_layers // (p * m))
     short = each * p * m - num_layers
-    layers = [each * m] * p
-    if short:
-        at_first = short // 2
-        if m > 1 or p == 1 or each <= short - at_first:
-            name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
-            raise ConfigError("num_layers", f"{num_layers} can't be spread over {name} = {p * m}")
-        layers[0], layers[-1] = each - at_first, each - (short - at_first)
+    at_first = short // 2
+    if short and (p == 1 or each <= short - at_first or (m > 1 and short > 2)):
+        name = "pipeline_parallel_size" if m == 1 else "pipeline_parallel_size · num_model_chunks"
+        raise ConfigError("num_layers", f"{num_layers} can't be spread over {name} = {p * m}")
+    layers = [each] * (p * m)
+    layers[0] -= at_first
+    layers[-1] -= short - at_first
     return tuple(layers)
+
+
+@lru_cache(maxsize=2**12)
+def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks: int = 1) -> tuple[int, ...]:
+    """Layers on each pipeline rank, all chunks together: see ``chunk_layers``."""
+    layers = chunk_layers(num_layers, pipeline_parallel_size, num_model_chunks)
+    return tuple(sum(layers[rank::pipeline_parallel_size]) for rank in range(pipeline_parallel_size))
 
 
 # A search asks for thousands of layouts: what some of them share is computed once for the axes that it depends on.
@@ -89,53 +100,51 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
 @lru_cache(maxsize=2**12)
 def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
     """Why ranks can't share the model as the layout says; empty if they can."""
-    if reason := _layer_refusal(model, stage_axes.layer_axes):
-        return reason
     try:
-        stage_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
+        model.check(stage_axes.layer_axes)
+        chunk_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
     except ConfigError as error:
         return str(error)
     return ""
 
 
 @lru_cache(maxsize=2**12)
-def _layer_refusal(model: PlannedModel, layer_axes: Parallel) -> str:
-    try:
-        model.check(layer_axes)
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-@lru_cache(maxsize=2**12)
-def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int]:
-    """Elements on one rank; of them, those of one layer and those of the model's ends."""
+def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int, int]:
+    """Elements on one rank; of them, those of one layer, those of the model's ends, and those of experts that fewer
+    ranks hold than the rest."""
     p = stage_axes.pipeline_parallel_size
     layer = model.layer_parameters(stage_axes.layer_axes)
     ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
     layers = stage_layers(model.num_layers, p, stage_axes.num_model_chunks)[pipeline_rank]
-    return layers * layer + ends, layer, ends
+    return layers * layer + ends, layer, ends, layers * model.expert_parameters(stage_axes.layer_axes)
 
 
-def share(elements: int, layout: Parallel, divided: bool) -> int:
-    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
-    return -(-elements // layout.replicas) if divided else elements
+def share(elements: int, layout: Parallel, divided: bool, of_experts: int = 0) -> int:
+    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up.
+
+    of_experts: of them those that fewer ranks hold (``PlannedModel.expert_parameters``).
+    """
+    if not divided:
+        return elements
+    return -(-(elements - of_experts) // layout.replicas) - (-of_experts // layout.expert_replicas)
 
 
 def _static(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> Iterator[tuple[str, str, int, str | State]]:
     """What doesn't depend on recomputation: part, term, bytes, and where they come from; a search needs no more."""
-    elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
+    elements, of_layer, ends, of_experts = rank_parameters(model, layout.stage_axes, pipeline_rank)
     states, zero, replicas = model.states, layout.zero_stage, layout.replicas
     for part, some, from_stage in (
         ("weights", states[:1], 3), ("gradients", states[1:2], 2), ("optimizer states", states[2:], 1),
     ):  # fmt: skip
-        own = share(elements, layout, zero >= from_stage)
+        own = share(elements, layout, zero >= from_stage, of_experts)
         for state in some:
             yield part, state.term, state.bytes_of(own), state
     part = "communication buffers"
     if layout.pipeline_parallel_size > 1:
         yield part, "pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"
     if replicas > 1 and zero >= 2:
+        if layout.expert_replicas == 1:  # nobody else has any of them
+            of_layer -= model.expert_parameters(layout.layer_axes)
         if zero == 3:
             size = 2 * (_GATHERED_LAYERS * of_layer + ends)
             yield part, "gathered weights", size, "16-bit, two layers and the model's ends"
@@ -155,27 +164,38 @@ def static_rows(model: PlannedModel, layout: Parallel, pipeline_rank: int) -> di
 
 
 def flights(model: PlannedModel, layout: Parallel, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
-    """Chunk-microbatches in flight on a rank, and layers of each."""
-    m = layout.num_model_chunks
-    layers = stage_layers(model.num_layers, layout.pipeline_parallel_size, m)[pipeline_rank]
-    return in_flight(layout, pipeline_rank, num_microbatches), layers // m
+    """Chunk-microbatches in flight on a rank, and layers of each, without what an end of several chunks is short of."""
+    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+    layers = chunk_layers(model.num_layers, p, m)[pipeline_rank if m == 1 else p]
+    return in_flight(layout, pipeline_rank, num_microbatches), layers
 
 
 def _at_its_fullest(
-    model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
+    model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> tuple[list[tuple[str, int]], Transient]:
     """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often; and
     what the backward pass that comes then makes."""
     flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
-    first, last = pipeline_rank == 0, pipeline_rank == layout.pipeline_parallel_size - 1
-    kept = [(recompute, (flight - whole) * layers), ("none", whole * layers)]
-    kept += [("first", embeddings_in_flight(layout, num_microbatches))] * first + [("last", 1)] * last
+    p, m, axes = layout.pipeline_parallel_size, layout.num_model_chunks, layout.layer_axes
+    first, last = pipeline_rank == 0, pipeline_rank == p - 1
+    embeddings = embeddings_in_flight(layout, num_microbatches) if first else 0
+    missing, next_layers = 0, layers
+    if m > 1:
+        sizes, more_follow = chunk_layers(model.num_layers, p, m), num_microbatches > p
+        if first and sizes[0] < layers:
+            embeddings -= more_follow  # fullest is the moment with the fewest of the smaller chunk
+            missing = embeddings * (layers - sizes[0])
+        elif last and (short := layers - sizes[-1]):
+            # Later on there are moments, as full, that have none of the last chunk.
+            last = not more_follow or _kept_bytes(model, axes, "last") >= short * _kept_bytes(model, axes, recompute)
+            missing, next_layers = (short, sizes[-1]) if last else (0, layers)
+    kept = [(recompute, flight * layers - missing)]
+    kept += [("first", embeddings)] * first + [("last", 1)] * last
     # With several chunks backward begins with the last one, which has no embedding.
-    first = first and layout.num_model_chunks == 1
-    ends = "whole" if first and last else "first" if first else "last" if last else ""
-    axes = layout.layer_axes
-    parts = model.part(axes, f"layer {recompute}"), model.part(axes, ends) if ends else None
-    return [(what, count) for what, count in kept if count], transient(*parts, first, last, layers)
+    first = first and m == 1
+    at_ends = "whole" if first and last else "first" if first else "last" if last else ""
+    parts = model.part(axes, f"layer {recompute}"), model.part(axes, at_ends) if at_ends else None
+    return kept, transient(*parts, first, last, next_layers)
 
 
 @lru_cache(maxsize=2**10)
@@ -192,19 +212,9 @@ def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
     return total(model.rows(layer_axes, what))
 
 
-def rank_bill(
-    model: PlannedModel,
-    layout: Parallel,
-    recompute: str,
-    num_microbatches: int,
-    pipeline_rank: int,
-    whole_microbatches: int = 0,
-) -> Bill:
-    """Everything on one pipeline rank at its peak.
-
-    whole_microbatches: of the chunk-microbatches in flight, those that keep everything (appendix C).
-    """
-    kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank, whole_microbatches)
+def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int) -> Bill:
+    """Everything on one pipeline rank at its peak."""
+    kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
 
     def times(rows: Iterable[Row], count: int) -> list[Row]:
         return [replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows]
@@ -248,7 +258,7 @@ def layouts(
     def allowed(name: str, sizes: Iterable[int]) -> list[int]:
         return [size for size in sizes if fixed.get(name, size) == size]
 
-    contexts = [1]
+    contexts, experts = [1], getattr(model.shape, "num_experts", None) or 0
     while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
         contexts.append(2 * contexts[-1])
     tensors = allowed("tensor_parallel_size", divisors(cluster.per_node, cluster.per_node))
@@ -261,13 +271,16 @@ def layouts(
                 continue
             sequential = allowed("sequence_parallel", (False, True) if t > 1 else (False,))
             stages = allowed("zero_stage", ZERO_STAGES if dp * cp > 1 else (0,))
+            # Among more ranks than t, each with tokens of its own.
+            beside = [t * w for w in divisors(dp * cp, experts) if experts % (t * w) == 0]
             chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
             batches = allowed("micro_batch_size", divisors(global_batch_size // dp, LARGEST_MICRO_BATCH))
             for m, sp, b in product(allowed("num_model_chunks", chunks), sequential, batches):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                for zero in stages:
-                    yield Parallel(t, bool(sp), p, m, b, dp, cp, zero)
+                shared = beside if beside and (sp or t == 1) else [t]
+                for zero, ranks in product(stages, allowed("expert_parallel_size", shared)):
+                    yield Parallel(t, bool(sp), p, m, b, dp, cp, zero, ranks if ranks > t else None)
 
 
 @dataclass(frozen=True)
@@ -285,15 +298,11 @@ class Refused:
 class Plan:
     """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
 
-    whole_microbatches: of those in flight on pipeline_rank, how many save everything (appendix C).
-    recomputed_share: of all microbatches, those that recompute.
     bytes: of pipeline_rank at its peak, without the allowance.
     """
 
     layout: Parallel
     recompute: str
-    whole_microbatches: int
-    recomputed_share: float
     num_microbatches: int
     pipeline_rank: int
     bytes: int
@@ -303,50 +312,51 @@ class Plan:
     def order(self) -> tuple:
         """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
         one = self.layout
-        sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
-        return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
+        sizes = one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks
+        more = one.context_parallel_size, one.expert_ranks, one.micro_batch_size
+        return self.seconds.total, self.bytes, *sizes, *more, one.zero_stage, not one.sequence_parallel
+
+    @property
+    def trust(self) -> tuple:
+        """Sorts plans whose times can't be told apart: what is least likely to go wrong first.
+
+        Less hidden traffic, in steps of the model's error, then the lower ZeRO stage, fewer axes, more free memory.
+        """
+        hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
+        one = self.layout
+        ranks = (one.tensor_parallel_size, one.pipeline_parallel_size, one.context_parallel_size)
+        axes = sum(size > 1 for size in (*ranks, one.data_parallel_size)) + (one.expert_ranks > ranks[0])
+        return hidden, one.zero_stage, axes, self.bytes, *self.order
 
 
 @dataclass
 class Found:
     """The outcome of a search.
 
-    plans: that fit, fastest first.
+    plans: that fit, the first ones.
     nearest: of those that don't, the smallest first.
     counted: layouts whose bytes were computed.
     fitting: of them, those that fit.
-    near: of these, those whose times are within MODEL_ERROR of the first's.
-    unfit: reasons why sizes don't go together, with how many layouts each ruled out.
+    near: of these, those whose times are within MODEL_ERROR of the fastest's.
     """
 
     plans: list[Plan]
     nearest: list[Refused]
     counted: int
     fitting: int
-    unfit: dict[str, int] = field(default_factory=dict)
     near: int = 0
 
 
 def find_plans(
-    model: PlannedModel,
-    cluster: Cluster,
-    global_batch_size: int,
-    keep: int = 10,
-    fixed: Mapping[str, int] = {},
-    windows: bool = True,
+    model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
 ) -> Found:
-    """Search all layouts.  keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
+    """Search all layouts, fastest first.
 
-    windows: whether microbatches may keep everything where there is room (appendix C).
+    keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
 
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
-    check_size("global_batch_size", global_batch_size)
-    for name, size in fixed.items():
-        Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
-    if fixed.get("context_parallel_size", 1) > 1 and not model.context_parallel:
-        raise ConfigError("context_parallel_size", f"{model.name}'s layer has no context parallelism")
-    return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
+    return _Search(model, cluster, global_batch_size).run(keep, fixed)
 
 
 @dataclass(frozen=True)
@@ -354,44 +364,72 @@ class Request:
     """What was asked for.
 
     The model with its sequence length, the GPUs, the sequences of one step, and sizes that a layout must have.
+    everything: also what no framework runs whose settings are printed.
     """
 
     model: PlannedModel
     cluster: Cluster
     global_batch_size: int
     fixed: Mapping[str, int] = field(default_factory=dict)
+    everything: bool = False
 
     def search(self, keep: int = 1) -> Found:
-        """The layouts of this request (``find_plans``).  Where "none" is no choice, every microbatch recomputes."""
-        windows = "none" in self.model.recompute_modes
-        return find_plans(self.model, self.cluster, self.global_batch_size, keep, self.fixed, windows)
+        """The layouts of this request, ranked."""
+        search = _Search(self.model, self.cluster, self.global_batch_size, self.everything)
+        return search.run(keep, self.fixed, ranked=True)
 
 
 class _Search:
-    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool):
-        self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
+    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, everything: bool = True):
+        self.model, self.cluster, self.everything = model, cluster, everything
+        self.batch = check_size("global_batch_size", global_batch_size)
         self.counted = 0
-        self.unfit: dict[str, int] = {}
+        self.unfit: Counter[str] = Counter()
         self._times = cache(self._layer_seconds)
 
-    def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
+    def run(self, keep: int, fixed: Mapping[str, int], ranked: bool = False) -> Found:
+        self._check(fixed)
         plans: list[Plan] = []
         nearest: list[Refused] = []
         for layout in layouts(self.model, self.cluster, self.batch, fixed):
-            if reason := refusal(self.model, layout.stage_axes):
-                self.unfit[reason] = self.unfit.get(reason, 0) + 1
+            modes = self._modes(layout)
+            if reason := refusal(self.model, layout.stage_axes) or ("" if modes else _NOT_RUN):
+                self.unfit[reason] += 1
                 continue
-            outcome = self._best(layout)
+            outcome = self._best(layout, modes)
             (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
         if not self.counted:
-            reasons = max(self.unfit, key=lambda reason: self.unfit[reason]) if self.unfit else ""
-            wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
-            rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
-            raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
-        best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
+            self._refuse(fixed)
+        limit = (1 + MODEL_ERROR) * min((plan.seconds.total for plan in plans), default=0)
+
+        def place(plan: Plan) -> tuple:
+            return (0, *plan.trust) if ranked and plan.seconds.total <= limit else (1, *plan.order)
+
+        best = heapq.nsmallest(keep, plans, key=place)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)
-        near = sum(plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total for plan in plans)
-        return Found(best, close, self.counted, len(plans), self.unfit, near)
+        near = sum(plan.seconds.total <= limit for plan in plans)
+        return Found(best, close, self.counted, len(plans), near)
+
+    def _check(self, fixed: Mapping[str, int]) -> None:
+        for name, size in fixed.items():
+            Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
+        if fixed.get("context_parallel_size", 1) > 1 and not self.model.context_parallel:
+            raise ConfigError("context_parallel_size", f"{self.model.name}'s layer has no context parallelism")
+
+    def _modes(self, layout: Parallel) -> Sequence[str]:
+        """Modes of recomputation that may run in this layout."""
+        modes = self.model.recompute_modes
+        return [mode for mode in modes if self.everything or some_framework_runs(self.model, layout, mode)]
+
+    def _refuse(self, fixed: Mapping[str, int]) -> NoReturn:
+        """Say why not one layout could be counted."""
+        stage, others = fixed.get("zero_stage"), {name: size for name, size in fixed.items() if name != "zero_stage"}
+        if stage and any(layouts(self.model, self.cluster, self.batch, others)) and not self.unfit:
+            rule = f"{stage} divides states among data · context ranks, and these sizes leave one: only 0 is possible"
+            raise ConfigError("zero_stage", rule)
+        wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
+        rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
+        raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.unfit.most_common(1))]))
 
     def _layer_seconds(self, layout: Parallel, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
         """One layer: forward, recomputation, collectives; and the output layer's forward."""
@@ -405,7 +443,7 @@ class _Search:
             work_seconds(self.model.last_work(layout), self.cluster),
         )
 
-    def _best(self, layout: Parallel) -> Plan | Refused:
+    def _best(self, layout: Parallel, modes: Sequence[str]) -> Plan | Refused:
         """With the least recomputation that fits; refused if none does."""
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
@@ -417,7 +455,7 @@ class _Search:
         sizes: dict[int, int] = {}
         # Where not even the states fit, only the smallest sizes are of interest.
         hopeless = max(static.values()) > room
-        for recompute in self.model.recompute_modes[-1:] if hopeless else self.model.recompute_modes:
+        for recompute in modes[-1:] if hopeless else modes:
             sizes = {
                 rank: static[rank] + held_bytes(self.model, layout.stage_axes, recompute, n, rank) for rank in ranks
             }
@@ -425,37 +463,11 @@ class _Search:
                 break
         else:
             fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
-            return Refused(layout, self.model.recompute_modes[-1], n, fullest, sizes[fullest])
-        whole, recomputed = self._whole(layout, recompute, n, sizes)
+            return Refused(layout, modes[-1], n, fullest, sizes[fullest])
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
-        seconds = self._seconds(layout, recompute, n, recomputed)
-        return Plan(layout, recompute, whole[fullest], recomputed, n, fullest, sizes[fullest], seconds)
+        return Plan(layout, recompute, n, fullest, sizes[fullest], self._seconds(layout, recompute, n))
 
-    def _whole(self, layout: Parallel, recompute: str, n: int, sizes: dict[int, int]) -> tuple[dict[int, int], float]:
-        """How many microbatches of each rank save everything, in the room that is left (appendix C).
-
-        The rank with the largest share sets the pace, and the others save no more than it takes to keep up.  Rank 0
-        recomputes at least one: a plan without any is that of "none".  Adds what they save to ``sizes``.
-
-        Returns: those microbatches by rank, and the share of all that recomputes.
-        """
-        whole = dict.fromkeys(sizes, 0)
-        everything, least = (_kept_bytes(self.model, layout.layer_axes, mode) for mode in ("none", recompute))
-        if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or everything <= least:
-            return whole, float(recompute != "none")
-        flight, more = {}, {}
-        for rank in sizes:
-            flight[rank], layers = flights(self.model, layout, n, rank)
-            more[rank] = (everything - least) * layers
-        room = {rank: (self.cluster.usable_bytes - size) // more[rank] for rank, size in sizes.items()}
-        most = {rank: min(flight[rank] - (rank == 0), places) for rank, places in room.items()}
-        share = max(recomputed_share(places, flight[rank], n) for rank, places in most.items())
-        for rank in sizes:
-            whole[rank] = next(k for k in range(flight[rank] + 1) if recomputed_share(k, flight[rank], n) <= share)
-            sizes[rank] += whole[rank] * more[rank]
-        return whole, float(share)
-
-    def _seconds(self, layout: Parallel, recompute: str, n: int, recomputed: float) -> StepSeconds:
+    def _seconds(self, layout: Parallel, recompute: str, n: int) -> StepSeconds:
         forward, again, traffic, head = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
         per_rank = stage_layers(self.model.num_layers, p, m)
@@ -464,20 +476,27 @@ class _Search:
         loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]
         layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
         compute = n * 3 * (layers * forward + ends)
-        extra = n * layers * again * recomputed
-        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's.
+        extra = n * layers * again
+        # Backward's reductions run beside the matmuls of weights' gradients, which take as long as forward's, unless
+        # sharded data parallelism has the only queue.
         beside = sum(link.beside for link in traffic.values())
-        late = max(0.0, beside - forward)
+        hides = forward if layout.zero_stage < 2 or self.cluster.device.hides_both else 0.0
+        late = max(0.0, beside - hides)
         tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
-        elements, of_layer, of_ends = rank_parameters(self.model, layout.stage_axes, 0)
+        elements, of_layer, of_ends, of_experts = rank_parameters(self.model, layout.stage_axes, 0)
+        # Of the experts' bytes so many fewer are sent, as fewer ranks hold the same.
+        groups = (layout.expert_replicas, layout.expert_ranks), (layout.replicas, layout.tensor_parallel_size)
+        to_experts, to_others = (self.cluster.ring_seconds(*group) for group in groups)
+        others = 1 - to_experts / to_others if of_experts else 0
         # While a layer's collectives wait, the other link is free.
         inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         own, other = traffic[inside], traffic[not inside]
-        room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)
-        data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)
-        stepped = share(elements, layout, layout.zero_stage >= 1)
+        room = forward + other.forward, 2 * forward + again + other.backward - min(own.beside, hides)
+        shards = Shards(of_layer - others * self.model.expert_parameters(layout.layer_axes), of_ends, layers)
+        data, hidden = data_seconds(shards, layout, n, room, self.cluster)
+        stepped = share(elements, layout, layout.zero_stage >= 1, of_experts)
         step = optimizer_seconds(stepped, self.model.states, self.cluster)
         hidden += n * layers * (beside - late)
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
@@ -485,5 +504,4 @@ class _Search:
 
 def bill_of(model: PlannedModel, plan: Plan | Refused) -> Bill:
     """The plan's bill on its fullest rank, line by line."""
-    whole = plan.whole_microbatches if isinstance(plan, Plan) else 0
-    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole)
+    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

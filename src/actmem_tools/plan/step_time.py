@@ -30,7 +30,10 @@ def gib_or_mib(size: int) -> str:
 @dataclass(frozen=True)
 class Device:
     """One GPU: dense 16-bit FLOPs a second, memory bandwidth, and what it sends a second in one direction
-    to a neighbour in its node, to one in another node and to the host (bytes)."""
+    to a neighbour in its node, to one in another node and to the host (bytes).
+
+    hides_both: whether collectives of tensor and of sharded data parallelism run beside matmuls together.  Before
+    Blackwell the first need CUDA_DEVICE_MAX_CONNECTIONS=1, which the second refuse (Megatron-LM's arguments.py)."""
 
     name: str
     flops_per_second: int
@@ -38,6 +41,7 @@ class Device:
     node_bytes_per_second: int
     network_bytes_per_second: int
     host_bytes_per_second: int = 25 * 10**9
+    hides_both: bool = False
 
 
 #: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
@@ -50,7 +54,7 @@ DEVICES = {
         Device("a100", A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND, 300 * 10**9, 25 * 10**9),
         Device("h100", 989 * 10**12, 3_350 * 10**9, 450 * 10**9, 50 * 10**9),
         Device("h200", 989 * 10**12, 4_800 * 10**9, 450 * 10**9, 50 * 10**9),
-        Device("b200", 2_250 * 10**12, 8_000 * 10**9, 900 * 10**9, 50 * 10**9),
+        Device("b200", 2_250 * 10**12, 8_000 * 10**9, 900 * 10**9, 50 * 10**9, hides_both=True),
         # Seven links of Infinity Fabric, one to each other GPU of the node.
         Device("mi300x", 1_307 * 10**12, 5_300 * 10**9, 7 * 64 * 10**9, 50 * 10**9),
         # PCIe 3.0, and 4.0 for the next two.
@@ -117,6 +121,10 @@ class Cluster:
         inside = self.inside_node(ranks, stride)
         return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
 
+    def ring_seconds(self, ranks: int, stride: int) -> float:
+        """Seconds a byte that such a group gathers or reduces, without latency."""
+        return (ranks - 1) / ranks / self.link(ranks, stride)
+
     def latency(self, ranks: int, stride: int) -> float:
         """Seconds that a ring of such a group takes beside its bytes."""
         nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
@@ -180,7 +188,8 @@ def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster
     traffic = {True: Traffic(), False: Traffic()}
     for collective in model.layer_collectives(layout, recompute):
         in_pairs = collective.where.startswith(CONTEXT_EXCHANGE)  # V follows K at once, so both have one latency
-        group = (cp, t) if in_pairs else (t, 1)
+        of_experts = collective.where.startswith(EXPERT_EXCHANGE)
+        group = (cp, t) if in_pairs else (layout.expert_ranks, 1) if of_experts else (t, 1)
         rings = collective.count // 2 if in_pairs else collective.count * (2 if collective.kind == "all-reduce" else 1)
         seconds = collective.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
         place = traffic[cluster.inside_node(*group)]
@@ -211,7 +220,7 @@ class Shards:
     weight_size, gradient_size: bytes of an element.
     """
 
-    of_layer: int
+    of_layer: float
     of_ends: int
     layers: int
     weight_size: int = 2
@@ -237,7 +246,7 @@ def data_seconds(
         return 0.0, 0.0
     stage, n, m = layout.zero_stage, num_microbatches, layout.num_model_chunks
     group = ranks, layout.tensor_parallel_size
-    per_byte, latency = (ranks - 1) / ranks / cluster.link(*group), cluster.latency(*group)
+    per_byte, latency = cluster.ring_seconds(*group), cluster.latency(*group)
     rings = 1 if stage else 2
     gather, gather_ends = (shards.weight_size * e * per_byte + latency for e in (shards.of_layer, shards.of_ends))
     reduce, reduce_ends = (

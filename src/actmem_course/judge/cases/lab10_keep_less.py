@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
-from actmem_course.judge.observations import Cost, ExactTensor, HalfTensor, ValueSeen
-from actmem_course.judge.verdict import Fault
+from actmem_course.judge.observations import ExactTensor, HalfTensor
+from actmem_course.judge.verdict import Fault, mend
 from actmem_more.store import HostMemory
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
@@ -29,7 +29,7 @@ _ONCE = Fault("backward goes twice through what function made", "once is enough,
 _NOTHING = "nothing as large as weight is needed: no alpha/r · b @ a, no wide copy, and no gradient of weight"
 _AS_IT_IS = "multiply by weight as it is, and by a and b one after the other"
 _FROZEN = "where x needs no gradient, "
-_OF_ITS_OWN = Fault("", "hold what put returned in its own ctx", "each region reads the x of its own")
+_OF_ITS_OWN = mend("hold what put returned in its own ctx", "each region reads the x of its own")
 
 
 def frozen_linear(r: CaseRun) -> None:
@@ -44,7 +44,8 @@ def frozen_linear(r: CaseRun) -> None:
     half, half_scale = x.bfloat16(), scale.bfloat16()
     r.passes(own, {"x": half}, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
     fresh = codes.clone()  # of which no earlier call has made anything
-    r.saves(lambda y: r["frozen_linear"](y, fresh, half_scale), half, others=[fresh, half_scale])
+    again = "keep neither x nor the weight: make codes * scale again in backward, in a torch.autograd.Function"
+    r.saves(lambda y: r["frozen_linear"](y, fresh, half_scale), half, repair=again, others=[fresh, half_scale])
 
 
 def lora_linear(r: CaseRun) -> None:
@@ -57,9 +58,7 @@ def lora_linear(r: CaseRun) -> None:
     before = weight._version
     r.passes(own, {"x": x, "a": a, "b": b})
     r.passes(own, {"x": x, "a": a, "b": b}, prefix=_FROZEN, frozen=("x",))
-    r.see(
-        ValueSeen("the number of writes to weight", weight._version - before, cause="it is given, and others read it")
-    )
+    r.see_value("the number of writes to weight", weight._version - before, cause="it is given, and others read it")
     half, half_weight, low = x.bfloat16(), weight.bfloat16(), "F.linear(x, a) in 16 bits"
     given = {"x": half, "a": a.float(), "b": b.float()}
 
@@ -69,13 +68,13 @@ def lora_linear(r: CaseRun) -> None:
     with FlopCounterMode(display=False) as flops:  # in 16 bits, where a wide copy of weight is another tensor
         made = r.makes(of_half, given, kind=HalfTensor, others=[half_weight])
     for when, one in made.items():
-        words = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}"
-        r.see(Cost(f"the largest tensor of {when}", max(x.numel(), one.elements), _AS_IT_IS, _NOTHING, words=words))
+        words, name = f"{when} makes {one.what}: {{found:,}} elements, where x has {{enough:,}}", f"largest of {when}"
+        r.see_cost(words, max(x.numel(), one.elements), _AS_IT_IS, _NOTHING, name)
     # The adapter's matmuls are less than half a matmul with the weight in all.
     matmuls = flops.get_total_flops() // (2 * x.numel() * _O)
     enough = "one for the result, one for x's gradient; weight itself gets none"
     words = "forward and backward run {found} matmuls with weight where {enough} are enough"
-    r.see(Cost("matmuls", matmuls, enough, words=words))
+    r.see_cost(words, matmuls, enough)
     r.passes(of_half, given, kind=HalfTensor, prefix="for a bfloat16 x, ", advice=_IN_16_BITS)
     alone = f"save x and {low}, and nothing that is made of weight"
     r.saves(of_half, *given.values(), what=f"x and {low}", repair=alone, others=[half_weight], itself=True)
@@ -90,15 +89,14 @@ def tiled_mlp(r: CaseRun) -> None:
 
     copies = "take its gradients for detached copies, torch.autograd.grad, and add them up"
     into = Fault("backward of a tile goes on into up and down", copies)
-    r.passes(own, {"x": x, "up": up, "down": down}, twice=into)
-    r.passes(own, {"x": x, "up": up, "down": down}, prefix=_FROZEN, frozen=("x",))
-    r.passes(
-        lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
-    )
-    r.saves(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x", itself=True)
+    given = {"x": x, "up": up, "down": down}
+    r.passes(own, given, twice=into)
+    r.passes(own, given, prefix=_FROZEN, frozen=("x",))
+    r.passes(lambda *given: r["tiled_mlp"](*given, 2 * s), given, prefix="with one tile for all, ")
+    r.saves(own, *(tensor.bfloat16() for tensor in given.values()), what="x", itself=True)
     with FlopCounterMode(display=False) as flops:
-        made = r.makes(own, {"x": x, "up": up, "down": down})
-    enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
+        made = r.makes(own, given)
+    enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in given.values()))
     # Rows of the largest tensor inside the MLP -> what is tiled.
     tiled = {
         s * b: ("the MLP runs for the whole sequence at once", "run it for ``tile`` positions at a time"),
@@ -106,28 +104,22 @@ def tiled_mlp(r: CaseRun) -> None:
         -(-s // tile) * b: ("there are ``tile`` tiles", "each has ``tile`` positions, so split, not chunk"),
     }
     for when, one in made.items():
-        most = f"Most of it: {one.most()}"
-        cause, repair = tiled.get(
-            one.elements // f, ("four tensors [tile, b, f] and three of each input are enough", "")
-        )
-        words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. {most}"
-        r.see(Cost(f"the peak of {when}", max(enough, one.peak), repair, cause, words=words))
+        few = "four tensors [tile, b, f] and three of each input are enough"
+        cause, repair = tiled.get(one.elements // f, (few, ""))
+        r.see_peak(when, one, enough, repair, cause)
     matmuls = -(-flops.get_total_flops() // (2 * s * b * h * f))
     words = "forward and backward run {found} matmuls of s·b·h·f where {enough} are enough"
-    eight = "two in forward, two again and four gradients in backward"
-    r.see(Cost("matmuls", max(8, matmuls), eight, words=words))
+    r.see_cost(words, max(8, matmuls), "two in forward, two again and four gradients in backward")
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
-    given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
-    half = [tensor.bfloat16().requires_grad_() for tensor in given]
+    alike = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
+    half = [tensor.bfloat16().requires_grad_() for tensor in alike]
     exact = [tensor.detach().double().requires_grad_() for tensor in half]
     F.linear(F.gelu(F.linear(exact[0], exact[1])), exact[2]).sum().backward()
     r["tiled_mlp"](*half, 1).sum().backward()
     for name, own_weight, weight in zip(("up", "down"), half[1:], exact[1:]):
         off = (grad_of(own_weight) - grad_of(weight)).abs().max() / grad_of(weight).abs().max()
         words = f"with 300 tiles in bfloat16, the gradient of {name} is {{found}} % off"
-        r.see(
-            Cost(f"{name} in bfloat16", max(2, math.ceil(100 * off)), f"add up the tiles in wide({name})", words=words)
-        )
+        r.see_cost(words, max(2, math.ceil(100 * off)), f"add up the tiles in wide({name})")
 
 
 class CountingHost(HostMemory):
@@ -178,33 +170,26 @@ def offloading_checkpoint(r: CaseRun) -> None:
 
     given = {"x": x, "the first weight": up, "the second weight": down}
     r.passes(once, given, kind=ExactTensor, twice=_ONCE)
-    r.see(ValueSeen("the number of copies brought back in forward", in_forward[1], "bring it back in backward"))
-    r.see(ValueSeen("the number of copies brought back", host.brought_back, "backward takes x from the host, once"))
-    r.see(ValueSeen("the number of runs in forward", in_forward[0], "forward runs function once"))
-    r.see(ValueSeen("the number of runs", runs, "forward runs function once, and backward once"))
+    r.see_value("the number of copies brought back in forward", in_forward[1], "bring it back in backward")
+    r.see_value("the number of copies brought back", host.brought_back, "backward takes x from the host, once")
+    r.see_value("the number of runs in forward", in_forward[0], "forward runs function once")
+    r.see_value("the number of runs", runs, "forward runs function once, and backward once")
     before = host.brought_back
     r.passes(own, given, kind=ExactTensor, prefix=_FROZEN, frozen=("x",))
     large = "what function saves for its weights is as large"
-    r.see(ValueSeen(f"{_FROZEN}the number of copies brought back", host.brought_back - before, cause=large))
-    r.passes(
-        lambda y: own(own(y, up, down), up, down),
-        {"x": x},
-        kind=ExactTensor,
-        prefix="with two regions in a row, ",
-        advice={"x": _OF_ITS_OWN},
-    )
-    leaf = x.clone().requires_grad_()
-    for result in [own(leaf * 1, up, down), own(leaf * 2, up, down)]:
-        result.backward(x)
-    words = "with two regions side by side, the first one's backward first, the gradient of x"
-    r.see_tensor(words, leaf.grad, _OF_ITS_OWN, ExactTensor, gradient_of="x")
+    r.see_value(f"{_FROZEN}the number of copies brought back", host.brought_back - before, cause=large)
+
+    def twice(y: Tensor) -> Tensor:
+        return own(own(y, up, down), up, down)
+
+    r.passes(twice, {"x": x}, kind=ExactTensor, prefix="with two regions in a row, ", advice={"x": _OF_ITS_OWN})
+    r.see_side_by_side(lambda y: own(y, up, down), lambda y: own(y, up, down), x, _OF_ITS_OWN, ExactTensor)
     half = x.bfloat16()
     host, weights = CountingHost(), (up.bfloat16(), down.bfloat16())
     r.passes(lambda y: own(y, *weights), {"x": half}, kind=ExactTensor, prefix="for a bfloat16 x, ")
     once_only = "put x, once, in the dtype that it has"
     for what, count in (("elements", host.elements_put), ("B", host.bytes_put)):
-        words = f"the host is given {{found:,}} {what}, where x has {{enough:,}}"
-        r.see(Cost(f"{what} put", count, once_only, words=words))
-    words = "the host still holds {found:,} B after backward"
-    r.see(Cost("bytes held", host.bytes_held, "hold what put returned in ctx only", words=words))
+        r.see_cost(f"the host is given {{found:,}} {what}, where x has {{enough:,}}", count, once_only)
+    held = "hold what put returned in ctx only"
+    r.see_cost("the host still holds {found:,} B after backward", host.bytes_held, held)
     r.saves(lambda y: own(y, *weights), half, others=weights)

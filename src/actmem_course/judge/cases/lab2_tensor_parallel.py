@@ -8,21 +8,19 @@ from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of
-from actmem_course.judge.compare import close
-from actmem_course.judge.observations import Cost, SummedTensor, ValueSeen
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.compare import check_tensors, close
+from actmem_course.judge.observations import SummedTensor
+from actmem_course.judge.verdict import Wrong, mend
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
-_F_BACKWARD = Fault(
-    "",
+_F_BACKWARD = mend(
     "f's backward must all-reduce once, with SUM",
     "Each rank's gradient comes from its own slice of the weight, and these add up",
 )
-_F = {"": Fault("", "f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}
+_F = {"": mend("f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}
 _F_BAR = {
-    "": Fault("", "f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
-    "x": Fault(
-        "",
+    "": mend("f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
+    "x": mend(
         "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
         "After the sum every rank runs the same code, so each has the whole gradient already",
     ),
@@ -47,8 +45,7 @@ def f_bar(r: CaseRun) -> None:
 
 
 def column_parallel_linear(r: CaseRun) -> None:
-    own = Fault(
-        "",
+    own = mend(
         "return this rank's own output features, [s, b, out/t]: the row-parallel linear takes them as they are",
         "Every rank has other features, so there is nothing to add up",
     )
@@ -69,10 +66,9 @@ def split_attention(r: CaseRun) -> None:
     heads = here * r.t
     h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs
     qkv, projection, x = r.same(3 * h, h), r.same(h, h), r.same(5, 2, h)
-    with r.unwritten(), r.b.watching():
+    with r.unwritten(), r.watching():
         result = r["split_attention"](qkv, projection, heads, r.group)
-    if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:
-        raise Wrong("expected two tensors: this rank's qkv_weight and its projection_weight")
+    check_tensors(result, "this rank's qkv_weight and its projection_weight")
     own_qkv, own_projection = (part.detach() for part in result)
     if own_qkv.shape[1:] == (h,) and own_projection.dim() == 2 and len(own_projection) == h:
         rows, columns = _heads_of(own_qkv, qkv, heads), _heads_of(own_projection.t(), projection.t(), heads)
@@ -83,8 +79,8 @@ def split_attention(r: CaseRun) -> None:
                 f"{', '.join(head[1:] for head in columns)}",
                 f"take Q, then K, then V of the same {here} heads, in the order of the columns",
             )
-    r.see(ValueSeen("the shape of this rank's qkv_weight", list(own_qkv.shape)))
-    r.see(ValueSeen("the shape of this rank's projection_weight", list(own_projection.shape)))
+    r.see_value("the shape of this rank's qkv_weight", list(own_qkv.shape))
+    r.see_value("the shape of this rank's projection_weight", list(own_projection.shape))
     if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
         context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
         r.see(SummedTensor("the attention", F.linear(context, own_projection)))
@@ -117,7 +113,7 @@ def attention(r: CaseRun) -> None:
         r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
 
 
-_OVERFLOWS = Fault("", "subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
+_OVERFLOWS = mend("subtract the largest logit of all ranks before exp", "exp of a logit above 709 is infinite")
 
 
 def vocab_parallel_cross_entropy(r: CaseRun) -> None:
@@ -141,6 +137,5 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
         enough = 3 * r.t * size_of(upstream)
         for when, seen in zip(("forward", "backward"), passes):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
-            count, words = max(sent, enough) if r.t > 1 else 0, f"{when} sends {{found:,}} B"
-            few = "a few numbers per position are enough"
-            r.see(Cost(f"{prefix}bytes sent in {when}", count, few, "the logits themselves are sent", words=words))
+            few, all_sent = "a few numbers per position are enough", "the logits themselves are sent"
+            r.see_cost(f"{prefix}{when} sends {{found:,}} B", max(sent, enough) if r.t > 1 else 0, few, all_sent)

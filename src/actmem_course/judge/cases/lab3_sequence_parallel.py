@@ -12,9 +12,8 @@ from torch import Tensor
 from actmem.ledger.comms import Collective
 from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.collective_outcomes import size_of
-from actmem_course.judge.observations import Cost
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
-from actmem_course.judge.verdict import Fault, Wrong, refuse
+from actmem_course.judge.verdict import Wrong, mend, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
@@ -23,22 +22,18 @@ PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "nor
 
 _G: Advice = {
     "": "g's forward gathers the tokens of all ranks along dimension 0, rank 0's first",
-    "x": Fault(
-        "",
+    "x": mend(
         "g's backward must reduce-scatter once, with SUM",
         "Every rank used all tokens, so their gradients add up, and each rank needs those of its own tokens",
     ),
 }
 _G_BAR = {
-    "": Fault(
-        "",
+    "": mend(
         "g_bar's forward must reduce-scatter once, with SUM",
         "Each rank gets its own tokens, s/t of them, from r·s/t on",
     ),
-    "x": Fault(
-        "",
-        "g_bar's backward must all-gather",
-        "This rank's x went into all tokens, so it needs the gradients of all ranks",
+    "x": mend(
+        "g_bar's backward must all-gather", "This rank's x went into all tokens, so it needs the gradients of all ranks"
     ),
 }
 
@@ -56,15 +51,11 @@ def gathering_linear(r: CaseRun) -> None:
 
 
 def shard_keeping_linear(r: CaseRun) -> None:
-    given = _linear(r, r["shard_keeping_linear"])
-    repair = "save the shard, and gather it again in backward"
-    r.saves(
-        lambda x, w, c: r["shard_keeping_linear"](x, w, c, r.group),
-        *given,
-        what="x, this rank's tokens",
-        repair=repair,
-        itself=True,
-    )
+    def own(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return r["shard_keeping_linear"](x, weight, bias, r.group)
+
+    given, repair = _linear(r, r["shard_keeping_linear"]), "save the shard, and gather it again in backward"
+    r.saves(own, *given, what="x, this rank's tokens", repair=repair, itself=True)
 
 
 def _linear(r: CaseRun, function, tokens: int = 2) -> list[Tensor]:
@@ -118,7 +109,7 @@ def layer(r: CaseRun) -> None:
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
     use = "use it for QKV and for h → 4h, so that the lab can replace it"
-    r.see(Cost("calls of linear", abs(len(calls) - 2), use, words=f"linear is {often}"))
+    r.see_cost(f"linear is {often}", abs(len(calls) - 2), use, name="calls of linear")
 
 
 @cache
@@ -133,7 +124,7 @@ def sum_partial_gradients(r: CaseRun) -> None:
     for x in w.named().values():
         x.grad = 3 * x.detach()  # any numbers
     before, given = w.map(lambda name, x: x.detach().clone()).named(), replace(w)
-    with r.b.watching() as seen:
+    with r.watching() as seen:
         r["sum_partial_gradients"](given, r.group)
     changed = [name for name, x in w.named().items() if not torch.equal(x.detach(), before[name])]
     if changed:
@@ -147,13 +138,11 @@ def sum_partial_gradients(r: CaseRun) -> None:
     enough = 2 * sum(size_of(before[name]) for name in PARTIAL)
     words = "each rank sends {found:,} B where {enough:,} B are enough"
     count = (r.t - 1) * (enough if sent <= max(2, r.t) * enough // 2 else sent) // r.t
-    r.see(Cost("bytes sent", count, "all-reduce the partial gradients only", words=words))
+    r.see_cost(words, count, "all-reduce the partial gradients only")
 
 
-_SHARDED = Fault("", "leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
-_REPLICATED = Fault(
-    "", "sum it over the ranks", "This parameter is replicated, and each rank's copy saw only s/t tokens"
-)
+_SHARDED = mend("leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
+_REPLICATED = mend("sum it over the ranks", "This parameter is replicated, and each rank's copy saw only s/t tokens")
 
 
 def dropout_generators(r: CaseRun) -> None:
@@ -169,7 +158,7 @@ def dropout_generators(r: CaseRun) -> None:
         for words, seed in (("", 1234), (" the second time", 1234), (" with another seed", 4321), (" with seed 0", 0)):
             torch.manual_seed(99)
             before = torch.get_rng_state()
-            with r.b.watching():
+            with r.watching():
                 made = r["dropout_generators"](seed, parallel, r.device, r.group)
             if not torch.equal(before, torch.get_rng_state()):
                 how = "torch.manual_seed changes it, and a draw without generator="
@@ -185,9 +174,9 @@ def dropout_generators(r: CaseRun) -> None:
                 )
             for name, generator in zip(("core", "block"), made):
                 draws[f"{name}{words}"] = torch.rand(64, generator=generator, device=r.device).tolist()
-        refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.b.gather(draws), parallel))
+        refuse(_faults_of_draws(f"with{'' if parallel else 'out'} sequence_parallel", r.gather(draws), parallel))
         first: dict[int, dict] = {}  # by the number in the group
-        if any(first.setdefault(number, own) != own for number, own in r.b.side.gather((r.rank, draws))):
+        if any(first.setdefault(number, own) != own for number, own in r.side.gather((r.rank, draws))):
             raise Wrong("ranks that have the same number in two groups draw different numbers")
 
 

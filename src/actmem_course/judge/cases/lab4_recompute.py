@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,9 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.observations import Cost, SavedForBackward
-from actmem_course.judge.saved_bytes import SavedBytes, saved_bytes
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, random_weights
 
 _P = 0.17  # no rate that one would write oneself
@@ -24,15 +22,14 @@ _ARGUMENTS = {
     "selective_layer": "lambda q, k, v: core_attention(q, k, v, dropout)",
     "full_layer": "lambda y: layer(y, w, dropouts)",
 }
-_OF_ITS_OWN = Fault(
-    "",
+_OF_ITS_OWN = mend(
     "save them with the region (ctx.save_for_backward), not in a variable that all regions share",
     "each region needs the inputs and the generator's state of its own first run",
 )
 
 
 def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
-    factors = {"x": r.each(3, 4, 5), "y": r.each(3, 4, 5), "z": r.each(3, 4, 5)}
+    factors = {factor: r.each(3, 4, 5) for factor in "xyz"}
     r.passes(lambda *inputs: r[name](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
 
     given = {"the first input": r.each(16, 4, 64), "the second input": r.each(16, 4, 1)}
@@ -53,17 +50,16 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
         return result
 
     r.passes(function, given | weights)
-    r.see(Cost("runs in forward", in_forward, "once is enough", words="forward runs function {found} times"))
+    r.see_cost("forward runs function {found} times", in_forward, "once is enough")
     if runs == in_forward:
         again = "run function again in backward, from the inputs"
         raise Wrong("function runs once only", again, "the first run recorded a graph")
-    once = "once in forward and once in backward is enough"
-    r.see(Cost("runs", runs, once, words="function runs {found} times in all"))
-    x, gate = given.values()
-    found = saved_bytes(
-        r.b, lambda y, *rest: function(y, gate.clone(), *rest), x, tuple(weights.values())
-    ).without_copies()  # a copy, which nobody else holds
-    _see_saved(r, found, "the inputs", "let the first run save nothing")
+    r.see_cost("function runs {found} times in all", runs, "once in forward and once in backward is enough")
+    x, gate = given.values()  # a copy of gate, which nobody else holds
+    r.saves(
+        lambda y, *rest: function(y, gate.clone(), *rest), x, *weights.values(),
+        what="the inputs", repair="let the first run save nothing", itself=True,
+    )  # fmt: skip
 
 
 def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
@@ -83,9 +79,8 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
 
     seed_and_draw(r.device)
     advice = {
-        "": Fault("", "forward must not seed or draw by itself", "the generator starts in the same state"),
-        "x": Fault(
-            "",
+        "": mend("forward must not seed or draw by itself", "the generator starts in the same state"),
+        "x": mend(
             "restore the state that torch's generator had before the first run (torch.get_rng_state)",
             "the second run does not draw the random numbers of the first",
         ),
@@ -109,12 +104,7 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
         chain = partial(lambda then, y: r[name](then, r[name](first, y) * 1), after_first)
         r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
     seed_and_draw(r.device)
-    leaf = x.clone().requires_grad_()
-    results = r[name](first, leaf * 1), r[name](second, leaf * 2)
-    for result in results:
-        result.backward(x)
-    words = "with two regions side by side, the first one's backward first, the gradient of x"
-    r.see_tensor(words, leaf.grad, _OF_ITS_OWN, gradient_of="x")
+    r.see_side_by_side(partial(r[name], first), partial(r[name], second), x, _OF_ITS_OWN)
 
 
 def checkpoint_stopping_early(r: CaseRun) -> None:
@@ -128,15 +118,11 @@ def checkpoint_stopping_early(r: CaseRun) -> None:
             "the last tensor that the first run saved",
         ) from None
     checkpoint_of_dropout(r, name)
-    qkv = [r.each(4, 12, 8) for _ in range(3)]
-    flops = Cost(
-        "FLOPs",
-        flops_of(lambda *inputs: r[name](core_attention, *inputs), *qkv),
+    _see_flops(
+        r, lambda *qkv: r[name](core_attention, *qkv), [r.each(4, 12, 8) for _ in range(3)], "of core_attention take",
         "stop it after QKᵀ, softmax and dropout: the matmul with V computes only the result, which nothing reads",
         "the second run goes on after what backward needs",
-        words="forward and backward of core_attention take {found:,} FLOPs where {enough:,} are enough",
-    )
-    r.see(flops)
+    )  # fmt: skip
 
 
 def seed_and_draw(device: str) -> None:
@@ -150,31 +136,42 @@ def seed_and_draw(device: str) -> None:
 
 def selective_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "selective_layer")
-    found = saved_bytes(r.b, as_block(r["selective_layer"]), x, weights)
-    _see_saved(r, found, "all but the three tensors of the core attention", "")
-    _see_flops(r, "selective_layer", x, weights, "recompute the core attention once, and nothing else")
+    r.saves(as_block(r["selective_layer"]), x, *weights, what="all but the three tensors of the core attention")
+    _see_flops(
+        r, as_block(r["selective_layer"]), [x, *weights], "take", "recompute the core attention once, and nothing else"
+    )
 
 
 def full_layer(r: CaseRun) -> None:
     x, weights = _same_numbers(r, "full_layer")
-    found = saved_bytes(r.b, as_block(r["full_layer"]), x, weights).without_copies()
-    _see_saved(r, found, "the layer's input", "run the whole layer under checkpoint")
-    _see_flops(r, "full_layer", x, weights, "checkpoint layer itself, once", "something runs a third time")
+    what, repair = "the layer's input", "run the whole layer under checkpoint"
+    r.saves(as_block(r["full_layer"]), x, *weights, what=what, repair=repair, itself=True)
+    _see_flops(
+        r,
+        as_block(r["full_layer"]),
+        [x, *weights],
+        "take",
+        "checkpoint layer itself, once",
+        "something runs a third time",
+    )
 
 
-def _see_saved(r: CaseRun, found: SavedBytes, what: str, repair: str) -> None:
-    r.see(SavedForBackward("bytes", without_states(found), repair, what=what, element_size=8))
-
-
-def _see_flops(r: CaseRun, name: str, x: Tensor, weights: tuple[Tensor, ...], repair: str, cause: str = "") -> None:
-    words = "forward and backward take {found:,} FLOPs where {enough:,} are enough"
-    r.see(Cost("FLOPs", flops_of(as_block(r[name]), x, *weights), repair, cause, words=words))
+def _see_flops(
+    r: CaseRun, function: Callable[..., Tensor], inputs: Sequence[Tensor], take: str, repair: str, cause: str = ""
+) -> None:
+    """FLOPs of matmuls, forward and backward, by torch's counter."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    with FlopCounterMode(display=False) as counter:
+        result = function(*leaves)
+        result.backward(torch.ones_like(result))
+    words = f"forward and backward {take} {{found:,}} FLOPs where {{enough:,}} are enough"
+    r.see_cost(words, counter.get_total_flops(), repair, cause)
 
 
 def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Result and gradients; the input and the weights of the layer."""
     x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
-    weights = layer_weights(_SHAPE, device=r.device)
+    named = random_weights(_SHAPE.hidden_size, _SHAPE.num_attention_heads, seed=5, device=r.device).named()
     outside = Fault(
         "backward comes more than once to what made the inputs",
         f"take every such tensor as an argument, {_ARGUMENTS[name]}",
@@ -188,19 +185,13 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         return result
 
     seed_and_draw(r.device)
-    r.passes(function, {"x": x, **dict(zip(random_weights(4, 2).named(), weights))}, twice=outside)
-    return x, weights
+    r.passes(function, {"x": x, **named}, twice=outside)
+    return x, tuple(named.values())
 
 
-def layer_weights(shape: ModelShape, dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Tensor, ...]:
-    """The twelve parameters of a layer."""
-    weights = random_weights(shape.hidden_size, shape.num_attention_heads, seed=5, dtype=dtype, device=device)
-    return tuple(weights.named().values())
-
-
-def as_block(function: Callable, shape: ModelShape = _SHAPE) -> Callable[..., Tensor]:
+def as_block(function: Callable) -> Callable[..., Tensor]:
     """A layer function as a function of x and the twelve parameters, with dropout from the default generator."""
-    return lambda x, *parameters: function(x, LayerWeights(shape.num_attention_heads, *parameters), TwoDropouts(_P))
+    return lambda x, *parameters: function(x, LayerWeights(_SHAPE.num_attention_heads, *parameters), TwoDropouts(_P))
 
 
 class TwoDropouts(Dropouts):
@@ -208,18 +199,3 @@ class TwoDropouts(Dropouts):
 
     def core(self, weights: Tensor) -> Tensor:
         return 0.5 * super().core(weights)
-
-
-def without_states(found: SavedBytes) -> SavedBytes:
-    """What is saved beside the states of random-number generators: these are flat tensors of uint8."""
-    saved = [one for one in found.saved if not (one.dtype is torch.uint8 and len(one.shape) == 1)]
-    return SavedBytes(saved, found.hidden_bytes)
-
-
-def flops_of(function: Callable[..., Tensor], *inputs: Tensor) -> int:
-    """FLOPs of matmuls, forward and backward, by torch's counter."""
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    with FlopCounterMode(display=False) as counter:
-        result = function(*leaves)
-        result.backward(torch.ones_like(result))
-    return counter.get_total_flops()

@@ -15,9 +15,8 @@ from actmem.formulas import schedule
 from actmem.formulas.schedule import Action, Schedule, peak_in_flight
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
-from actmem_course.judge.observations import Clue, Cost, ExactTensor, ValueSeen
+from actmem_course.judge.observations import Clue, ExactTensor
 from actmem_course.judge.verdict import Wrong, refuse
-from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import timeline, validate
 
 #: Budget, in flight, bytes in full and recomputed.
@@ -35,7 +34,7 @@ def _see_orders(r: CaseRun, *sizes: tuple[int, int, int]) -> None:
     cases = {}
     for p, n, m in sizes:
         case = f"{counted(p, 'rank')}, {counted(m, 'chunk')}, {counted(n, 'microbatch')}".replace("1 chunk, ", "")
-        cases[case] = on_paper(r.b, p, n, m), n, m
+        cases[case] = on_paper(r, p, n, m), n, m
         r.see(Clue(f"{case}: the order", cases[case][0]))
     for case, (ranks, n, m) in cases.items():
         _see_costs(r, case, ranks, n, m)
@@ -55,17 +54,15 @@ def _see_costs(r: CaseRun, case: str, ranks: Schedule, n: int, chunks: int) -> N
     except ConfigError as error:
         raise Wrong(f"{case}: {error.rule}") from None
     end = max(span.end for span in timeline(ranks))
-    takes = f"{case}: takes {{found}} units of time where {{enough}} are possible"
-    r.see(Cost(f"{case}: units of time", end, words=takes))
+    r.see_cost(f"{case}: takes {{found}} units of time where {{enough}} are possible", end)
     for rank, held in enumerate(peak_in_flight(ranks)):
-        words = f"{case}: rank {rank} holds {{found}} microbatches at once, where {{enough}} are enough"
-        r.see(Cost(f"{case}: held by rank {rank}", held, words=words))
+        r.see_cost(f"{case}: rank {rank} holds {{found}} microbatches at once, where {{enough}} are enough", held)
 
 
-def on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
+def on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> Schedule:
     """Every rank's list as actions.  Raises Wrong if an entry is none."""
     orders = [
-        b["one_forward_one_backward"](p, k, n) if chunks == 1 else b["interleaved"](p, k, chunks, n) for k in range(p)
+        r["one_forward_one_backward"](p, k, n) if chunks == 1 else r["interleaved"](p, k, chunks, n) for k in range(p)
     ]
     form, size = ('("F", i) or ("B", i)', 2) if chunks == 1 else ('("F", c, i) or ("B", c, i)', 3)
     for rank, order in enumerate(orders):
@@ -91,7 +88,7 @@ def one_forward_one_backward(r: CaseRun) -> None:
 def interleaved(r: CaseRun) -> str:
     """A remark for whoever runs fewer forwards ahead, which is as good while sends take no time."""
     _see_orders(r, (2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 9, 2))
-    longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r.b, 4, 8, 2))[0]
+    longer = peak_in_flight(schedule.interleaved(4, 2, 8))[0] > peak_in_flight(on_paper(r, 4, 8, 2))[0]
     ahead = "2(p − r − 1) + (m − 1)p forwards ahead hide them, as Megatron-LM does"
     return f"right where sends take no time; {ahead}" if longer else ""
 
@@ -111,8 +108,8 @@ def free_output(r: CaseRun) -> None:
     as_it_is = "empty the tensor's storage and leave the tensor itself as it is"
     r.see_tensor("the stage's input", leaf, "free only the output", ExactTensor)
     shape = "backward compares the gradient's shape with it"
-    r.see(ValueSeen("the output's shape", list(output.shape), as_it_is, shape))
-    r.see(ValueSeen("the output's dtype", dtype_name(output), as_it_is))
+    r.see_value("the output's shape", list(output.shape), as_it_is, shape)
+    r.see_value("the output's dtype", dtype_name(output), as_it_is)
     another = f"the tensor has another storage now, as large as the first, {size} B"
     held = "did you free a copy's, or does something hold it?"
     if left == size and first() is not None:
@@ -139,9 +136,9 @@ def microbatches_to_keep(r: CaseRun) -> None:
             most = max(most, held)
         words = f"{case}: {sorted(found)} need {{found}} places at once"
         free = "a place becomes free only after the backward of the microbatch that holds it"
-        r.see(Cost(f"{case}: places", max(most, places), cause=free, words=words))
+        r.see_cost(words, max(most, places), cause=free, name=f"{case}: places")
         words = f"{case}: {sorted(found)} leaves {{found}} of {n} to recompute, where {{enough}} are enough"
-        r.see(Cost(f"{case}: recomputed", n - len(found), "take a place whenever one is free", words=words))
+        r.see_cost(words, n - len(found), "take a place whenever one is free", name=f"{case}: recomputed")
 
 
 def _microbatches(found: Any, n: int, case: str) -> list[int]:
@@ -169,4 +166,4 @@ def how_many_fit(r: CaseRun) -> None:
         except ZeroDivisionError:
             if full != recomputed:
                 raise
-            r.see(ValueSeen(f"{case}: the result", "a division by zero"))
+            r.see_value(f"{case}: the result", "a division by zero")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 
@@ -21,13 +21,12 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.compare import another_kind, grad_of
-from actmem_course.judge.observations import SingleTensor, ValueSeen
+from actmem_course.judge.compare import another_kind, check_tensors, grad_of
+from actmem_course.judge.observations import SingleTensor
 from actmem_course.judge.saved_bytes import SavingRecorder
 from actmem_course.judge.solutions import lab6_train as ours
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
 from actmem_course.judge.verdict import Wrong, clipped, refuse
-from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
 
 
@@ -51,9 +50,9 @@ def batch(r: CaseRun) -> None:
             elsewhere = "the targets come from other places in the text than the tokens"
             raise Wrong(elsewhere, "draw the starts once, for both")
         follows = "the target of a token is the one that follows it"
-        r.see(ValueSeen("by how many tokens targets are ahead", sorted(ahead), follows))
+        r.see_value("by how many tokens targets are ahead", sorted(ahead), follows)
         drawn[step, again] = starts
-    refuse(_faults_of_batches(r.b.gather(drawn)))
+    refuse(_faults_of_batches(r.gather(drawn)))
     halves: dict[tuple[int, ...], int] = {}
     for (step, _), starts in drawn.items():
         if len(set(starts)) == 1:
@@ -80,12 +79,9 @@ _LAST_START = "the last one starts at len(text) - seq_length - 1"
 def _faults_of_batches(everyone: list[dict[tuple[int, bool], list[int]]]) -> Iterator[tuple]:
     """What is wrong with the batches of all ranks, by step and whether it is the second time; the gravest first."""
     first = everyone[0]
-    of_rank = (
-        "a tensor-parallel group shares one model and works on one batch; different data for each rank is data "
-        "parallelism"
-    )
+    shared = "a tensor-parallel group shares one model, so it works on one batch. Data parallelism has others"
     by_step = "choose the pieces by step alone, with generator=torch.Generator().manual_seed(SEED + step)"
-    yield any(own != first for own in everyone), _OTHER_BATCHES, by_step, of_rank
+    yield any(own != first for own in everyone), "ranks have different batches", by_step, shared
     another = "the same step gives another batch the second time"
     yield first[0, False] != first[0, True], another, "choose the pieces by step alone", "runs could not be compared"
     for step in _STEPS[1:]:
@@ -96,49 +92,45 @@ def _faults_of_batches(everyone: list[dict[tuple[int, bool], list[int]]]) -> Ite
 
 def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str = "") -> tuple[Tensor, Tensor]:
     # Another state of the default generator on every rank and at every call: what draws from it shows.
-    r.b.seed(7919 * r.rank + int(torch.randint(10**6, ())))
+    r.seed(7919 * r.rank + int(torch.randint(10**6, ())))
     try:
-        with r.b.watching():
+        with r.watching():
             result = r["batch"](text, step, s, size)
     except (IndexError, RuntimeError) as error:
         if "size" in str(error) or "index" in str(error):
             raise Wrong(f"{case}{_OVER_ITS_END} ({type(error).__name__})", _LAST_START) from None
         raise
-    pair = isinstance(result, (tuple, list)) and len(result) == 2 and all(isinstance(part, Tensor) for part in result)
-    if not pair:
-        raise Wrong("expected two tensors, tokens and targets", "is a return missing?" if result is None else "")
-    for name, part in zip(("tokens", "targets"), result):
+    tokens, targets = check_tensors(result, "tokens and targets")
+    for name, part in (("tokens", tokens), ("targets", targets)):
         shape = f"{case}{name} has shape {list(part.shape)}; expected {[size, s]}"
         dtype = f"{name} has dtype {part.dtype}; expected {text.dtype}"
-        refuse((
-            (part.shape != (size, s), shape, "[batch_size, seq_length]"),
-            (part.dtype != text.dtype, dtype, "as in text"),
-        ))  # fmt: skip
-    return result[0], result[1]
+        refuse([(part.shape != (size, s), shape, "[batch_size, seq_length]")])
+        refuse([(part.dtype != text.dtype, dtype, "as in text")])
+    return tokens, targets
 
 
-def small_shape(b: Bench) -> ModelShape:
+def small_shape(r: CaseRun) -> ModelShape:
     """A model that trains in no time; bytes are its tokens."""
-    heads = 2 * b.size
-    return ModelShape(4 * b.size, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
+    heads = 2 * r.t
+    return ModelShape(4 * r.t, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
 
 
 def make_model(r: CaseRun) -> None:
     """Any weights are right that are the same in every mode, so they are compared with those of the first."""
-    shape, first = small_shape(r.b), dict[str, Tensor]()
+    shape, first = small_shape(r), dict[str, Tensor]()
     for mode, p in [(TABLE2[0], 0.0), *((mode, 0.1) for mode in TABLE2)]:
-        r.b.seed(r.rank)  # ranks of a real run do not start alike
-        with r.b.watching():
+        r.seed(r.rank)  # ranks of a real run do not start alike
+        with r.watching():
             model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64, device=r.device)
         if not isinstance(model, GPT):
             raise another_kind("a GPT", model)
         refuse(_faults_of_model(r, model, mode, p))
 
         def equal(what: str, value: object, repair: str) -> None:
-            r.see(ValueSeen(f"mode {mode.name!r}, dropout={p}: {what}", value, repair))
+            r.see_value(f"mode {mode.name!r}, dropout={p}: {what}", value, repair)
 
         own = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
-        everyone = r.b.gather({name: part for name, (part, _) in own.items()})
+        everyone = r.gather({name: part for name, (part, _) in own.items()})
         for name, (part, dim) in own.items():
             parts = [weights[name] for weights in everyone]
             if not mode.tensor_parallel or dim is None:
@@ -154,17 +146,11 @@ def make_model(r: CaseRun) -> None:
             unlike = not torch.equal(whole, first.setdefault(name, whole))
             equal(what, unlike, "pass seed=SEED to GPT in every mode")
         tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64, device=r.device)
-        with r.b.watching(), _recorder(r, model) as recorder:
-            loss = model.loss(model(tokens), tokens)
-            saved = recorder.alive().bytes if recorder else None
-        del loss
-        if recorder:
-            equal("the number of bytes that the model saves", saved, "change nothing in GPT")
-
-
-def _recorder(r: CaseRun, model: GPT) -> AbstractContextManager[SavingRecorder | None]:
-    """What a model saves doesn't depend on the group, and counting takes half the time."""
-    return nullcontext() if r.b.group_name else SavingRecorder([*model.parameters(), *model.buffers()])
+        if not r.group_name:  # what it saves doesn't depend on the group, and counting takes half the time
+            with r.watching(), SavingRecorder([*model.parameters(), *model.buffers()]) as recorder:
+                loss = model.loss(model(tokens), tokens)
+                equal("the number of bytes that the model saves", recorder.alive().bytes, "change nothing in GPT")
+            del loss
 
 
 _RATE = 0.5
@@ -174,7 +160,7 @@ _NO_LIMIT, _LIMIT = 1e9, 1e-3
 
 def gradient_norm(r: CaseRun) -> None:
     """Of models that are shared in one way or the other."""
-    shape = small_shape(r.b)
+    shape = small_shape(r)
     dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}
     for tp in (tensor_parallel(r.group, sequence_parallel=True), tensor_parallel(r.group), TensorParallel()):
@@ -190,15 +176,11 @@ def gradient_norm(r: CaseRun) -> None:
 
 def _norm(r: CaseRun, model: GPT) -> float:
     before = [grad_of(parameter).clone() for parameter in model.parameters()]
-    with r.b.watching():
+    with r.watching():
         found = r["gradient_norm"](model)
     if any(p.grad is None or not torch.equal(p.grad, old) for p, old in zip(model.parameters(), before)):
         raise Wrong("a .grad is changed", "only compute the norm; scaling comes later")
-    if isinstance(found, Tensor):
-        if type(found).__name__ == "DTensor":
-            raise Wrong("the result is a DTensor; expected a float", "full_tensor().item()")
-        if found.numel() != 1:
-            raise Wrong(f"the result has shape {list(found.shape)}; expected one number")
+    if isinstance(found, Tensor) and found.numel() == 1:
         found = found.item()
     if not isinstance(found, float):
         raise another_kind("a float", found)
@@ -207,8 +189,8 @@ def _norm(r: CaseRun, model: GPT) -> float:
 
 def training_step(r: CaseRun) -> None:
     # Whose gradients are those of the step before shows in the second, on any group.
-    _steps(r, "tensor+sequence", _LIMIT, 1 if r.b.group_name else 2)
-    if not r.b.group_name:
+    _steps(r, "tensor+sequence", _LIMIT, 1 if r.group_name else 2)
+    if not r.group_name:
         _steps(r, "tensor+sequence", _NO_LIMIT)
         for name in ("tensor", "none"):  # whoever forgets the group shows in one of them
             _steps(r, name, _LIMIT)
@@ -217,16 +199,16 @@ def training_step(r: CaseRun) -> None:
 def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
     """By how much the parameters move in each step, in units of the rate and of a small limit, and the result."""
     mode = next(mode for mode in TABLE2 if mode.name == name)
-    model = ours.make_model(small_shape(r.b), mode, r.group, dtype=torch.float64, device=r.device)
+    model = ours.make_model(small_shape(r), mode, r.group, dtype=torch.float64, device=r.device)
     optimizer, calls = torch.optim.SGD(model.parameters(), lr=_RATE), list[None]()
     optimizer.register_step_pre_hook(lambda *_: calls.append(None))
     unit = _RATE * min(1.0, max_norm)
     for number in range(1, count + 1):
-        microbatches = random_microbatches(r.b, number)
+        microbatches = random_microbatches(r, number)
         # Partial ones first: most mistakes show there.
         parameters = sorted(model.named_parameters(), key=lambda pair: not getattr(pair[1], "partial_gradient", False))
         before = [parameter.detach().clone() for _, parameter in parameters]
-        with r.b.watching():
+        with r.watching():
             returned = r["training_step"](model, optimizer, microbatches, max_norm)
         if len(calls) != number:
             often = f"{len(calls) - number + 1} times in one step" if len(calls) > number else "never"
@@ -243,12 +225,12 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
         r.see_tensor(f"{case}the result", torch.tensor(returned, dtype=torch.float64))
 
 
-def random_microbatches(b: Bench, seed: int) -> list[tuple[Tensor, Tensor]]:
+def random_microbatches(r: CaseRun, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Tokens and targets of three."""
-    shape = small_shape(b)
+    shape = small_shape(r)
     generator = torch.Generator().manual_seed(70 + seed)
     sizes = (2, 3, shape.micro_batch_size, shape.seq_length)
-    tokens, targets = torch.randint(shape.vocab_size, sizes, generator=generator).to(b.device)
+    tokens, targets = torch.randint(shape.vocab_size, sizes, generator=generator).to(r.device)
     return list(zip(tokens, targets))
 
 
@@ -303,17 +285,17 @@ def _looking() -> Iterator[Seen]:
 
 def train(r: CaseRun) -> None:
     """Many loops are right, so each is judged by itself, and the modes by each other."""
-    shape, text, curves = small_shape(r.b), standard_library(20_000, r.device), dict[str, list[float]]()
+    shape, text, curves = small_shape(r), standard_library(20_000, r.device), dict[str, list[float]]()
     for mode in TABLE2:
         steps = _NUM_COMPARED if curves else _NUM_STEPS
-        r.b.progress(f"mode {mode.name}")
-        with r.b.watching(), _looking() as seen:
+        r.progress(f"mode {mode.name}")
+        with r.watching(), _looking() as seen:
             losses = r["train"](shape, mode, text, steps, r.group, dtype=torch.float64, device=r.device)
         if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
             raise another_kind("a list of floats", losses)
         if len(losses) != steps:
             raise Wrong(f"expected {steps} losses, one per step, got {len(losses)}")
-        if any(other != losses for other in r.b.gather(losses)):
+        if any(other != losses for other in r.gather(losses)):
             same = "all ranks of a tensor-parallel group train on the same batches"
             raise Wrong(f"mode {mode.name!r}: ranks have different losses", cause=same)
         for model in seen.models:
@@ -340,16 +322,16 @@ def _faults_of_model(r: CaseRun, model: GPT, mode: Configuration, p: float) -> I
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     modes = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
     # A model that nobody shares is right on any group.
-    ranks = dist.get_process_group_ranks(tp.group or r.group) if shared and tp.size > 1 else r.b.members
+    ranks = dist.get_process_group_ranks(tp.group or r.group) if shared and tp.size > 1 else r.members
     if not shared:
         size = "only modes with tensor parallelism share the model"
     elif tp.group is None:
         size = "in this mode the ranks share the model: tensor_parallel(group, …) says how"
     else:
-        size = "TensorParallel(group) by itself is one rank: tensor_parallel(group, …) asks group for its size"
+        size = "tensor_parallel(group, …) asks group for its size; TensorParallel(group) by itself is one rank"
     for what, found, right, why in (
         ("model.tp.size", tp.size, r.t if shared else 1, size),
-        ("the list of model.tp.group's ranks", ranks, r.b.members, "give group to tensor_parallel"),
+        ("the list of model.tp.group's ranks", ranks, r.members, "give group to tensor_parallel"),
         ("model.tp.sequence_parallel", tp.sequence_parallel, mode.sequence_parallel, "give mode's to tensor_parallel"),
         ("model.tp.keep_gathered_input", tp.keep_gathered_input, False, "table 2 keeps each rank's own tokens"),
         ("the parameters' dtype", ", ".join(sorted(dtypes)), "float64", "pass **factory on"),
@@ -390,15 +372,12 @@ def _repeats(tensors: Sequence[Tensor]) -> bool:
 
 
 def _faults_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple]:
-    kind = type(optimizer).__name__
+    kind, usual = type(optimizer).__name__, torch.optim.AdamW([torch.zeros(1)], lr=LEARNING_RATE).defaults
     yield not isinstance(optimizer, torch.optim.AdamW), f"the optimizer is {kind}; expected torch.optim.AdamW"
-    usual = {**torch.optim.AdamW([torch.zeros(1)]).defaults, "lr": LEARNING_RATE}
     for group in optimizer.param_groups:
-        lr = group["lr"]
-        yield lr != LEARNING_RATE, f"the learning rate is {lr}; expected lr=LEARNING_RATE ({LEARNING_RATE})"
-        for name in ("weight_decay", "betas", "eps", "amsgrad", "maximize"):
-            words = f"{name} is {group[name]}; expected AdamW's own, {usual[name]}"
-            yield group[name] != usual[name], words, "give it the learning rate only"
+        for name in ("lr", "weight_decay", "betas", "eps", "amsgrad", "maximize"):
+            give = "give AdamW lr=LEARNING_RATE, and nothing else"
+            yield group[name] != usual[name], f"{name} is {group[name]}; expected {usual[name]}", give
 
 
 def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
@@ -409,6 +388,3 @@ def _faults_of_norms(norms: list[float]) -> Iterator[tuple]:
     short = clipped and longest < MAX_NORM * (1 - 1e-3)
     yield short, f"gradients are scaled down to a norm of {longest:.3g}", give
     yield longest > MAX_NORM * (1 + 1e-5), f"gradients with a norm of {longest:.3g} reach the optimizer", give
-
-
-_OTHER_BATCHES = "ranks have different batches"

@@ -13,16 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import Parallel
 from actmem.rows import by_term
 from actmem_course.judge.case import Advice, CaseRun
-from actmem_course.judge.observations import Clue, Cost, ExactTensor, HalfTensor, TensorSeen
+from actmem_course.judge.compare import check_tensors
+from actmem_course.judge.observations import Clue, ExactTensor, HalfTensor, TensorSeen
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
 from actmem_more.llama_terms import llama_rows
 
 #: So large that a wrong place for it shows.
 _EPS = 0.25
-_IN_WIDE = Fault("", "compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
-_ADD_UP = Fault("", "add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
+_IN_WIDE = mend("compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
+_ADD_UP = mend("add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
@@ -89,13 +90,10 @@ def rms_norm(r: CaseRun) -> None:
     if "bytes" in r.seen:
         tokens = x[..., 0].numel()
         rounded = [s for s in r.seen["bytes"].value.saved if prod(s.shape) == tokens and s.bytes < 4 * tokens]
-        words = "1/rms is saved in 16 bits, too few digits"
-        r.see(Cost("numbers a token in 16 bits", len(rounded), "save it in the dtype of wide(x)", words=words))
+        r.see_cost("1/rms is saved in 16 bits, too few digits", len(rounded), "save it in the dtype of wide(x)")
     # The same row 300 times: in bfloat16, 256 of its gradients and one more are 256.
-    many, leaf = (
-        r.each(8).abs().bfloat16().expand(300, 1, 8),
-        torch.ones(8, device=r.device).bfloat16().requires_grad_(),
-    )
+    leaf = torch.ones(8, device=r.device).bfloat16().requires_grad_()
+    many = r.each(8).abs().bfloat16().expand(300, 1, 8)
     own(many, leaf).sum().backward()
     words = "for 300 equal rows in bfloat16, the gradient of weight"
     r.see_tensor(words, leaf.grad, _ADD_UP, HalfTensor, gradient_of="weight")
@@ -111,16 +109,11 @@ def recipe_linear(r: CaseRun) -> None:
     weight, x, norm, up = r.each(4, 8), r.each(5, 3, 8), r.each(8), r.each(5, 3, 8)
     upstream = torch.round(4 * r.each(5, 3, 4))
     # Whole numbers, so that no order of a sum changes a bit.
-    factors = {"weight": weight, "the first factor": x, "the second factor": up}
+    whole = [torch.round(4 * factor) for factor in (weight, x, up)]
     for recipe, words, given, kind in (
         (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, TensorSeen),
         (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, TensorSeen),
-        (
-            torch.mul,
-            "a multiplication",
-            {name: torch.round(4 * factor) for name, factor in factors.items()},
-            ExactTensor,
-        ),
+        (torch.mul, "a multiplication", dict(zip(("weight", "first factor", "second factor"), whole)), ExactTensor),
     ):
         runs = []
 
@@ -134,16 +127,12 @@ def recipe_linear(r: CaseRun) -> None:
         prefix = f"with {words} as the recipe, "
         with FlopCounterMode(display=False) as flops:
             r.passes(own, given, upstream=upstream, kind=kind, prefix=prefix)
-        matmuls = Cost(
-            f"{prefix}matmuls",
-            flops.get_total_flops() // (2 * x[..., 0].numel() * weight.numel()),
-            "recompute the recipe alone",
-            "backward runs the linear again, and nobody reads its result",
-            words="forward and backward run {found} matmuls where {enough} are enough",
-        )
-        r.see(matmuls)
+        matmuls = flops.get_total_flops() // (2 * x[..., 0].numel() * weight.numel())
+        again = "backward runs the linear again, and nobody reads its result"
+        many = f"{prefix}forward and backward run {{found}} matmuls where {{enough}} are enough"
+        r.see_cost(many, matmuls, "recompute the recipe alone", again)
         once = "once in forward and once in backward are enough"
-        r.see(Cost(f"{prefix}runs", len(runs), once, words="the recipe runs {found} times"))
+        r.see_cost(f"{prefix}the recipe runs {{found}} times", len(runs), once)
 
     def on_norm(x: Tensor, w: Tensor, norm: Tensor) -> Tensor:
         return r["recipe_linear"](plain_norm, w, x, norm)
@@ -179,18 +168,16 @@ _READ = "its query heads read the key and value heads from rank · k // t on, so
 #: What a rank takes of each weight.
 _HEADS_OF: Advice = {
     "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
-    **dict.fromkeys(("k_weight", "v_weight"), Fault("", "take those of the rank's query heads, each once", _READ)),
+    **dict.fromkeys(("k_weight", "v_weight"), mend("take those of the rank's query heads, each once", _READ)),
     "projection_weight": "heads are its inputs, so take those of the rank's query heads along dimension 1",
 }
 
 
 def split_grouped_heads(r: CaseRun) -> None:
     for words, a, k, whole in _weights(r):
-        with r.b.watching():
+        with r.watching():
             answer = r["split_grouped_heads"](*whole.values(), a, k, r.group)
-        if not isinstance(answer, (tuple, list)) or len(answer) != 4:
-            raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
-        for name, part in zip(_NAMES, answer):
+        for name, part in zip(_NAMES, check_tensors(answer, f"this rank's {', '.join(_NAMES)}", 4)):
             r.see_tensor(f"{words}this rank's {name}", part, _HEADS_OF[name])
 
 
@@ -202,7 +189,7 @@ def sum_shared_gradients(r: CaseRun) -> None:
         found = {name: r.each(*part.shape) for name, part in own.items()}
         for name, weight in weights.items():
             weight.grad = found[name].clone()
-        with r.b.watching() as seen:
+        with r.watching() as seen:
             try:
                 r["sum_shared_gradients"](*weights.values(), k, r.group)
             finally:
@@ -217,5 +204,5 @@ def sum_shared_gradients(r: CaseRun) -> None:
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed", "change only its .grad")
-            reason = add if share > 1 else Fault("", cause="With t <= k no two ranks hold the same head")
+            reason = add if share > 1 else mend("", "With t <= k no two ranks hold the same head")
             r.see_tensor(f"{words}{name}.grad", weight.grad, reason, parts=found[name])

@@ -80,7 +80,7 @@ def plan_of(r: CaseRun) -> str:
     behind the fastest."""
     remarks = []
     for job in JOBS:
-        r.b.progress(f"searching for the fastest plan of the {job} model")
+        r.progress(f"searching for the fastest plan of the {job} model")
         plan, best, cluster = judged_plan(job, r["plan_of"](job)), _fastest_plan(job), asked(job)[1]
         seconds, behind = plan.seconds.total, plan.seconds.total / best.seconds.total - 1
         spent, least = asdict(plan.seconds), asdict(best.seconds)
@@ -132,7 +132,7 @@ def _planned(job: str, chosen: Mapping[str, Any]) -> Plan | Refused:
         "zero_stage": chosen["zero_stage"] * (cluster.gpus > t * p),
     }
     modes, batch = model.with_modes([chosen["recompute"]]), JOBS[job]["global_batch_size"]
-    found = find_plans(modes, cluster, batch, 1, fixed | _FIXED, windows=False)
+    found = find_plans(modes, cluster, batch, 1, fixed | _FIXED)
     return found.plans[0] if found.plans else found.nearest[0]
 
 
@@ -158,7 +158,7 @@ def _sizes(job: str, answer: Any) -> list[int]:
 def _fastest_plan(job: str) -> Plan:
     """The fastest plan among those that an answer can describe."""
     model, cluster = asked(job)
-    return find_plans(model, cluster, JOBS[job]["global_batch_size"], 1, _FIXED, windows=False).plans[0]
+    return find_plans(model, cluster, JOBS[job]["global_batch_size"], 1, _FIXED).plans[0]
 
 
 def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> tuple[str, str]:

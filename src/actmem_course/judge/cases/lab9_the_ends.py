@@ -10,9 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.collective_outcomes import size_of, text_of
-from actmem_course.judge.observations import Cost, HalfTensor, SingleTensor, TensorSeen
+from actmem_course.judge.compare import check_tensors
+from actmem_course.judge.observations import HalfTensor, SingleTensor, TensorSeen
 from actmem_course.judge.saved_bytes import Largest
-from actmem_course.judge.verdict import Fault, Wrong
+from actmem_course.judge.verdict import Wrong, mend
 
 _S, _B = 25, 3
 _TOKENS = _S * _B
@@ -21,19 +22,19 @@ _SPARE = (32 - 4) * _TOKENS
 #: It doesn't divide the tokens.
 _CHUNK = 24
 _V, _H = 64, 24
-_OVERFLOWS = Fault(
-    "",
+_OVERFLOWS = mend(
     "subtract the largest first, on all ranks the same, or use logsumexp",
     "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0",
 )
 _SLOPE_ROUNDED = {
-    "logits": Fault(
-        "",
-        "compute p, and subtract 1 at the target, in wide(logits), with a logsumexp of 32 bits; round at the end",
+    "logits": mend(
+        "compute p − 1 at the target in wide(logits), with a logsumexp of 32 bits; round at the end",
         "if p is near 1, 16 bits lose p − 1",
     )
 }
-_ROUNDED = Fault("", "compute it in wide(logits)", "16 bits hold 3 digits")
+_LOGITS = "the logits in 16 bits, and a few numbers a token"
+_FREE = "free a chunk before you make the next"
+_ROUNDED = mend("compute it in wide(logits)", "16 bits hold 3 digits")
 
 
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:
@@ -56,13 +57,12 @@ def cross_entropy(r: CaseRun) -> None:
 
     r.passes(own, {"logits": logits})
     across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
-    r.passes(
-        own, {"logits": 300 * logits}, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS}
-    )
+    large = {"logits": 300 * logits}
+    r.passes(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
     half, sure = (20 * logits).bfloat16(), _sure(logits, targets)
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), _ROUNDED, SingleTensor)
     r.passes(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
-    r.saves(own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE, others=[targets])
+    r.saves(own, half, what=_LOGITS, spare=_SPARE, others=[targets])
 
 
 def linear_cross_entropy(r: CaseRun) -> None:
@@ -97,27 +97,24 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
             own_words = "a few numbers a token, since each rank makes the logits of its own words"
             what = own_words if when == "forward" else "x's gradient, each token's once"
             words = f"{when} sends {{found:,}} B ({text_of(seen.collectives)}) where {{enough:,}} are enough"
-            count = max(sent, enough) if r.t > 1 else 0
-            r.see(Cost(f"{prefix}bytes sent in {when}", count, what, words=words))
+            r.see_cost(words, max(sent, enough) if r.t > 1 else 0, what, name=f"{prefix}bytes sent in {when}")
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
         return function(x, w, targets, _CHUNK)
 
     given = {"x": x, "weight": weight}
-    r.passes(
-        in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", collectives=False, frozen=("x",)
-    )
+    where = "where x needs no gradient, "
+    r.passes(in_chunks, given, upstream=upstream, prefix=where, collectives=False, frozen=("x",))
     _many_chunks(r, function, ranks)
-    half, words = x.bfloat16(), "x, and a few numbers a token"
-
-    r.saves(in_chunks, half, weight.bfloat16(), what=words, spare=_SPARE, others=[targets])
+    half, what = x.bfloat16(), "x, and a few numbers a token"
+    r.saves(in_chunks, half, weight.bfloat16(), what=what, spare=_SPARE, others=[targets])
     r.see_tensor("for a bfloat16 x, the loss", in_chunks(half, weight.bfloat16()), _ROUNDED, SingleTensor)
 
 
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     """What is made, and the sum over chunks alike, the first and last of 512 times the others: in bfloat16, 512 and
     1 are 512."""
-    if not r.b.group_name:  # what is made depends on no group
+    if not r.group_name:  # what is made depends on no group
         _costs_of_chunks(r, function, ranks)
     # One word a coordinate, so that logits are weights: no product rounds them.  The targets' probabilities are near 1.
     rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
@@ -155,25 +152,19 @@ def _costs_of_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) ->
         )
         cause = f"{when} has the logits of {at_once} tokens at once, where a chunk has {chunk}{positions}"
         next_one = "use up a chunk's, and go on to the next"
-        r.see(Cost(f"the largest tensor of {when}", max(largest, one.elements), next_one, cause, words=words))
-        _see_peak(r, when, one, enough)
+        r.see_cost(words, max(largest, one.elements), next_one, cause, f"the largest tensor of {when}")
+        r.see_peak(when, one, enough, _FREE)
     matmuls = -(-flops.get_total_flops() // (2 * targets.numel() * weight.numel()))
     words = "forward and backward run {found} matmuls of s·b·v·h where {enough} are enough"
-    r.see(Cost("matmuls", matmuls, "one in forward, three in backward", words=words))
-
-
-def _see_peak(r: CaseRun, when: str, made: Largest, enough: int) -> None:
-    words = f"in {when} {{found:,}} B live at once, where {{enough:,}} are enough. Most of it: {made.most()}"
-    r.see(Cost(f"the peak of {when}", max(enough, made.peak), "free a chunk before you make the next", words=words))
+    r.see_cost(words, matmuls, "one in forward, three in backward")
 
 
 def log_probs_and_entropy(r: CaseRun) -> None:
     logits, tokens = 3 * r.each(_S, _B, _V), _tokens(r, _V)
 
     def own(x: Tensor) -> Tensor:
-        answer = r["log_probs_and_entropy"](x, tokens, _CHUNK)
-        if not isinstance(answer, (tuple, list)) or len(answer) != 2 or not all(isinstance(y, Tensor) for y in answer):
-            raise Wrong("expected two tensors: the log-probabilities of the tokens, and the entropies")
+        what = "the log-probabilities of the tokens, and the entropies"
+        answer = check_tensors(r["log_probs_and_entropy"](x, tokens, _CHUNK), what)
         for name, y in zip(("log-probabilities have", "entropies have"), answer):
             if y.shape != tokens.shape:
                 raise Wrong(f"the {name} shape {list(y.shape)}; expected {list(tokens.shape)}")
@@ -181,8 +172,6 @@ def log_probs_and_entropy(r: CaseRun) -> None:
 
     r.passes(own, {"logits": logits})
     r.passes(own, {"logits": 300 * logits}, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
-    one = torch.stack([torch.zeros_like(tokens), torch.ones_like(tokens)], -1).double()
-    r.passes(own, {"logits": logits}, upstream=one, prefix="for the entropy alone, ")
     half = logits.bfloat16()
     r.see_tensor("for bfloat16 logits, what comes back", own(half.clone()), _ROUNDED, SingleTensor)
     r.passes(own, {"logits": half}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
@@ -204,21 +193,17 @@ def log_probs_and_entropy(r: CaseRun) -> None:
         advice = in_32_bits if k else _SLOPE_ROUNDED
         r.passes(lambda x: alone(x, 1), {"logits": rounded}, kind=HalfTensor, prefix=prefix, advice=advice)  # noqa: B023
     long, ids, chunk = 3 * r.each(100, 3, 512).bfloat16(), _tokens(r, 512, (100, 3)), 7
-    both = r.makes(
-        lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, chunk))),
-        {"logits": long},
-        kind=HalfTensor,
-        above=2,
-    )
+
+    def of_long(x: Tensor) -> Tensor:
+        return torch.stack(list(r["log_probs_and_entropy"](x, ids, chunk)))
+
+    both = r.makes(of_long, {"logits": long}, kind=HalfTensor, above=2)
     for times, (when, made) in enumerate(both.items(), 1):
-        words = (
-            f"{when} makes {made.what}: {{found:,}} elements of more than 16 bits, where chunk tokens have {{enough:,}}"
-        )
-        r.see(Cost(f"the largest wide tensor of {when}", max(chunk * 512, made.elements), words=words))
-        _see_peak(r, when, made, times * size_of(long) + 6 * 4 * chunk * 512 + 80 * ids.numel())
-    r.saves(
-        own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE - 4 * _TOKENS, others=[tokens]
-    )
+        many = "{found:,} elements of more than 16 bits, where chunk tokens have {enough:,}"
+        words = f"{when} makes {made.what}: {many}"
+        r.see_cost(words, max(chunk * 512, made.elements), name=f"the largest wide tensor of {when}")
+        r.see_peak(when, made, times * size_of(long) + 6 * 4 * chunk * 512 + 80 * ids.numel(), _FREE)
+    r.saves(own, half, what=_LOGITS, spare=_SPARE - 4 * _TOKENS, others=[tokens])
 
 
 def embedding(r: CaseRun) -> None:
@@ -241,17 +226,14 @@ def embedding(r: CaseRun) -> None:
             raise Wrong(hook, "add the rows in backward of a torch.autograd.Function")
         with Largest(weight, main, upstream) as made:
             rows.backward(upstream)
-        none, had = "add to main_grad, and return None for weight", "weight has a .grad, as large as itself"
-        r.see(Cost(f"{prefix}gradients of weight", int(weight.grad is not None), none, words=had))
-        words = "a tensor of {found:,} elements is made, and the rows that were looked up have {enough:,}"
-        largest = max(rows.numel(), made.elements)
-        r.see(Cost(f"{prefix}the largest tensor made", largest, "add them to main_grad where they belong", words=words))
+        none, had = "add to main_grad, and return None for weight", f"{prefix}weight has a .grad, as large as itself"
+        r.see_cost(had, int(weight.grad is not None), none)
+        words = f"{prefix}a tensor of {{found:,}} elements is made, and the rows that were looked up have {{enough:,}}"
+        r.see_cost(words, max(rows.numel(), made.elements), "add them to main_grad where they belong")
         add = "add wide(gradient) of each token to the row of its id, and leave the other rows as they are"
         r.see_tensor(f"{prefix}main_grad", main, add, kind)
         for rows in [r["embedding"](ids, weight, main) for _ in range(2)]:
             rows.backward(upstream)
         r.see_tensor(f"{prefix}main_grad after two more microbatches, both forwards first,", main, add, kind)
-    words = "nothing beside ids"
-    r.saves(
-        lambda x, w: r["embedding"](ids, w, before) + x, r.each(_S, _B, h), weight, what=words, others=[ids, before]
-    )
+    rows, others = r.each(_S, _B, h), [ids, before]
+    r.saves(lambda x, w: r["embedding"](ids, w, before) + x, rows, weight, what="nothing beside ids", others=others)

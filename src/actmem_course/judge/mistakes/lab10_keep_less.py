@@ -1,6 +1,6 @@
 """Mistakes of lab 10 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -17,23 +17,16 @@ MISTAKES["10.1"] = (
         ("the codes are divided by the scale", "multiply", "return F.linear(x, codes / scale)")),
     Mistake("backward reads another weight than codes * scale",
         "grad @ (codes * scale), with each row's own scale, once",
-        {"return grad @ (codes * scale)": "return grad @ codes.to(grad.dtype)"},
-        {"return grad @ (codes * scale)": "return (grad * scale.t()) @ (codes * scale)"},
-        {"return grad @ (codes * scale)": "return grad @ (codes * scale[0])"},
-        {"return grad @ (codes * scale)": "return grad @ (codes * scale.mean())"},
-        {"return grad @ (codes * scale)": "return grad @ (codes / scale)"},
-        {"return grad @ (codes * scale)": "return grad @ (codes * scale).abs()"}),
+        *ways("grad @ (codes * scale", "grad @ codes.to(grad.dtype", "(grad * scale.t()) @ (codes * scale",
+            "grad @ (codes * scale[0]", "grad @ (codes * scale.mean()", "grad @ (codes / scale",
+            "grad @ (codes * scale).abs(")),
     Mistake("every row is multiplied by the same scale", "each of the o rows has its own",
-        {"return F.linear(x, codes * scale)": "return F.linear(x, codes * scale.mean())"},
-        {"return F.linear(x, codes * scale)": "return F.linear(x, codes * scale[0])"}),
+        *ways(" F.linear(x, codes * scale", " F.linear(x, codes * scale.mean()", " F.linear(x, codes * scale[0]")),
 )
 MISTAKES["10.2"] = (
     Mistake("alpha is not divided by r as it is",
-        "the adapter is scaled by alpha / r: r is the number of rows of a, and nothing is rounded",
-        {"ctx.scale = alpha / len(a)": "ctx.scale = alpha"},
-        {"ctx.scale = alpha / len(a)": "ctx.scale = alpha / len(a) ** 0.5"},
-        {"ctx.scale = alpha / len(a)": "ctx.scale = alpha // len(a)"},
-        {"ctx.scale = alpha / len(a)": "ctx.scale = alpha / a.shape[1]"}),
+        "scale the adapter by alpha / r, with r the rows of a; round nothing",
+        *ways(" / len(a)", "", " / len(a) ** 0.5", " // len(a)", " / a.shape[1]")),
     Mistake("the adapter isn't scaled in forward", "multiply it by alpha/r",
         {"+ ctx.scale * F.linear(low": "+ F.linear(low"}),
     Mistake("the frozen matmul is scaled too", "alpha/r belongs to the adapter alone",
@@ -53,8 +46,7 @@ MISTAKES["10.2"] = (
             "weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n"
             "        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y"}),
     Mistake("the gradient of a has the factor alpha/r not at all, or twice", "once",
-        {"grad_a = grad_low": "grad_a = 1 / ctx.scale * grad_low"},
-        {"grad_a = grad_low": "grad_a = ctx.scale * grad_low"}),
+        *ways("grad_a =", "grad_a = 1 / ctx.scale *", "grad_a = ctx.scale *")),
 )
 MISTAKES["10.3"] = (
     Mistake("a weight's gradient is the last tile's alone", "add up those of all tiles",
@@ -74,7 +66,7 @@ MISTAKES["10.4"] = (
     Mistake("where x needs no gradient, the weights that function uses get none either",
         "apply must be given a tensor that needs one", {"x if x.requires_grad else x.detach().requires_grad_()": "x"}),
     Mistake("the weights that function uses get no gradient",
-        "torch.autograd.grad reaches only what it is given; torch.autograd.backward reaches all",
+        "use torch.autograd.backward, which reaches all",
         {"torch.autograd.backward(y, grad)\n        return None, None, x.grad":
             "return None, None, *torch.autograd.grad(y, x, grad)"}),
     Mistake("all that function saves goes to the host, and function runs once",

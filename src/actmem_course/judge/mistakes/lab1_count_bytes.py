@@ -7,8 +7,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 # fmt: off
 MISTAKES["1.2"] = (
     Mistake("the two layer-norm inputs, two block inputs and two masks (10sbh) are divided by t",
-        "without sequence parallelism every rank saves them whole",
-        {"tensor_parallel_size if sequence_parallel else 1": "tensor_parallel_size"}),
+        "each rank saves them whole", {"tensor_parallel_size if sequence_parallel else 1": "tensor_parallel_size"}),
     Mistake("elements are counted, not bytes", "",
         {"2 * sbh //": "sbh //",
          "10 * sbh // cut + 24 * sbh // t + core": "(10 * sbh // cut + 24 * sbh // t + core) // 2"}),
@@ -38,8 +37,7 @@ MISTAKES["1.4"] = (
             "34 * hidden_size * num_attention_heads // 5"),
         ("h and a are swapped", "wide heads make the core attention small beside the rest",
             "34 * num_attention_heads // (5 * hidden_size)")),
-    Mistake("34h/5a is rounded up",
-        "where it is whole, the core attention saves as much as the rest at that s, not more",
+    Mistake("34h/5a is rounded up", "where it is whole, the core attention saves as much as the rest there, not more",
         {"34 * hidden_size // (5 * num_attention_heads) + 1": "-(-34 * hidden_size // (5 * num_attention_heads))"}),
     Mistake("34h/5a is rounded to the nearest whole number", "round down, and take the next",
         {"34 * hidden_size // (5 * num_attention_heads": "round(34 * hidden_size / (5 * num_attention_heads)"},

@@ -1,6 +1,6 @@
 """Mistakes of lab 2 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -27,8 +27,7 @@ MISTAKES["2.3"] = (
 MISTAKES["2.4"] = (
     Mistake("bias is used on rank 0 only, so the copies on the other ranks drift apart",
         "add it on every rank, after the sum over the ranks",
-        {"f_bar(F.linear(x, weight), group) + bias":
-            "f_bar(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)"}),
+        {"(x, weight), group) + bias": "(x, weight, bias if dist.get_rank(group) == 0 else None), group)"}),
     Mistake("the sum over the ranks is divided by t", "take the sum, not the mean",
         {"group) + bias": "group) / dist.get_world_size(group) + bias"}),
     *replacing("f_bar(F.linear(x, weight), group) + bias",
@@ -38,11 +37,10 @@ MISTAKES["2.4"] = (
         ("bias is added before the sum, t times, and subtracted t − 1 times after it",
             "add it once, after the sum over the ranks",
             "f_bar(F.linear(x, weight, bias), group) - (dist.get_world_size(group) - 1) * bias")),
-    Mistake("bias comes before f_bar",
-        "it belongs after the sum over the ranks, once (before the sum it would count t times)",
+    Mistake("bias comes before f_bar", "add it after the sum over the ranks, once: before it, it counts t times",
         {"group) + bias": "group) + f_bar(bias, group)"}),
     Mistake("the forward is right, the gradients are not",
-        "bias / t is added before f_bar. Add bias after the sum over the ranks, once",
+        "add bias after the sum over the ranks, once, not bias / t before it",
         {"), group) + bias": ", bias / dist.get_world_size(group)), group)"}),
 )
 MISTAKES["2.5"] = (
@@ -50,11 +48,9 @@ MISTAKES["2.5"] = (
         {"return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank":
             "own = slice(num_attention_heads // t * rank, num_attention_heads // t * rank + h // t)\n"
             "    return torch.cat([part[own] for part in qkv_weight.chunk(3)]), projection_weight[:, own"}),
-    Mistake("every t-th column of the projection is taken",
-        "take the columns of this rank's heads, which are contiguous",
+    Mistake("every t-th column of the projection is taken", "the columns of this rank's heads are contiguous",
         {"projection_weight.chunk(t, dim=1)[rank]": "projection_weight[:, rank::t]"}),
-    Mistake("the projection part is a shard of projection_weight's transpose",
-        "take columns of projection_weight as it is",
+    Mistake("the projection part is a shard of projection_weight's transpose", "take columns of the weight as it is",
         {"projection_weight.chunk(t, dim=1)": "projection_weight.t().chunk(t, dim=1)"}),
     Mistake("every rank takes rank 0's heads", "take those of dist.get_rank(group)",
         {"dist.get_rank(group)\n    h =": "0\n    h ="}),
@@ -67,7 +63,7 @@ MISTAKES["2.6"] = (
     Mistake('F.gelu is called without approximate="tanh"',
         "use gelu of actmem_course.reference_layer, which has the tanh formula", {"gelu(column": "F.gelu(column"}),
     Mistake("the forward is right, the gradients are not",
-        "down_bias / t is added before f_bar. Add down_bias after the sum over the ranks, once",
+        "add down_bias after the sum over the ranks, not down_bias / t before",
         {"row_parallel_linear(y, down_weight, down_bias":
             "f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group))"}),
     Mistake("x is added to the result", "return the MLP's result without x, which the layer adds later",
@@ -85,15 +81,13 @@ MISTAKES["2.6"] = (
         {"y, down_weight, down_bias,": "y, down_weight, 0 * down_bias,"}),
     Mistake("row_parallel_linear is called where column_parallel_linear belongs",
         "the first linear shards its output features", {"gelu(column_parallel_linear(": "gelu(row_parallel_linear("}),
-    Mistake("column_parallel_linear is called where row_parallel_linear belongs",
-        "the second linear shards its input features",
+    Mistake("column_parallel_linear is called where row_parallel_linear belongs", "it shards its input features",
         {"return row_parallel_linear(y": "return column_parallel_linear(y"}),
 )
 MISTAKES["2.7"] = (
     Mistake("Q, K and V are taken in another order",
-        "split_heads gives Q, K, V, and core_attention takes them in this order",
-        {"core_attention(q, k, v), x": "core_attention(k, q, v), x"},
-        {"core_attention(q, k, v), x": "core_attention(q, v, k), x"}),
+        "split_heads gives Q, K, V, as core_attention takes them",
+        *ways("q, k, v),", "k, q, v),", "q, v, k),")),
     Mistake("tokens and heads are mixed", "a reshape does not put the heads before the tokens. Use split_heads",
         {"q, k, v = split_heads(column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here":
             "parts = column_parallel_linear(x, qkv_weight, qkv_bias, group).chunk(3, -1)\n"
@@ -107,11 +101,9 @@ MISTAKES["2.7"] = (
         {"core_attention(q": "core_attention(q * (q.shape[-1] * dist.get_world_size(group) / x.shape[-1]) ** 0.5"}),
     Mistake("this rank's part is split into one head, but it holds a/t", "split_heads(y, num_attention_heads // t)",
         {"num_attention_heads // dist.get_world_size(group)": "1"}),
-    Mistake("this rank's part is split into a heads, but it holds a/t",
-        "divide num_attention_heads by the number of ranks",
+    Mistake("this rank's part is split into a heads, but it holds a/t", "divide a by the number of ranks",
         {"num_attention_heads // dist.get_world_size(group)": "num_attention_heads"}),
-    Mistake("the rows of Q, K and V are read head by head, as Megatron-LM stores them; here all of Q come first",
-        "use split_heads",
+    Mistake("rows of Q, K and V are read head by head, as in Megatron-LM; here all of Q come first", "use split_heads",
         {", heads_here": ".unflatten(-1, (heads_here, 3, -1)).transpose(-2, -3).flatten(-3), heads_here"}),
     Mistake("a reshape does not put the sequence first again, so heads and tokens are mixed", "use merge_heads",
         {"merge_heads(core_attention(q, k, v), x.shape[1]":
@@ -120,15 +112,12 @@ MISTAKES["2.7"] = (
         {", x.shape[1])": ", heads_here)"}, {", x.shape[1])": ", x.shape[0])"}),
     Mistake("x is added to the result", "return attention's result without x, which the layer adds later",
         {"row_parallel_linear(context": "x + row_parallel_linear(context"}),
-    Mistake("a bias is missing",
-        "qkv_bias belongs before the core attention, projection_bias after the sum over the ranks",
+    Mistake("a bias is missing", "qkv_bias belongs before the core attention, projection_bias after the sum",
         {"x, qkv_weight, qkv_bias,": "x, qkv_weight, 0 * qkv_bias,"},
         {"context, projection_weight, projection_bias,": "context, projection_weight, 0 * projection_bias,"}),
-    Mistake("row_parallel_linear is called where column_parallel_linear belongs",
-        "Q, K and V shard their output features",
+    Mistake("row_parallel_linear is called where column_parallel_linear belongs", "Q, K, V shard their outputs",
         {"split_heads(column_parallel_linear(": "split_heads(row_parallel_linear("}),
-    Mistake("column_parallel_linear is called where row_parallel_linear belongs",
-        "the projection shards its input features",
+    Mistake("column_parallel_linear is called where row_parallel_linear belongs", "it shards its input features",
         {"return row_parallel_linear(context": "return column_parallel_linear(context"}),
 )
 MISTAKES["2.8"] = (
@@ -147,8 +136,7 @@ MISTAKES["2.8"] = (
         *_both({"        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n": ""})),
     Mistake("only this rank's logits are normalised", "the sum of the exponentials must run over all ranks",
         {"return sums[0].log() + largest": "return logits.logsumexp(-1)"}),
-    Mistake("the largest logit is subtracted and not added back",
-        "subtract it from the target's logit too, or add it to the logarithm",
+    Mistake("the largest logit is subtracted and not added back", "add it to the logarithm",
         {"sums[0].log() + largest": "sums[0].log()"}),
     Mistake("the ranks' logarithms are added up", "add the sums of the exponentials, and take one logarithm",
         {"exponentials.sum": "logits.logsumexp", ".log() + largest": ""}),

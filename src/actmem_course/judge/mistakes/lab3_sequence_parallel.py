@@ -1,6 +1,6 @@
 """Mistakes of lab 3 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake
+from actmem_course.judge.mistake import Mistake, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -8,8 +8,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 MISTAKES["3.3"] = (
     Mistake("bias is multiplied by t", "nothing is summed after it, so add it once",
         {"g(x, group), weight, bias": "g(x, group), weight, dist.get_world_size(group) * bias"}),
-    Mistake("the result has this rank's tokens only, not all s",
-        "call g on x first, so that this rank's weight meets all tokens",
+    Mistake("the result has this rank's tokens only, not all s", "call g on x first: the weight must meet all tokens",
         {"return F.linear(g(x, group), weight, bias)": "return F.linear(x, weight, bias)"}),
     Mistake("bias is missing", "it belongs after the linear, once",
         {"g(x, group), weight, bias": "g(x, group), weight"}),
@@ -46,13 +45,12 @@ MISTAKES["3.4"] = (
     Mistake("up_bias comes after the gelu", "it belongs right after the matmul",
         {"w.up_bias, group))": "0 * w.up_bias, group)) + w.up_bias"}),
     Mistake("a bias is missing",
-        "qkv_bias and up_bias belong right after the matmul, the others after the sum over the ranks",
+        "qkv_bias and up_bias belong after the matmul, the others after the sum over the ranks",
         {"w.qkv_bias": "0 * w.qkv_bias"}, {"w.up_bias": "0 * w.up_bias"}, {" + w.projection_bias": ""},
         {" + w.down_bias": ""}, {" + w.projection_bias": "", " + w.down_bias": ""}),
     Mistake("a bias is used on rank 0 only, so the copies on the other ranks drift apart",
         "add it on every rank, after the sum over the ranks",
-        {"w.projection_weight), group) + w.projection_bias":
-            "w.projection_weight, w.projection_bias if dist.get_rank(group) == 0 else None), group)"}),
+        {"), group) + w.projection_bias": ", w.projection_bias if dist.get_rank(group) == 0 else None), group)"}),
     Mistake("a bias comes before g_bar", "add it after the sum over the ranks, once: before the sum it counts t times",
         {"), group) + w.projection_bias": ", w.projection_bias), group)"},
         {"w.down_weight), group) + w.down_bias": "w.down_weight, w.down_bias), group)"}),
@@ -64,7 +62,7 @@ MISTAKES["3.4"] = (
         {"norm1_weight, w.norm1_bias": "norm0_weight, w.norm0_bias", "norm2": "norm1", "norm0": "norm2"}),
     Mistake("one norm's weight and bias are used for both norms", "each norm has its own", {"norm2": "norm1"},
         {"norm1_": "norm2_"}),
-    Mistake("the addition of x is missing", "it belongs at each block's end, once",
+    Mistake("the addition of x is missing", "add it once",
         {"    x = x + dropouts.block(y)": "    x = dropouts.block(y)"},
         {"return x + dropouts.block(y)": "return dropouts.block(y)"}),
     Mistake("the MLP's result is added to the layer's input", "add it to x after attention's result is added",
@@ -90,18 +88,16 @@ MISTAKES["3.4"] = (
         {"dropouts.core": "dropouts.kore", "dropouts.block": "dropouts.core", "dropouts.kore": "dropouts.block"}),
     Mistake("dropouts.core is not used", "it is core_attention's fourth argument", {", dropouts.core)": ")"},
         {", dropouts.core)": ")", "x + dropouts.block(y)": "x + y"}),
-    Mistake("a rank's part is split into a heads; it holds a/t", "divide num_attention_heads by the number of ranks",
+    Mistake("a rank's part is split into a heads; it holds a/t", "divide a by the number of ranks",
         {"w.num_attention_heads // dist.get_world_size(group)": "w.num_attention_heads"}),
-    Mistake("Q, K and V are taken in another order",
-        "split_heads gives Q, K, V, and core_attention takes them in this order",
-        {"split_heads(y, heads_here)": "[split_heads(y, heads_here)[i] for i in (1, 0, 2)]"},
-        {"split_heads(y, heads_here)": "[split_heads(y, heads_here)[i] for i in (0, 2, 1)]"},
-        {"split_heads(y, heads_here)": "[split_heads(y, heads_here)[i] for i in (2, 1, 0)]"}),
+    Mistake("Q, K and V are taken in another order", "split_heads gives Q, K, V, as core_attention takes them",
+        *ways("split_heads(y, heads_here)", "[split_heads(y, heads_here)[i] for i in (1, 0, 2)]",
+            "[split_heads(y, heads_here)[i] for i in (0, 2, 1)]",
+            "[split_heads(y, heads_here)[i] for i in (2, 1, 0)]")),
     Mistake("there is no causal mask, so a token attends to later ones", "use core_attention",
         {"core_attention(*split_heads(y, heads_here), dropouts.core":
             "dropouts.core(F.scaled_dot_product_attention(*split_heads(y, heads_here))"}),
-    Mistake("a block's result is sharded without a sum over the ranks",
-        "call g_bar, whose forward must reduce-scatter once, with SUM",
+    Mistake("a block's result is sharded without a sum over the ranks", "call g_bar, which reduce-scatters with SUM",
         {"g_bar(": "(lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])(",
          "def (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])": "def g_bar"}),
 )
@@ -109,8 +105,7 @@ MISTAKES["3.5"] = (
     Mistake("the gradient is summed over the ranks before it is multiplied by weight, but each rank has its own "
         "weight", "multiply first, then reduce-scatter",
         {"_scattered(grad @ weight, ctx.group)": "_scattered(grad, ctx.group) @ weight"}),
-    Mistake("every rank uses rank 0's gradient",
-        "gather nothing, because a rank has the gradients of its features for all tokens already",
+    Mistake("every rank uses rank 0's gradient", "gather nothing: a rank has the gradients of its features already",
         {"grad @ weight": "_gathered(grad, ctx.group)[: len(grad)] @ weight"}),
     Mistake("the gradient of weight comes from this rank's tokens only, and the weight meets all tokens, so x must "
         "be gathered again", "",
@@ -118,24 +113,21 @@ MISTAKES["3.5"] = (
             "chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].flatten(0, 1).t() @ x"}),
     Mistake("the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens", "",
         {"sum((0, 1)": "chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)"}),
-    Mistake("the gradient of x is sharded without a sum over the ranks",
-        "g's backward must reduce-scatter once, with SUM",
+    Mistake("the gradient of x is sharded without a sum over ranks", "g's backward must reduce-scatter once, with SUM",
         {"_scattered(grad @ weight, ctx.group)":
             "(grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)]"}),
     Mistake("the gradient of x is a mean over the ranks, not a sum", "reduce-scatter once, with SUM",
         {"weight, ctx": "weight, ctx.group) / dist.get_world_size(ctx"}),
     Mistake("the gradient of weight is computed from this rank's own part of x, t times",
-        "it should be computed from the ranks' parts joined along dimension 0",
+        "join the ranks' parts along dimension 0",
         {"full = _gathered(x, ctx.group)\n": "full = torch.cat([x] * dist.get_world_size(ctx.group))\n"}),
     Mistake("bias is missing", "it belongs after the linear, once",
         {"F.linear(_gathered(x, group), weight, bias)": "F.linear(_gathered(x, group), weight)"}),
 )
 MISTAKES["3.6"] = (
-    Mistake("projection_bias and down_bias are left out",
-        "they are replicated, and each rank's copy saw only s/t tokens: sum their gradients over the ranks",
+    Mistake("projection_bias and down_bias are left out", "each rank's copy saw s/t tokens: sum their gradients, too",
         {'"projection_bias", "norm2_weight", "norm2_bias", "down_bias")': '"norm2_weight", "norm2_bias")'}),
-    Mistake("no .grad has changed",
-        "an all-reduce works in place, so give it the .grad itself, or copy the result back",
+    Mistake("no .grad has changed", "an all-reduce works in place: give it the .grad itself, or copy the result back",
         {".grad, group=group)": ".grad.clone(), group=group)"}),
 )
 # fmt: on

@@ -1,30 +1,27 @@
 """Mistakes of lab 4 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
 # fmt: off
 MISTAKES["4.1"] = (
     Mistake("the parameters that function uses get no gradient",
-        "torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all",
+        "use torch.autograd.backward, which reaches all",
         {"torch.autograd.backward(y, grad)\n        return None, *(x.grad":
             "wanted = [x for x in inputs if x.requires_grad]\n"
             "        found = iter(torch.autograd.grad(y, wanted, grad))\n"
             "        return None, *(next(found) if x.requires_grad else None"}),
     Mistake("the incoming gradient is left out", "start from it: torch.autograd.backward(y, grad)",
-        {"torch.autograd.backward(y, grad)\n        return None, *(x.grad for":
-            "torch.autograd.backward(y, torch.ones_like(y))\n        return None, *(x.grad for"}),
+        {".autograd.backward(y, grad)\n        return": ".autograd.backward(y, torch.ones_like(y))\n        return"}),
 )
 MISTAKES["4.2"] = (
     Mistake("after backward the generator is where the second run left it, so later dropouts repeat numbers",
         "restore the state from before the second run", {"_restore(before)\n        torch.autograd": "torch.autograd"}),
 )
 MISTAKES["4.3"] = (
-    Mistake("checkpoint takes tensors only, and dropout is not one",
-        "close over it, lambda q, k, v: core_attention(q, k, v, dropout)",
-        {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)":
-            "checkpoint(core_attention, q, k, v, dropout)"}),
+    Mistake("checkpoint takes tensors only, and dropout is not one", "close over dropout in a lambda q, k, v",
+        {"(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)": "(core_attention, q, k, v, dropout)"}),
     *replacing("layer(x, w, dropouts, core)",
         ("only the layer's input is saved, which is full recomputation",
             "selective recomputes the core attention alone, and saves 34sbh",
@@ -34,11 +31,10 @@ MISTAKES["4.3"] = (
         ("the layer runs without dropout", "pass dropouts on to layer", "layer(x, w, Dropouts(0.0), core)"),
         ("dropout runs at a rate of its own, 0.1", "pass the dropouts that you are given on to layer",
             "layer(x, w, Dropouts(0.1), core)")),
-    Mistake("the core attention runs without its dropout",
-        "layer calls core(q, k, v, dropout), so pass dropout on to core_attention",
+    Mistake("the core attention runs without its dropout", "layer hands core a dropout: pass it on to core_attention",
         {"core_attention(q, k, v, dropout), q, k, v)": "core_attention(q, k, v), q, k, v)"}),
     Mistake("dropouts.block is used for the attention weights",
-        "layer gives core the dropout to use, its fourth argument",
+        "layer gives core the dropout to use, as fourth argument",
         {"core_attention(q, k, v, dropout), q, k, v)": "core_attention(q, k, v, dropouts.block), q, k, v)"}),
     Mistake("the core attention's result is dropped, not its weights", "pass dropout on to core_attention",
         {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v":
@@ -47,25 +43,20 @@ MISTAKES["4.3"] = (
     Mistake("dropout comes twice", "core_attention applies it to the weights, so apply it to nothing else",
         {"checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v":
             "dropout(checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)"}),
-    Mistake("no gradient reaches the QKV projection",
-        "is q detached before checkpoint, or its result after? checkpoint detaches what the second run starts from",
+    Mistake("no gradient reaches the QKV projection", "detach nothing before checkpoint or after: it does so itself",
         {", q, k, v)": ", *(z.detach().requires_grad_() for z in (q, k, v)))"}),
     Mistake("q, k or v is detached before checkpoint",
-        "hand it over as it is: checkpoint detaches what the second run starts from",
-        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q.detach(), k, v)"},
-        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k.detach(), v)"},
-        {"(q, k, v, dropout), q, k, v)": "(q, k, v, dropout), q, k, v.detach())"}),
+        "hand it over as it is: checkpoint detaches by itself",
+        *ways(", k, v)", ".detach(), k, v)", ", k.detach(), v)", ", k, v.detach())")),
 )
 MISTAKES["4.4"] = (
-    Mistake("checkpoint takes tensors only, and w and dropouts are not",
-        "close over them, lambda y: layer(y, w, dropouts)",
+    Mistake("checkpoint takes tensors only, and w and dropouts are not", "close over them in a lambda y",
         {"checkpoint(lambda y: layer(y, w, dropouts), x)": "checkpoint(layer, x, w, dropouts)"}),
     Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",
         {"checkpoint(lambda y": "x + checkpoint(lambda y"}),
     Mistake("the layer runs twice, the second time on its own result", "run it once",
         {"layer(y, w, dropouts)": "layer(layer(y, w, dropouts), w, dropouts)"}),
-    Mistake("the core attention runs without its dropout",
-        "layer calls core(q, k, v, dropout), so pass dropout on to core_attention",
+    Mistake("the core attention runs without its dropout", "layer hands core a dropout: pass it on to core_attention",
         {"y, w, dropouts": "y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)"}),
     Mistake("the layer runs without dropout", "pass dropouts on to layer",
         {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.0))"}),
@@ -73,8 +64,7 @@ MISTAKES["4.4"] = (
         {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.1))"}),
 )
 MISTAKES["4.5"] = (
-    Mistake("the second run's tensors are handed out from the last to the first",
-        "the n-th that it saves is the n-th that the first run saved",
+    Mistake("the second run's tensors are handed out from the last to the first", "its n-th is the first run's n-th",
         {"self.found.pop(index)": "self.found.pop(self.count - 1 - index)"}),
     Mistake("after backward the generator is where the second run left it",
         "restore the state from before in finally, because the exception that ends the run skips what follows",

@@ -1,6 +1,6 @@
 """Mistakes of lab 6 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -10,17 +10,15 @@ MISTAKES["6.2"] = (
         {"p=dropout": "p=1.0 - dropout"}),
 )
 MISTAKES["6.3"] = (
-    Mistake("only this rank's parameters are counted",
-        "the squares of those that are sharded must be summed over the ranks",
+    Mistake("only this rank's parameters are counted", "sum the squares of those that are sharded over the ranks",
         {"dist.all_reduce(cut, group=model.tp.group)": "pass"}),
     Mistake("parameters that are replicated are counted t times",
-        "sum the squares of the sharded ones over the ranks, and add the others once",
+        "sum the squares of the sharded ones over the ranks, add the others once",
         {'hasattr(parameter, "partition_dim")': "True"}),
     Mistake("norms are added up", "add squares, and take the root of the sum",
         {"parameter.grad.double().square().sum()": "parameter.grad.double().norm()"},
         {"square().sum": "norm", "math.sqrt(": "float("}),
-    Mistake("replicated and sharded parameters are told apart wrongly",
-        "whatever has a partition_dim, 0 too, is sharded: hasattr",
+    Mistake("replicated and sharded parameters are told apart wrongly", "what has a partition_dim, even 0, is sharded",
         {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None)'},
         {'hasattr(parameter, "partition_dim")': "parameter.dim() > 1"},
         {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) != 0'},
@@ -32,8 +30,7 @@ MISTAKES["6.3"] = (
         ("the root is missing", "this is the sum of the squares", "return float(cut + whole)"),
         ("parameters that are replicated are left out", "", "return math.sqrt(cut)"),
         ("the squares are averaged over the ranks, not summed", "", "return math.sqrt(cut / model.tp.size + whole)")),
-    Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks",
-        "run no collective in that case",
+    Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks", "run no collective there",
         {"if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group": "dist.all_reduce(cut"}),
     Mistake("the norm is right on rank 0 only", "every rank needs it, so all-reduce",
         {"dist.all_reduce(cut,": "dist.reduce(cut, dist.get_global_rank(model.tp.group, 0),"}),
@@ -70,17 +67,15 @@ MISTAKES["6.4"] = (
     Mistake("steps are too short", "the losses are divided by the number of microbatches twice",
         {"loss.backward()": "(loss / len(microbatches)).backward()"}),
     Mistake("only the last microbatch counts", "call zero_grad once, before the first, so that gradients add up",
-        {"        loss.backward()": "        optimizer.zero_grad(); loss.backward()"},
-        {"        loss.backward()": "        optimizer.zero_grad(); (loss * len(microbatches)).backward()"}),
+        *ways("  loss.", "  optimizer.zero_grad(); loss.", "  optimizer.zero_grad(); (loss * len(microbatches)).")),
     Mistake("only the last microbatch counts", "", {"in microbatches:": "in microbatches[-1:]:"}),
     Mistake("only the first microbatch counts", "", {"in microbatches:": "in microbatches[:1]:"}),
     Mistake("reduce_partial_gradients runs after each backward, so that sums are summed again. Call it once",
         "after the last backward, before gradient_norm",
         {"        loss.backward()": "        loss.backward(); reduce_partial_gradients(model, model.tp)"}),
-    Mistake("the partial gradients are averaged over the ranks",
-        "each rank's part comes from other tokens, so add the parts up, and do not divide by t",
-        {", model.tp)":
-            ", model.tp); [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "
+    Mistake("the partial gradients are averaged over the ranks", "each has other tokens, so add them up",
+        {"model.tp)":
+            "model.tp); [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "
             '"partial_gradient", False)]'}),
     Mistake("gradients of sharded parameters are summed over the ranks, but each rank has its own part, with its "
         "whole gradient", "call reduce_partial_gradients instead (this is not a data-parallel group)",
@@ -113,7 +108,6 @@ MISTAKES["6.4"] = (
     Mistake("the result is the first microbatch's loss", "return the mean of all",
         {"total += loss.item()": "total = total or loss.item() * len(microbatches)"}),
     Mistake("optimizer.zero_grad() comes after the backwards", "it belongs before the first backward",
-        {"    reduce_partial_gradients(model, model.tp)":
-            "    optimizer.zero_grad()\n    reduce_partial_gradients(model, model.tp)"}),
+        {"    reduce_partial_gradients(model, ": "    optimizer.zero_grad()\n    reduce_partial_gradients(model, "}),
 )
 # fmt: on

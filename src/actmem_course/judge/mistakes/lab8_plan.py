@@ -1,6 +1,6 @@
 """Mistakes of lab 8 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -17,8 +17,7 @@ MISTAKES["8.1"] = (
 MISTAKES["8.2"] = (
     Mistake("only powers of two are tried", "try every b that divides sequences",
         {"if sequences % b:": "if sequences % b or b & (b - 1):"}),
-    Mistake("not even a microbatch of one sequence fits, so the result must be 0", "", {"fitting = 0": "fitting = -1"},
-        {"fitting = 0": "fitting = 1"}),
+    Mistake("not even a microbatch of one sequence fits, so the result must be 0", "", *ways(" = 0", " = -1", " = 1")),
     Mistake("fixed_bytes are counted for each microbatch in flight", "count them once",
         {"fixed_bytes + in_flight * b * bytes_per_sequence": "in_flight * (fixed_bytes + b * bytes_per_sequence)"}),
     Mistake("fixed_bytes are left out", "they take memory as well", {"fixed_bytes + in_flight": "in_flight"}),

@@ -1,6 +1,6 @@
 """Mistakes of lab 9 that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.mistake import Mistake, replacing, ways
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
@@ -11,8 +11,7 @@ MISTAKES["9.1"] = (
         {"slope.new_full((*targets.shape, 1), -1))": "slope.new_full((*targets.shape, 1), 0))"}),
     Mistake("the gradient adds 1 at the target", "subtract it",
         {"slope.new_full((*targets.shape, 1), -1))": "slope.new_full((*targets.shape, 1), 1))"}),
-    Mistake("the gradient of logits is that of the target's logit alone",
-        "none comes through the sum of the exponentials",
+    Mistake("the gradient of logits is that of the target's logit alone", "none comes through the exponentials",
         {"(wide(logits) - normaliser.unsqueeze(-1)).exp(": "torch.zeros_like(wide(logits)"}),
     Mistake("the gradient of logits ignores the incoming gradient", "multiply by it",
         {"(slope * grad.unsqueeze(-1)).to(logits.dtype), None": "slope.to(logits.dtype), None"}),
@@ -25,8 +24,7 @@ MISTAKES["9.1"] = (
         {"unsqueeze(-1)).to(logits": "t().reshape(grad.shape).unsqueeze(-1)).to(logits"}),
 )
 MISTAKES["9.2"] = (
-    Mistake("forward goes chunk by chunk, and autograd saves every chunk's logits",
-        "recompute them in backward, in a torch.autograd.Function",
+    Mistake("forward goes chunk by chunk, and autograd saves every chunk's logits", "recompute them in backward",
         {"return _LinearCrossEntropy.apply(x, weight, targets, chunk":
             "parts = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))\n"
             "    return torch.cat([cross_entropy(F.linear(rows, weight), ids) for rows, ids in "
@@ -40,7 +38,7 @@ MISTAKES["9.2"] = (
         {"slope.t() @ rows\n        return": "(slope / upstream.unsqueeze(-1)).t() @ rows\n        return"},
         {"@ weight)\n            grad_weight += slope.t() @ rows\n        return":
             "/ upstream.unsqueeze(-1) @ weight)\n            grad_weight += slope.t() @ rows\n        return"}),
-    Mistake("the gradients are those of the target's logit alone", "none comes through the sum of the exponentials",
+    Mistake("the gradients are those of the target's logit alone", "none comes through the exponentials",
         {"[torch.arange": ".zero_()[torch.arange"}),
     Mistake("tokens don't have their own incoming gradients", "multiply each token's by its own, in backward",
         {"slope.t() @ rows\n        return":
@@ -111,8 +109,7 @@ MISTAKES["9.4"] = (
         {"torch.cat(chosen).view(tokens.shape), entropy.clone(":
             "entropy.clone().view(tokens.shape), torch.cat(chosen"}),
     Mistake("the gradient of the entropy lacks what comes through the other probabilities",
-        "a logit moves all of them, so it is −p (log p + H)", {"up_entropy * (log_p + h)": "up_entropy * log_p"},
-        {"up_entropy * (log_p + h)": "up_entropy * (log_p + 1)"}),
+        "a logit moves all of them, so it is −p (log p + H)", *ways("(log_p + h)", "log_p", "(log_p + 1)")),
     Mistake("the gradient of the entropy has a wrong sign", "it is −p (log p + H)",
         {"(up_chosen + up_entropy * (log_p + h))": "(up_chosen - up_entropy * (log_p + h))"},
         {"up_entropy * (log_p + h)": "up_entropy * (log_p - h)"}),
@@ -134,7 +131,7 @@ MISTAKES["9.4"] = (
 )
 MISTAKES["9.5"] = (
     Mistake("if a word occurs several times, only one of its gradients arrives",
-        "main_grad[ids] += … writes each row once. Use index_add_",
+        "+= writes each row once: use index_add_",
         {".index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)": "[ids.flatten()] += wide(grad).flatten(0, 1"}),
     Mistake("main_grad is overwritten, and earlier microbatches have left their gradients there", "add to it",
         {"index_add_": "index_copy_"}, {".index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)": "[ids] = wide(grad"},
@@ -153,8 +150,7 @@ MISTAKES["9.5"] = (
     Mistake("ids and gradients are flattened in different orders", "id k belongs to row k",
         {"flatten(0, 1))": "transpose(0, 1).flatten(0, 1))"}),
     Mistake("each gradient is added twice", "",
-        {"flatten(0, 1))":
-            "flatten(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))"}),
+        {"(0, 1))": "(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))"}),
     Mistake("word 0 gets no gradient, as if it were padding", "here it is a word like the others",
         {"wide(grad)": "(wide(grad) * (ids != 0).unsqueeze(-1))"}),
     Mistake("only the last sequence's gradients arrive", "flatten ids and gradients",

@@ -1,0 +1,74 @@
+"""What of a plan the frameworks whose settings are printed can't run: one reason each, or none."""
+
+from __future__ import annotations
+
+from actmem.config import Parallel
+from actmem_more.llama_shape import LlamaShape
+from actmem_tools.plan.planned_models import PlannedModel
+from actmem_tools.tape.extrapolate_blocks import OFFLOAD
+
+#: Models of torchtitan 0.2.2, by how names begin.
+TITAN_FAMILIES = ("llama3", "qwen3")
+
+
+def _common_lack(layout: Parallel, recompute: str) -> str:
+    if recompute == OFFLOAD:
+        return "it has no setting that moves layers' inputs to the host"
+    if recompute == "elementwise":
+        return "it has no setting that recomputes exactly what elementwise does"
+    return ""
+
+
+def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
+    """Why Megatron-LM can't run this; empty if it can."""
+    if model.routing and layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
+        return "it has no tensor parallelism with experts unless the sequence is cut too"
+    return _common_lack(layout, recompute)
+
+
+def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
+    """Why torchtitan can't run this; empty if it can.
+
+    Its bill is FSDP2's: without that it trains in float32, or under autocast with float32 weights.
+    """
+    if model.name.partition("-")[0] not in TITAN_FAMILIES:
+        return f"it has no {model.name}"
+    if not model.optimizer.is_default:
+        return f"it has no {model.optimizer.name}, only Adam and AdamW"
+    if layout.zero_stage < 2:
+        return "it shares states by FSDP2 only, which is ZeRO-2 or 3"
+    if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
+        return "its tensor parallelism is always sequence-parallel"
+    shares = layout.tensor_parallel_size * layout.context_parallel_size
+    if model.routing and layout.expert_ranks > 1 and layout.expert_ranks % shares:
+        return f"its expert_parallel_degree must be a multiple of tensor · context ranks, {shares}"
+    if recompute == "selective":
+        return "its selective mode keeps other tensors"
+    return _common_lack(layout, recompute)
+
+
+def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
+    """Why transformers' Trainer, with accelerate, can't run this; empty if it can."""
+    t, c = layout.tensor_parallel_size, layout.context_parallel_size
+    if not isinstance(model.shape, LlamaShape):
+        return f"it has no {model.name}, whose layer is the paper's"
+    if layout.pipeline_parallel_size > 1:
+        return "its Trainer has no pipeline parallelism"
+    if layout.expert_ranks > 1 and model.routing:
+        return "it shares experts among ranks only if the model's plan says so"
+    if layout.sequence_parallel:
+        return "its tensor parallelism cuts the sequence only if the model's plan says so"
+    if max(t, c) > 1 and layout.zero_stage != 3:
+        return "its tensor and context parallelism go with FSDP only"
+    if recompute not in ("none", "full"):
+        return _common_lack(layout, recompute) or f"it has no {recompute} recomputation: all layers or none"
+    return ""
+
+
+#: By the framework's name.
+LACKS = {"Megatron-LM": megatron_lack, "torchtitan": torchtitan_lack, "Hugging Face": hugging_face_lack}
+
+
+def some_framework_runs(model: PlannedModel, layout: Parallel, recompute: str) -> bool:
+    """Whether settings can be printed that run this."""
+    return any(not lack(model, layout, recompute) for lack in LACKS.values())

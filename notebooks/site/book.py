@@ -135,6 +135,8 @@ def page(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
+            # Browsers break lines between a formula and the comma after it.
+            cell.source = re.sub(r"\$([^$\n]+)\$([,.;])", r"$\1\2$", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), fold(cell, is_first=cell is code[0])]

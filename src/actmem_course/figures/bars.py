@@ -153,7 +153,8 @@ def _part(
 ) -> dict:
     """One part of all bars."""
     pointed_at = [
-        "<br>".join(filter(None, (says.get(name) or counts.full(value or 0), about.get(name))))
+        f"{name if name == part else f'{name}, {part}'}:<br>"
+        + "<br>".join(filter(None, (says.get(name) or counts.full(value or 0), about.get(name))))
         for name, value in values.items()
     ]
     return bars(
@@ -161,7 +162,7 @@ def _part(
         map(lines.get, values),
         [value if value is None else value / counts.step for value in values.values()],
         fill,
-        f"%{{y}}, {part}:<br>%{{customdata}}",
+        "%{customdata}",
         customdata=pointed_at,
     )
 

@@ -109,16 +109,16 @@ def test_freeing_outputs_frees_all_but_the_one_on_its_way(pools, cut):
     output = 2 * 8 * 2 * 24 // t
     kept, freed = pools[4].run(watched, cut, False), pools[4].run(watched, cut, True)
     for rank, ((samples, _), (samples_freed, _)) in enumerate(zip(kept, freed)):
-        assert [s.kept_bytes for s in samples] == [s.kept_bytes for s in samples_freed]
+        assert [s["kept_bytes"] for s in samples] == [s["kept_bytes"] for s in samples_freed]
         if rank // t < p - 1:  # the last stage's output goes to the loss and nowhere else
             if FREES_SENT_OUTPUTS:
-                assert max(s.output_bytes for s in samples) <= 2 * output
+                assert max(s["output_bytes"] for s in samples) <= 2 * output
             else:
                 # One for each microbatch in flight; torch's list of warm-up sends may hold one more.
-                beyond = {s.output_bytes - output * s.in_flight for s in samples if s.kind == "F"}
+                beyond = {s["output_bytes"] - output * s["in_flight"] for s in samples if s["kind"] == "F"}
                 assert 0 in beyond and beyond <= {0, output}
-            assert max(s.output_bytes for s in samples_freed) <= 2 * output
-            assert all(s.output_bytes == 0 for s in samples_freed if s.kind == "B")
+            assert max(s["output_bytes"] for s in samples_freed) <= 2 * output
+            assert all(s["output_bytes"] == 0 for s in samples_freed if s["kind"] == "B")
 
 
 def test_interleaved_holds_every_output_until_the_step_ends_or_torch_frees_them(pools):
@@ -126,14 +126,14 @@ def test_interleaved_holds_every_output_until_the_step_ends_or_torch_frees_them(
     output = 2 * 8 * 2 * 24 // t
     for rank, (samples, _) in enumerate(pools[4].run(watched, cut, False)):
         sent = chunks - (rank == p - 1)  # the very last stage sends nothing
-        assert samples[-1].in_flight == 0
+        assert samples[-1]["in_flight"] == 0
         if WAITS_FOR_EACH_SEND:  # and holds the logits, which it will join
             logits = 2 * 8 * 2 * 20 * microbatches if rank == p - 1 else 0
-            assert samples[-1].output_bytes - logits in (0, output)
+            assert samples[-1]["output_bytes"] - logits in (0, output)
         elif FREES_SENT_OUTPUTS:
-            assert samples[-1].output_bytes <= output  # the last one, if it is still on its way
+            assert samples[-1]["output_bytes"] <= output  # the last one, if it is still on its way
         else:
-            assert samples[-1].output_bytes == sent * microbatches * output
+            assert samples[-1]["output_bytes"] == sent * microbatches * output
     with pytest.raises(RankFailed, match="free_outputs"):
         pools[4].run(watched, cut, True)
 
@@ -181,7 +181,7 @@ def test_the_runtime_runs_the_schedule_that_is_drawn_and_holds_the_formulas_byte
         predicted = stage_rows(*place, microbatches_per_round=per_round)
         comparison = compare(predicted, [row for row in rows if not row.extra])
         assert comparison.exact, f"rank {rank}: {comparison.describe()}"
-        assert max(s.in_flight for s in samples) == in_flight(parallel, rank // t, microbatches, per_round)
+        assert max(s["in_flight"] for s in samples) == in_flight(parallel, rank // t, microbatches, per_round)
         ours = [(a.kind, a.chunk * p + a.rank, a.microbatch) for a in orders[rank // t]]
-        assert [(s.kind, s.stage, s.microbatch) for s in samples] == ours
-        assert [s.in_flight for s in samples] == held(orders[rank // t])
+        assert [(s["kind"], s["stage"], s["microbatch"]) for s in samples] == ours
+        assert [s["in_flight"] for s in samples] == held(orders[rank // t])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from actmem.recompute import checkpoint as checkpoint
     from actmem.rows import compare as compare
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 #: The module in which each name is.
 _HOMES = {

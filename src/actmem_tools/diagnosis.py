@@ -1,4 +1,4 @@
-"""What a ledger's rows tell: known wastes, why each row is kept, and what came and went between two records.
+"""What a ledger's rows tell: known wastes, and what came and went between two records.
 
 A rule looks at what made a tensor and what reads it, as ``ledger.provenance`` followed them, never at a shape alone: a
 square picture is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -216,7 +215,7 @@ def seen_text(predicted: Rows, seen: Rows, name: str) -> str:
 
 
 def diff_text(before: Rows, after: Rows) -> str:
-    """What went, came and stayed, each with its bytes; of what stayed, why it is still there, tensor by tensor.
+    """What went, came and stayed, each with its bytes.
 
     Rows are equal in module, operation, argument, shape, dtype, bytes and kind.  A tensor that another operation saves
     now (first a layer norm, then a checkpoint) went and came.
@@ -224,79 +223,10 @@ def diff_text(before: Rows, after: Rows) -> str:
     sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
     went, came = _without(before, after), _without(after, before)
-    for name, rows in (("went", went), ("came", came)):
+    for name, rows in (("went", went), ("came", came), ("stayed", _without(before, went))):
         parts.append(_head(name, rows) + (f"\n{rows_text(rows, len(rows))}" if rows else ""))
-    stayed = _without(before, went)
-    parts.append(_head("stayed", stayed) + _in_inputs(stayed))
-    if stayed:
-        on = "recomputation is on, and these are still there because" if runs_again(after) else "still there because"
-        parts[-1] += f": {on}"
-    by_reason: dict[str, Rows] = {}
-    for row in stayed:
-        by_reason.setdefault(reason_of(row), []).append(row)
-    for reason, rows in sorted(by_reason.items(), key=lambda item: -_size(item[1])):
-        parts[-1] += f"\n… {reason}: {_size(rows):,} B\n{rows_text(rows, len(rows))}"
     return "\n\n".join(parts)
 
 
 def _head(name: str, rows: Rows) -> str:
     return f"{name}: {len(rows)} tensors, {_size(rows):,} B"
-
-
-def _in_inputs(rows: Rows) -> str:
-    """The bytes in the paper's unit, where an input ``[s, b, h]`` is among the rows: bytes for each of its elements."""
-    shape = next((row.shape for row in rows if row.kind == "input" and len(row.shape) == 3), None)
-    if shape is None or not prod(shape):
-        return ""
-    return f" = {_size(rows) / prod(shape):.4g} sbh"
-
-
-_MASK = "backward drops the same elements, by this mask"
-_SECOND_RUN = "a second run in backward starts from it"
-_FUSED = (
-    "scaled_dot_product_attention",
-    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),
-    "flash_attn_func",
-)
-_CHECKPOINTS = ("checkpoint", "CheckpointFunction")
-#: Operations by name, and why each keeps what it keeps.
-_REASONS = (
-    (("linear", "addmm", "_ColumnParallel", "conv1d", "conv2d"),
-     "the gradient of a weight is computed from the layer's input"),
-    (("layer_norm", "rms_norm", "group_norm", "batch_norm"),
-     "the gradient of a norm is computed from its input and its statistics"),
-    (("softmax", "log_softmax", "sigmoid", "tanh", "exp", "rsqrt", "sqrt"),
-     "this operation's gradient is computed from its own result"),
-    (("gelu", "silu", "relu", "leaky_relu", "pow", "square", "sin", "cos", "log"),
-     "this activation's gradient is computed from its input"),
-    (("dropout", "native_dropout"), _MASK),
-    (("embedding",), "the gradient of the table needs the ids"),
-    (("cross_entropy", "nll_loss", "cross_entropy_loss"),
-     "the loss's gradient is computed from the probabilities and the targets"),
-    ("bmm baddbmm matmul mm __matmul__ einsum mul __mul__ __rmul__ div __truediv__".split(),
-     "the gradient of each factor is computed from the other one"),
-    (_FUSED, "a fused kernel makes the scores again from Q, K and V, and keeps its output to do so"),
-    (_CHECKPOINTS, "a checkpoint runs its region again from its inputs"),
-)  # fmt: skip
-_OF_KIND = {
-    "generator state": "the second run draws the same dropout from it",
-    "cast weight": "backward reads the weight in the dtype in which the product ran",
-    "gathered weight": "the weight was gathered for forward and not freed after it",
-}
-
-
-def reason_of(row: SavedTensor) -> str:
-    """One clause on why ``row`` is kept for backward."""
-    if row.kind in _OF_KIND:
-        return _OF_KIND[row.kind]
-    if row.held_by:
-        return f"{row.held_by} holds it, whatever autograd does"
-    if row.op == "_Keep":
-        is_mask = "bool" in str(row.dtype) and row.kind == "activation"
-        return _MASK if is_mask else _SECOND_RUN
-    return next((reason for names, reason in _REASONS if row.op in names), f"{row.op or 'an operation'} saves it")
-
-
-def runs_again(rows: Iterable[SavedTensor]) -> bool:
-    """True if one of ``rows`` is there for a second run: recomputation is on."""
-    return any(reason_of(row) in (_OF_KIND["generator state"], _SECOND_RUN, _REASONS[-1][1]) for row in rows)

@@ -12,8 +12,9 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,18 @@ def _take_rows_as_whole_sequences() -> None:
         return None if is_fake(position_ids) else original(position_ids)
 
     masks.find_packed_sequence_indices = run  # type: ignore[union-attr]
+
+
+def gradient_note(names: Iterable[str]) -> str:
+    """One line on trained weights that backward left without a gradient, by name, and the usual cause; "" of none."""
+    kinds = [*dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.)", r"\1*", name) for name in names)]
+    if not kinds:
+        return ""
+    shown = f"{', '.join(kinds[:3])}{' and others' if len(kinds) > 3 else ''}"
+    return (
+        f"No gradient reaches {shown}, which are to be trained: forward doesn't use them, or a reentrant checkpoint "
+        "whose inputs need no gradients cuts them off (use_reentrant=False, or model.enable_input_require_grads())."
+    )
 
 
 def run_forward(model: nn.Module, inputs: Any) -> Any:

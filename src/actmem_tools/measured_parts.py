@@ -1,6 +1,6 @@
-"""Measure a part of a model by itself: a layer between two others, or one pipeline rank with all in flight.
+"""Measure a part of a model by itself: one pipeline rank with all in flight.
 
-Random activations and gradients replace those that would arrive, so one emulated rank of many can be measured.
+Random activations replace those that would arrive, so one emulated rank of many can be measured.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT, ModelPart
@@ -17,28 +17,6 @@ from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge
-
-
-def run_between_others(layer: nn.Module, x: Tensor) -> None:
-    """One layer's forward and backward, as between two others.
-
-    The gradient of its output comes when backward begins, and goes when nothing reads it any more.
-    """
-    end = _NextLayer.apply(layer(x))
-    end.backward(end.detach())
-
-
-class _NextLayer(torch.autograd.Function):
-    """Holds nothing, and gives back a gradient."""
-
-    @staticmethod
-    def forward(ctx, y: Tensor) -> Tensor:
-        ctx.shape = y.shape
-        return y.new_empty(0)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return grad.new_empty(ctx.shape)
 
 
 def measure_stage(

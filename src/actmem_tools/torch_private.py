@@ -1,7 +1,6 @@
 """Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
 
 - ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
-- the group that a collective was given: what a tape notes
 - the history of the GPU's allocator
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,15 +47,3 @@ def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")
         yield
-
-
-def ranks_of(arguments: dict[str, Any]) -> int:
-    """The ranks of a collective's group, by the arguments of its operator; 0 if they don't tell."""
-    for value in arguments.values():
-        try:
-            if isinstance(value, torch.ScriptObject):
-                return torch.distributed.ProcessGroup.unbox(value).size()
-        except (RuntimeError, AttributeError):  # the operation that reduces is such an object too
-            continue
-    name: Any = arguments.get("group_name")
-    return torch.distributed.distributed_c10d._resolve_process_group(name).size() if name else 0

@@ -5,7 +5,7 @@ given to ``case`` is what must be counted, written as a sum of bytes; without on
 """
 
 import functools
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +73,6 @@ B = 4 * 8 * 4  # bytes of x()
 
 # What operations keep.
 run(B, lambda m, x: x.exp(), x, name="result_of_exp")
-run(B, lambda m, x: x.sin(), x, name="input_of_sin")
-run(0, lambda m, x: x + 1, x, name="nothing")
-run(2 * B, lambda m, x, y: x * y, x, lambda: x(seed=1), name="two_inputs")
 run(B, lambda m, x: x * x, x, name="one_tensor_twice")
 run(B, lambda m, x: torch.relu_(x * 2), x, name="in_place")
 run(B, lambda m, x: (x + 1)[:1].sin(), x, name="slice_keeps_all")
@@ -87,7 +84,6 @@ run(B // 2, lambda m, x: x.to(torch.bfloat16).sin(), x, name="cast_of_an_activat
 run(0, lambda m, x: x.exp().detach() + x, x, name="detached")
 run(0, lambda m, x: [x.exp().sum().item(), x + 1][1], x, name="freed_during_forward")
 run(0, lambda m, x: torch.zeros(0, 8).sin() + x.sum(), x, name="empty_tensors")
-run(4, lambda m, x: x.sum().sin(), x, name="a_scalar")
 
 
 # Arguments and results in every structure.
@@ -110,7 +106,6 @@ class Slotted:
 run(B, lambda m, x: Slotted(x.exp()), x, name="returns_slots")
 run(B, lambda m, x: deque([x.exp()]), x, name="returns_a_deque")
 run(B, lambda m, x: {"a": x.exp(), "b": [x + 1]}, x, name="returns_a_dict")
-run(B, lambda m, x: OrderedDict(logits=x.exp()), x, name="returns_a_model_output")
 run(B, lambda m, x: Output(x.exp(), (x + 1,)), x, name="returns_a_dataclass")
 run(B, lambda m, x: Anything(loss=x.exp(), cache=Anything(keys=[x + 1])), x, name="returns_an_object")
 run(0, lambda m, x: x, x, name="returns_its_input")
@@ -314,15 +309,6 @@ def _backward_inside(m, x):
 run(None, _backward_inside, x, name="backward_inside", **_INNER)
 
 
-def _no_grad(m, x):
-    with torch.no_grad():
-        y = m.inner(x)
-    return y + x
-
-
-run(0, _no_grad, x, name="no_grad_inside", **_INNER)
-
-
 # Weights, whatever way they are used.
 def _tied():
     first = nn.Linear(8, 8)
@@ -345,19 +331,6 @@ def _replaced_buffer(m, x):
 
 run(0, _replaced_buffer, x, b=lambda: nn.BatchNorm1d(8), name="a_buffer_that_forward_replaces")
 run(B, lambda m, x: m.l(x), x, l=lambda: nn.LazyLinear(8), name="lazy_weights")
-
-
-class LoRA(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Linear(8, 8).requires_grad_(False)
-        self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.b(self.a(x))
-
-
-run(B + 4 * 2 * 4, lambda m, x: m.inner(x), x, inner=LoRA, name="adapters")
 
 
 @case(2 * B)

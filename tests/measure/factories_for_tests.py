@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
@@ -83,6 +84,18 @@ def without_backward():
 
 def in_eval_mode():
     return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval(), (torch.ones(4, 8),)
+
+
+def half_trained():
+    """A reentrant checkpoint whose input needs no gradient, before a head that is trained; and a convolution."""
+    parts = {"blocks": nn.ModuleList(nn.Linear(8, 8) for _ in "12"), "head": nn.Conv1d(4, 4, 1)}
+
+    def run(m, x):
+        for block in m.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return m.head(x)
+
+    return Run(run, **parts), (torch.ones(4, 8),)
 
 
 def compiled():

@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actmem.parallel.groups import TensorParallel
 from actmem_more.chunked_loss import LinearCrossEntropy
+from actmem_tools.tape.extrapolate_blocks import adapter_code
+from tests.models_of_others import Of
 
 
 class OddMLP(nn.Module):
@@ -28,65 +30,40 @@ def odd_mlp(s, b, h, f):
     return OddMLP(h, f), (torch.randn(b, s, h),)
 
 
-class NextToken(nn.Module):
+def next_token(s, b, h, v):
     """Sizes with s − 1."""
 
-    def __init__(self, h, v):
-        super().__init__()
-        self.words, self.output = nn.Embedding(v, h), nn.Linear(h, v)
+    def run(m, ids):
+        logits = m["output"](m["words"](ids))
+        return {"loss": F.cross_entropy(logits[:, :-1].reshape(-1, v), ids[:, 1:].reshape(-1))}
 
-    def forward(self, ids):
-        logits = self.output(self.words(ids))
-        return {"loss": F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))}
-
-
-def next_token(s, b, h, v):
-    return NextToken(h, v), {"ids": torch.randint(0, v, (b, s))}
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, h, f):
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))
-
-    def forward(self, x):
-        return checkpoint(self.block, x, use_reentrant=False)
+    return Of(run, words=nn.Embedding(v, h), output=nn.Linear(h, v)), (torch.randint(0, v, (b, s)),)
 
 
 def checkpointed(s, b, h, f):
-    return Checkpointed(h, f), (torch.randn(b, s, h, requires_grad=True),)
-
-
-class Positive(nn.Module):
-    """What it keeps depends on values."""
-
-    def __init__(self, h):
-        super().__init__()
-        self.linear = nn.Linear(h, h)
-
-    def forward(self, x):
-        y = self.linear(x)
-        return y[y > 0]
+    block = nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))
+    run = lambda m, x: checkpoint(m["block"], x, use_reentrant=False)  # noqa: E731
+    return Of(run, block=block), (torch.randn(b, s, h, requires_grad=True),)
 
 
 def positive(s, b, h):
-    return Positive(h), (torch.randn(b, s, h),)
+    """What it keeps depends on values."""
 
+    def run(m, x):
+        y = m["linear"](x)
+        return y[y > 0]
 
-class ByLength(nn.Module):
-    """What it runs depends on a size."""
-
-    def __init__(self, h):
-        super().__init__()
-        self.linear = nn.Linear(h, h)
-
-    def forward(self, x):
-        y = self.linear(x)
-        return y.relu() if x.shape[1] > 10 else y.tanh() + 1
+    return Of(run, linear=nn.Linear(h, h)), (torch.randn(b, s, h),)
 
 
 def by_length(s, b, h):
-    return ByLength(h), (torch.randn(b, s, h),)
+    """What it runs depends on a size."""
+
+    def run(m, x):
+        y = m["linear"](x)
+        return y.relu() if x.shape[1] > 10 else y.tanh() + 1
+
+    return Of(run, linear=nn.Linear(h, h)), (torch.randn(b, s, h),)
 
 
 def llama(s, b, h, a, k, f, v, num_layers=2):
@@ -132,28 +109,28 @@ def short_stack(s, b, h, num_layers):
     return stack(s, b, h, 3 * h, 300, num_layers)
 
 
-class _Adapter(nn.Module):
-    """LoRA of rank 2 beside a frozen linear."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-
 def adapted_stack(s, b, h, f, v, num_layers):
+    """LoRA of rank 2 beside frozen linears."""
     model, inputs = stack(s, b, h, f, v, num_layers)
-    model.requires_grad_(False)
-    for block in model.blocks:
-        block.mlp[0], block.mlp[2] = _Adapter(block.mlp[0]), _Adapter(block.mlp[2])
+    exec(adapter_code("blocks", 2), {"model": model})
     return model, inputs
 
 
 def odd_stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}
+
+
+class _RunsAgain(Block):
+    """Checkpointed by itself, as Hugging Face's layers after ``gradient_checkpointing_enable``."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def checkpointed_stack(s, b, h, num_layers):
+    model, inputs = short_stack(s, b, h, num_layers)
+    model.blocks = nn.ModuleList(_RunsAgain(h, 3 * h) for _ in range(num_layers))
+    return model, inputs
 
 
 class _ChunkedStack(Stack):

@@ -41,8 +41,6 @@ STAGE_KINDS = {"first": (True, False), "last": (False, True), "whole": (True, Tr
 #: What the tensor-parallel ranks share, by the words in a tape's name.
 SHARED = {"alone": False, "tensor": False, "sequence": True}
 _MARKS = Mark(BACKWARD), Mark(LAYERS)
-#: Enough to tell the powers that a layer's sizes can have; the tests record others.
-_RUNS = 8
 
 
 class _Layers(Function):
@@ -266,7 +264,7 @@ def record_family(family: str) -> dict:
     for name in names:
         for device, seen in (("", list), (" cuda", as_on_gpus))[: 2 if family == "gpt" else 1]:
             run = lambda sizes, name=name, seen=seen: seen(events(name, sizes))  # noqa: E731
-            tape = solve(run, letters, rules, may_be_one=("b", "k"), num_runs=_RUNS)
+            tape = solve(run, letters, rules, may_be_one=("b", "k"))
             tapes[f"{name}{device}"] = totals(tape)
             print(f"{name}{device}", len(tape.variants[()]), [*tape.variants], flush=True)
     return packed(tapes)

@@ -24,6 +24,7 @@ from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
     LOSS_CODE,
     OFFLOAD,
+    SELECTIVE,
     BlockModel,
     Need,
     Sharded,
@@ -42,13 +43,6 @@ policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.floa
 for block in model.{path}.children():
     fully_shard(block, mp_policy=policy)
 fully_shard(model, mp_policy=policy)"""
-
-
-#: Of attention with dropout.
-_FUSED = (
-    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
-    "dropout, so a run there keeps the scores."
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class OwnModel:
 
     def notes(self) -> list[str]:
         """What else is to be known of the bill."""
-        blocks, found = self.blocks, [_FUSED] if self.blocks.drops_scores else []
+        blocks, found = self.blocks, [*self.blocks.notes]
         if (blocks.shortest, blocks.longest) != (2, LARGEST_SIZE):
             longest = f" to {blocks.longest:,}" if blocks.longest < LARGEST_SIZE else " on"
             found.append(f"It holds for sequences from {blocks.shortest:,}{longest} tokens; others run otherwise.")
@@ -230,8 +224,8 @@ class OwnModel:
 
     def fewest_again(self, way: Way) -> Way | None:
         """The way with as few recomputed blocks as fit, or None."""
-        if self.fits(way):  # then no tape of blocks of both kinds has to be solved
-            return way
+        if self.fits(way) or self.blocks.recompute:  # then no tape of blocks of both kinds has to be solved
+            return way if self.fits(way) else None
         counts = range(way.again, self.num_blocks + 1)
         place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
         return replace(way, again=counts[place]) if place < len(counts) else None
@@ -279,13 +273,18 @@ class OwnModel:
         return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
 
-def way_text(way: Way, order: Order, num_layers: int, gpus: int) -> str:
+def way_text(way: Way, model: OwnModel) -> str:
     """A way in one line."""
-    again = f"{order.num_layers(way.again)} of {num_layers} blocks" if way.again else "no block"
-    of_it = way.part if way.again and way.part != OFFLOAD else ""
+    layers, gpus = model.num_layers, model.cluster.gpus
+    again = f"{model.blocks.order.num_layers(way.again)} of {layers} blocks" if way.again else "no block"
+    if way.again and way.part in SELECTIVE:
+        again += f" but {SELECTIVE[way.part][0]}"
+    of_it = way.part if way.again and way.part not in (OFFLOAD, *SELECTIVE) else ""
     again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
     if way.part == OFFLOAD and way.again:
         again += ", inputs on the host"
+    if model.blocks.recompute:
+        again = f"{layers} of {layers} blocks recompute already"
     spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
     return f"b {way.micro_batch_size}, {again}{spread}"
 
@@ -296,7 +295,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
     def described(way: Way) -> dict:
         seconds = model.seconds(way)
         return {
-            "text": way_text(way, model.blocks.order, model.num_layers, model.cluster.gpus),
+            "text": way_text(way, model),
             "micro_batch_size": way.micro_batch_size,
             "blocks_again": model.blocks.order.num_layers(way.again),
             "sharded": way.sharded,
@@ -309,6 +308,10 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         }
 
     every = replace(asked, again=model.num_blocks)
+    alike = {"no block runs again": asked, "all blocks run again": every}
+    of_parts = [replace(every, part=part) for part in model.parts]
+    if model.blocks.recompute:
+        alike, of_parts = {"all blocks run again": asked}, []
     trained, frozen = model.num_elements()[0], model.num_frozen()
     return {
         "num_parameters": trained + frozen,
@@ -322,11 +325,8 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         "kept_bytes": model.need(asked).kept_bytes,
         "notes": model.notes(),
         "ways": [described(way) for way in model.ways(asked)[:3]],
-        "all_blocks": [described(way) for way in (asked, *(replace(every, part=part) for part in model.parts))],
-        "largest": {
-            name: {letter: model.largest(letter, way) for letter in "bs"}
-            for name, way in (("no block runs again", asked), ("all blocks run again", every))
-        },
+        "all_blocks": [described(way) for way in (asked, *of_parts)],
+        "largest": {name: {letter: model.largest(letter, way) for letter in "bs"} for name, way in alike.items()},
     }
 
 

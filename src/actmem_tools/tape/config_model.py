@@ -13,7 +13,7 @@ from torch import nn
 
 from actmem.config import LARGEST_SIZE, ConfigError
 from actmem_tools import load_model
-from actmem_tools.command_line import one_line
+from actmem_tools.command_line import one_line, show_progress
 from actmem_tools.config_file import OTHERWISE, Order, order_of
 
 #: Tokens from which a layer's attention has a mask; and of which a scan makes one chunk.
@@ -33,6 +33,7 @@ class ConfigModel:
 
     def __init__(self, given: Mapping[str, Any]):
         """Raises ConfigError if transformers doesn't have the model, or if it is no language model of one stack."""
+        show_progress("importing transformers")
         try:
             import transformers
         except ImportError as error:

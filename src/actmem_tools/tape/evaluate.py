@@ -76,16 +76,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """A collective among ``ranks``.  bytes: of the whole tensor, as ``ledger.comms`` counts them."""
-
-    kind: str
-    ranks: int
-    bytes: int
-    where: str
-
-
-@dataclass(frozen=True)
 class Mark:
     """A place in the tape: ``FORWARD``, ``BACKWARD``, or what whoever recorded it wanted to find again."""
 
@@ -103,17 +93,15 @@ class Gradient:
     bytes: int
 
 
-Event = Make | Resize | Free | Run | Transfer | Mark | Gradient
-EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Transfer, Mark, Gradient)
+Event = Make | Resize | Free | Run | Mark | Gradient
+EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Mark, Gradient)
 
 
 def sizes_of(event: Event) -> list[int]:
     """The fields of an event that are sizes: on a tape numbers of formulas, in a run bytes or FLOPs."""
     if isinstance(event, (Make, Resize, Gradient)):
         return [event.bytes]
-    if isinstance(event, Run):
-        return [event.flops, *event.read, *event.written]
-    return [event.ranks, event.bytes] if isinstance(event, Transfer) else []
+    return [event.flops, *event.read, *event.written] if isinstance(event, Run) else []
 
 
 def value(formula: Formula, sizes: Sequence[int]) -> int:
@@ -174,7 +162,6 @@ class Reading:
     peak_rows: list[Row] = field(default_factory=list)
     flops: Counter[str] = field(default_factory=Counter)
     moved_bytes: Counter[str] = field(default_factory=Counter)
-    collectives: list[tuple[str, Transfer]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -300,7 +287,7 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
     if isinstance(event, Run):
         written = 1 + len(event.read)
         return Run(event.op, event.where, new[0], new[1:written], new[written:])
-    return Transfer(event.kind, new[0], new[1], event.where) if isinstance(event, Transfer) else event
+    return event
 
 
 def moments(
@@ -361,8 +348,6 @@ def read_events(events: Sequence[Event]) -> Reading:
             reading.moved_bytes[phase] += sum(event.read) + sum(event.written)
             if phase == BACKWARD and live > reading.peak_bytes:
                 reading.peak_bytes, fullest = live, i
-        elif isinstance(event, Transfer):
-            reading.collectives.append((phase, event))
     if fullest is not None:
         reading.peak_rows = _rows(alive_after(events, fullest))
     return reading

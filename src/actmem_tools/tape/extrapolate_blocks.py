@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import accumulate, product
 
@@ -38,9 +37,11 @@ from actmem_tools.tape.evaluate import (
 #: Pairs of blocks that are recomputed and blocks that save everything, of which the second has one block more.
 _ALIKE = ((0, 1), (0, 2)), ((1, 0), (2, 0))
 
-#: What asks for policies of operations, and how the name of one begins.
-OPERATIONS, ALL_BUT = "operations", "all but "
-_ATTENTION = "attention"
+#: Parts that are all of a block but some operations, the second as torchtitan has it: what is saved, and which matmuls.
+SELECTIVE = {
+    "operations": ("matmuls and attention", "True"),
+    "every-second-matmul": ("attention and every second matmul", "matmuls[ctx.is_recompute] % 2"),
+}
 _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in list(model.{path}.children())[:{again}]:
@@ -55,16 +56,16 @@ def on_host(forward, *args, **kwargs):
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 for block in list(model.{path}.children())[:{again}]:
     block.forward = partial(on_host, block.forward)"""
-_RECOMPUTE_ALL_BUT = """from collections import Counter
+_RECOMPUTE_SELECTIVE = """from collections import Counter
 from functools import partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 def contexts():
-    seen = Counter()
+    matmuls = Counter()
     def policy(ctx, op, *args, **kwargs):
-        name = "attention" if "dot_product" in op.name() else op.overloadpacket.__name__
-        seen[ctx.is_recompute, name] += 1
-        keep = seen[ctx.is_recompute, name] in {kept}.get(name, ())
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+        is_matmul = op.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
+        matmuls[ctx.is_recompute] += is_matmul
+        save = "dot_product" in op.name() or is_matmul and {saved}
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
     return create_selective_checkpoint_contexts(policy)
 for block in list(model.{path}.children())[:{again}]:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)"""
@@ -123,44 +124,14 @@ def recompute_code(path: str, again: int, part: str) -> str:
     Args:
         path: where the blocks are in the model.
         again: how many of them are recomputed.
-        part: ``""`` for all of a block; ``offload`` for all of it with its input on the host; the name of a module in
-            it; or ``all but mm 1 2``: the results of these operations, each counted from the block's first, are saved.
+        part: ``""`` for all of a block; ``offload`` for all of it with its input on the host; one of ``SELECTIVE``; or
+            the name of a module in it.
     """
     if part == OFFLOAD:
         return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
-    if not part.startswith(ALL_BUT):
-        return _RECOMPUTE.format(path=path, again=again, part=f"block.{place_of(part)}" if part else "block")
-    kept = {name: [*map(int, places)] for name, *places in map(str.split, part.removeprefix(ALL_BUT).split(","))}
-    return _RECOMPUTE_ALL_BUT.format(path=path, again=again, kept=kept)
-
-
-def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int], first: str) -> list[str]:
-    """Parts for ``recompute_code``, each of which saves the results of more operations than the one before.
-
-    Of the operations that are recomputed, first those with the most FLOPs for each byte they make, then those and the
-    next, until only what takes no FLOPs is left.
-
-    Args:
-        blocks: of whole blocks that are recomputed.
-        first: the first one's name.
-    """
-    again, whole = (blocks.tapes[base].events(sizes) for base in ((1, 0), (0, 1)))
-    # Backward recomputes a block from its beginning, and no further than it must.
-    left = read_events(again).flops.total() - read_events(whole).flops.total()
-    counts = Counter[str]()
-    found: list[tuple[Fraction, str, int]] = []
-    for event in again[: again.index(Mark(BACKWARD))]:
-        if left and isinstance(event, Run) and f"{event.where}.".startswith(f"{first}."):
-            name = _ATTENTION if "dot_product" in event.op else event.op
-            counts[name] += 1
-            left -= event.flops
-            if event.flops:
-                found.append((Fraction(event.flops, sum(event.written)), name, counts[name]))
-    parts = []
-    for least in sorted({ratio for ratio, *_ in found}, reverse=True):
-        kept = {name: [str(i) for ratio, other, i in found if other == name and ratio >= least] for name in counts}
-        parts.append(ALL_BUT + ", ".join(f"{name} {' '.join(places)}" for name, places in kept.items() if places))
-    return parts
+    if part in SELECTIVE:
+        return _RECOMPUTE_SELECTIVE.format(path=path, again=again, saved=SELECTIVE[part][1])
+    return _RECOMPUTE.format(path=path, again=again, part=f"block.{place_of(part)}" if part else "block")
 
 
 @dataclass(frozen=True)
@@ -213,23 +184,23 @@ class BlockModel:
     tapes: by (blocks that are recomputed, blocks that save everything).
     path: where the blocks are, as Python has it after ``model.``.
     elements: of trained weights, outside the blocks, of one block, and of those outside that have their gradients
-        before any block has.
+        before any block has; of weights that need no gradient, outside the blocks and of one block.
     element_size: bytes of a weight's element.
-    frozen: elements of weights that need no gradient, beside adapters, outside the blocks and of one block.
-    shortest, longest: sequence that the model can read and the tapes hold for.
     order: of the layers, of which a block may be several.
-    drops_scores: whether attention has dropout, which a fused kernel ran.
+    notes: what else is to be known of the model.
+    recompute: whether its blocks run again in backward as they are.
+    shortest, longest: sequence that the model can read and the tapes hold for.
     """
 
     tapes: Mapping[tuple[int, int], Tape]
     path: str
-    elements: tuple[Formula, Formula, Formula]
+    elements: tuple[Formula, ...]
     element_size: int
-    frozen: tuple[Formula, Formula] = ((), ())
+    order: Order = Order()
+    notes: tuple[str, ...] = ()
+    recompute: bool = False
     shortest: int = 2
     longest: int = LARGEST_SIZE
-    order: Order = Order()
-    drops_scores: bool = False
     _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
 
     @property
@@ -244,7 +215,7 @@ class BlockModel:
             before any block's; then of frozen ones, outside the blocks and of one block.
         """
         own = [sizes[letter] for letter in self.letters]
-        return tuple(value(formula, own) for formula in (*self.elements, *self.frozen))
+        return tuple(value(formula, own) for formula in self.elements)
 
     def need(
         self,

@@ -4,8 +4,8 @@ tensors."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from actmem.config import ConfigError, check_choice, check_size
 from actmem.ledger.recorder import record
+from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import loss_of
 from actmem.rows import Row
 from actmem_tools import load_model
@@ -26,10 +27,9 @@ from actmem_tools.tape.evaluate import MAY_BE_ONE, Event, Formula, Make, Run, Ta
 from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
     LOSS_CODE,
-    OPERATIONS,
+    SELECTIVE,
     BlockModel,
     adapter_code,
-    operations_to_keep,
     place_of,
     recompute_code,
 )
@@ -51,6 +51,11 @@ Prepare = Callable[[nn.Module], object]
 _BLOCKS = "l"
 #: Runs that tell the formulas in s and b, whose powers are few.
 _CONFIG_RUNS = 5
+#: Of attention with dropout.
+_FUSED = (
+    "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
+    "dropout, so a run there keeps the scores."
+)
 #: Where a model doesn't run at sizes that are drawn, a kernel may want rows of whole 16 bytes.
 _KERNELS_NEED = "h:8,d:8,f:8"
 
@@ -111,7 +116,11 @@ def tape_of(
 
 def _built(factory: Factory, sizes: Mapping[str, int], dtype: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    return load_model.built_model(factory, sizes, dtype)
+    model, inputs = load_model.built_model(factory, sizes, dtype)
+    if is_compiled(model):
+        rule = "a compiled model makes other kernels at each size, which have no formula: leave torch.compile out"
+        raise ConfigError("target", f"{rule}, or see `actmem record` for what it saves at one size")
+    return model, inputs
 
 
 def run_factory(
@@ -179,29 +188,30 @@ def solved_blocks(
     lora: int = 0,
     config: ConfigModel | None = None,
     held: Mapping[str, int] = {},
-    around: Callable[[], AbstractContextManager] = nullcontext,
+    fake: bool = False,
 ) -> dict[str, BlockModel]:
     """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for
     all of it.
 
-    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.
+    letters: without that of the layers.  at: of a configuration, sizes of one of the runs.
     lora: the rank of ``extrapolate_blocks.adapter_code``, which runs first.  config: whose factory it is, if any.
-    held: sizes that don't vary.  around: where the model runs.
+    held: sizes that don't vary.  fake: run on fake tensors.
 
     Tapes are solved when they are asked for.  Then and here ConfigError is raised if there are no blocks, or if one
     more run shows that they aren't alike.
     """
     order, few_blocks = (config.order, 2) if config else (Order(), 5)
     sizes = dict(at) if config else draw_sizes(letters, rules, random.Random(0), held)
-    with around():
+    show_progress(f"running {few_blocks} blocks")
+    with _running(fake) as dropouts:
+        found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
         if lora:
-            unchanged, *_ = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
-            factory = _changed(factory, adapter_code(unchanged, lora))
-        path, first_block, element_size, early, is_frozen = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
-        weights = _Weights(factory, letters, rules, dtype, held, 1 if config else 0)
-        first = weights.elements(1, names=early) if early else ()
-        elements = *weights.ends_and_block(True), first
-        frozen = weights.ends_and_block(False) if is_frozen else ((), ())
+            factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
+            found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
+        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks, order.period)
+    path = place_of(found_blocks.path)
+    remarks = load_model.gradient_note(found_blocks.without_gradient), _FUSED if dropouts else ""
+    notes = tuple(remark for remark in remarks if remark)
     found: dict[str, BlockModel] = {}
     known: list[Formula] = []
 
@@ -215,13 +225,13 @@ def solved_blocks(
         fixed, ready = {_BLOCKS: again + whole}, partial(prepare, part, again)
         show_progress(f"solving {again + whole} blocks, of which {again} run again")
         runs, checked = (_CONFIG_RUNS, at) if config else (len(letters) + 2, {})
-        with around():
+        with _running(fake):
             return tape_of(factory, letters, rules, fixed, dtype, ready, may_be_one, runs, known, held, checked)
 
     def check(part: str, again: int, whole: int) -> None:
         if config and again + whole > config.num_blocks:
             return
-        with around():
+        with _running(fake):
             more = {**sizes, _BLOCKS: again + whole}
             events = run_factory(factory, more, dtype, prepare=partial(prepare, part, again), is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
@@ -229,19 +239,13 @@ def solved_blocks(
         need = found[part].need(sizes, again, whole, is_first=True)
         if (need.kept_bytes, need.peak.bytes) != real:
             rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
-            raise ConfigError(
-                "target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer: {OTHERWISE} works"
-            )
+            told = f"{need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer"
+            raise ConfigError("target", " ".join([f"{rule}, {told}: {OTHERWISE} works.", *notes]))
 
-    waiting = list(parts)
-    while waiting:
-        part = waiting.pop(0)
-        if part == OPERATIONS:
-            waiting[:0] = operations_to_keep(found[""], at, first_block)
-            continue
-        found[part] = BlockModel(
-            _Tapes(partial(solved, part), partial(check, part)), path, elements, element_size, frozen, order=order
-        )
+    for part in parts:
+        tapes = _Tapes(partial(solved, part), partial(check, part))
+        alike = found_blocks.element_size, order, notes, found_blocks.recompute
+        found[part] = BlockModel(tapes, path, elements, *alike)
         if len(found) == 1:
             check(part, 0, 3)
     return found
@@ -295,9 +299,7 @@ def solved_target(
 
     def solved_with(more: str) -> dict[str, BlockModel]:
         letters, rules, _ = parsed_letters(text, more)
-        running = _Running(fake=False)
-        solved = solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora, around=running)
-        return {part: replace(one, drops_scores=bool(running.dropouts)) for part, one in solved.items()}
+        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes, lora)
 
     try:
         return solved_with(""), sizes, number
@@ -308,20 +310,14 @@ def solved_target(
             raise error from None
 
 
-class _Running:
+@contextmanager
+def _running(fake: bool) -> Iterator[set[float]]:
     """Where a model is solved: its attention by a fused kernel, and on fake tensors if asked for.
 
-    dropouts: of attention that ran.
+    Yields: the dropouts of attention that ran.
     """
-
-    def __init__(self, fake: bool):
-        self.fake, self.dropouts = fake, set[float]()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with load_model.tensors_for(self.fake), fused_attention_on_cpu() as dropouts:
-            yield
-            self.dropouts |= dropouts
+    with load_model.tensors_for(fake), fused_attention_on_cpu() as dropouts:
+        yield dropouts
 
 
 def _solved_config(
@@ -340,15 +336,9 @@ def _solved_config(
 
     def solved_with(step: int) -> dict[str, BlockModel]:
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
-        running = _Running(fake=True)
-        found = solved_blocks(
-            factory, ("s", "b"), rules, dtype, ("b",), parts, asked, lora, config, held, around=running
-        )
+        found = solved_blocks(factory, ("s", "b"), rules, dtype, ("b",), parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
-        drops = bool(running.dropouts)
-        return {
-            part: replace(one, shortest=shortest, longest=longest, drops_scores=drops) for part, one in found.items()
-        }
+        return {part: replace(one, shortest=shortest, longest=longest) for part, one in found.items()}
 
     step = config.step(s, LOSS_CHUNKS if LOSS_CODE[loss] else 1)
     try:
@@ -374,14 +364,28 @@ def _padded_loss(factory: Factory, sizes: Mapping[str, int]) -> torch.Tensor:
     return loss_of(load_model.run_forward(model, {**inputs, "labels": labels, "attention_mask": mask}))
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """What one run of a few blocks tells.
+
+    path: where the list of them is in the model.
+    element_size: bytes of a weight's element.
+    early: names of the weights outside with the first gradients.
+    without_gradient: names of trained weights that got none.
+    recompute: whether every block runs again in backward as it is.
+    """
+
+    path: str
+    element_size: int
+    early: frozenset[str]
+    without_gradient: tuple[str, ...]
+    recompute: bool
+
+
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str], order: Order, few_blocks: int
-) -> tuple[str, str, int, frozenset[str], bool]:
-    """Where the list of blocks is, the first one's name, the bytes of a weight's element, the weights outside with the
-    first gradients, and whether any weight is frozen.
-
-    order, few_blocks: of the layers, and of how many blocks the model is made to find them.
-    """
+) -> _Blocks:
+    """Find the blocks of a model that is made with a few of them, in one run.  order: of the layers."""
     model, inputs = _built(factory, {**sizes, _BLOCKS: few_blocks}, dtype)
     path = path_of_layers(model, order.num_layers(few_blocks))
     element_sizes = {p.element_size() for p in model.parameters()}
@@ -390,48 +394,60 @@ def _blocks_of(
     blocks = dict(model.get_submodule(path).named_children())
     inside = set.intersection(*({name for name, _ in block.named_modules()} for block in blocks.values()))
     for part in parts:
-        if part not in inside and part != OPERATIONS:
+        if part not in inside and part not in SELECTIVE:
             there = ", ".join(sorted(name for name in inside if name and "." not in name))
             raise ConfigError("again", f"a block of {path} has no {part}, only {there}")
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     order_of_gradients: list[str] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order_of_gradients.append(name))
-    loss_of(load_model.run_forward(model, inputs)).backward()
+    for name in trained:
+        hook = lambda _, name=name: order_of_gradients.append(name)  # noqa: E731
+        model.get_parameter(name).register_post_accumulate_grad_hook(hook)
+    loss = loss_of(load_model.run_forward(model, inputs))
+    ran_again: set[str] = set()
+    for name, block in blocks.items():
+        for part_of_block in block.modules():
+            part_of_block.register_forward_pre_hook(lambda *_, name=name: ran_again.add(name))
+    loss.backward()
     prefix = f"{path}." if path else ""
     inner = (i for i, name in enumerate(order_of_gradients) if name.startswith(prefix))
     early = frozenset(order_of_gradients[: next(inner, len(order_of_gradients))])
-    is_frozen = not all(p.requires_grad for p in model.parameters())
-    return place_of(path), prefix + next(iter(blocks)), element_sizes.pop(), early, is_frozen
+    missing = tuple(name for name in trained if name not in order_of_gradients)
+    return _Blocks(path, element_sizes.pop(), early, missing, ran_again == blocks.keys())
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """The elements of a factory's weights, as formulas.  num_runs: see ``solve_rows``."""
+def _elements(
+    factory: Factory,
+    letters: Sequence[str],
+    rules: Rules,
+    dtype: str,
+    held: Mapping[str, int],
+    num_runs: int,
+    blocks: _Blocks,
+    period: int,
+) -> tuple[Formula, ...]:
+    """The elements of a factory's weights, as ``BlockModel`` has them.  num_runs: see ``solve_rows``.
 
-    factory: Factory
-    letters: Sequence[str]
-    rules: Rules
-    dtype: str
-    held: Mapping[str, int]
-    num_runs: int
+    period: of how many layers a block is.
+    """
 
-    def elements(self, blocks: int, trained: bool = True, names: Collection[str] = ()) -> Formula:
-        """Of all weights that need gradients, or need none, or of those with these names."""
+    def rows(sizes: dict[str, int]) -> list[Row]:
+        model, _ = _built(factory, {**sizes, _BLOCKS: 2}, dtype)
+        layers = [*model.get_submodule(blocks.path).children()]
+        before = {id(p) for layer in layers[:-period] for p in layer.parameters()}
+        of_block = {id(p) for layer in layers[-period:] for p in layer.parameters()} - before
+        found = []
+        for name, p in model.named_parameters():
+            found.append(Row("trained" if p.requires_grad else "frozen", p.numel()))
+            if id(p) in of_block:
+                found.append(Row(f"{found[-1].term} in a block", p.numel()))
+            if name in blocks.early:
+                found.append(Row("early", p.numel()))
+        return found
 
-        def rows(sizes: dict[str, int]) -> list[Row]:
-            model, _ = _built(self.factory, {**sizes, _BLOCKS: blocks}, self.dtype)
-            some = [(name, p) for name, p in model.named_parameters() if p.requires_grad == trained]
-            return [Row(name, p.numel()) for name, p in some if not names or name in names]
-
-        return solve_rows(rows, self.letters, self.rules, self.held, self.num_runs)
-
-    def ends_and_block(self, trained: bool) -> tuple[Formula, Formula]:
-        """Of what is outside the blocks, and of one block."""
-        one, two = (self.elements(blocks, trained) for blocks in (1, 2))
-        block = _minus(two, one)
-        return _minus(one, block), block
-
-
-def _minus(one: Formula, other: Formula) -> Formula:
-    return added((one, tuple((-coefficient, powers) for coefficient, powers in other)))
+    formulas = solve_rows(rows, letters, rules, held, num_runs)
+    early, found = formulas.get("early", ()), []
+    for what in ("trained", "frozen"):
+        block = formulas.get(f"{what} in a block", ())
+        twice_less = tuple((-2 * coefficient, powers) for coefficient, powers in block)
+        found += [added([formulas.get(what, ()), twice_less]), block]
+    return *found[:2], early, *found[2:]

@@ -1,4 +1,4 @@
-"""Record a step: what its operations make, what is freed, in order, with FLOPs, bytes moved and collectives."""
+"""Record a step: what its operations make, what is freed, in order, with FLOPs and bytes moved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from actmem.ledger.comms import kind_of, whole_bytes
 from actmem.ledger.modes import StepMode, stays_as_gradient
 from actmem.ledger.save_sites import RunningModules
 from actmem.ledger.storages import (
@@ -27,8 +26,8 @@ from actmem.ledger.storages import (
 from actmem.main_grad import gradient_of
 from actmem.torch_private import node_running
 from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
-from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run, Transfer
-from actmem_tools.torch_private import WEIGHTS_NODE, ranks_of
+from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run
+from actmem_tools.torch_private import WEIGHTS_NODE
 
 GENERATOR_STATE = "generator state"
 
@@ -143,8 +142,6 @@ class Recorder(StepMode):
                 made |= self._begin(storage, f"{where}: {op}" if where else op)
                 if id(storage) not in before and "empty" not in op:
                     written.append(_bytes(part))
-        if kind := kind_of(func):
-            self.events.append(Transfer(kind, ranks_of(named), whole_bytes(*named.values(), result), where))
         if made or written:
             read = tuple(map(_bytes, given)) if written else ()
             self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from itertools import combinations, combinations_with_replacement, product, zip_longest
+from itertools import combinations, combinations_with_replacement, zip_longest
 
 import numpy as np
 
@@ -54,8 +54,6 @@ _COUNTS = "aktcnx"
 _LARGER, _MOST_BYTES = (256, 128, 64, 32), 64 << 20
 #: Of what letters of known meaning are multiples: a number times letters, of which only those that are there count.
 _USUAL = {"h": ("2", "a"), "a": ("", "k"), "d": ("2", "")}
-#: The powers that a letter can have in a layer of this library; of others 0 and 1.
-_POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
 #: How many runs are enough where the formulas are known already, the second where one is at the sizes asked for.
 _FEW_RUNS, _FEW_AT = 3, 2
 #: The most monomials of a formula, and the largest denominator of their coefficients.
@@ -154,15 +152,15 @@ def solve(
 ) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
-    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer
-    those that layers have (``_POWERS``).  known: formulas of tapes of the same code, to which this one's are added:
-    where each size has exactly one of them, a few runs are enough.  fixed: sizes that don't vary.  at: those of one of
-    the runs.  Raises NoFormula, which names the event and shows two sizes.
+    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers.  known:
+    formulas of tapes of the same code, which has run before, to which this one's are added: where each size has exactly
+    one of them, a few runs are enough.  fixed: sizes that don't vary.  at: those of one of the runs.  Raises NoFormula,
+    which names the event and shows two sizes.
     """
     rng = random.Random(0)
     tape = Tape(tuple(letters), [] if known is None else known, {})
     few = 0 if known is None else _FEW_AT if at else _FEW_RUNS
-    if not known:  # the first run of a process can hold more: caches fill, modules load
+    if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(draw_sizes(letters, rules, rng, fixed))
     ones = tuple(sorted(letter for letter, size in at.items() if size == 1))
     runs = [(dict(at), record(dict(at)))] if at and not ones else []
@@ -186,18 +184,22 @@ def solve_rows(
     rules: Rules = NO_RULES,
     fixed: Mapping[str, int] = {},
     num_runs: int = 0,
-) -> Formula:
-    """The formula of the bytes of all rows together.  count: the rows at given sizes, always as many, of the same
-    names.  fixed, num_runs: see ``solve``; one run is enough of what depends on no letter.
+) -> dict[str, Formula]:
+    """The formula of the bytes of each term's rows.  count: the rows at given sizes, always as many, in one order.
 
-    Raises NoFormula, which names the row and shows two sizes.
+    fixed, num_runs: see ``solve``; one run is enough of what depends on no letter.  Raises NoFormula, which names the
+    row and shows two sizes.
     """
 
     def made(sizes: dict[str, int]) -> list[Event]:
         return [Make(i, row.bytes, row.term) for i, row in enumerate(count(sizes))]
 
-    tape = solve(made, letters, rules, may_be_one=(), num_runs=num_runs, fixed=fixed)
-    return added(tape.formulas[i] for event in tape.variants[()] for i in sizes_of(event))
+    tape = solve(made, letters, rules, may_be_one=(), num_runs=num_runs, known=[], fixed=fixed)
+    found: dict[str, list[Formula]] = {}
+    for event in tape.variants[()]:
+        if isinstance(event, Make):
+            found.setdefault(event.name, []).append(tape.formulas[event.bytes])
+    return {term: added(formulas) for term, formulas in found.items()}
 
 
 def check_larger(tape: Tape, record: Record, rules: Rules = NO_RULES) -> None:
@@ -243,7 +245,6 @@ def _solved(
     """Events with numbers of formulas, which are added to the tape's.  runs: those that are done."""
     free = [letter for letter in tape.letters if letter not in fixed]
     runs = list(runs)
-    structure = _structure(runs[0][1]) if runs else []
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
     for _ in range(100):  # few letters have fewer different sizes
@@ -253,8 +254,7 @@ def _solved(
         if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
             drawn.add(tuple(sizes.values()))
             runs.append((sizes, record(sizes)))
-            structure = structure or _structure(runs[0][1])
-            _check_structure(runs[0][0], structure, sizes, _structure(runs[-1][1]))
+            _check_structure(runs[0], runs[-1])
     fit = _Fit([sizes for sizes, _ in runs], free, rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
     # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
@@ -310,16 +310,12 @@ def _text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{letter}={size}" for letter, size in sizes.items())
 
 
-def _structure(events: list[Event]) -> list[Event]:
-    return [with_sizes(event, (0,) * len(sizes_of(event))) for event in events]
-
-
-def _check_structure(
-    first: dict[str, int], one: Sequence[Event], second: dict[str, int], other: Sequence[Event]
-) -> None:
-    for i, (mine, theirs) in enumerate(zip_longest(one, other)):
-        if mine != theirs:
-            what = [f"{_text(sizes)}: {_event_text(event)}" for sizes, event in ((first, mine), (second, theirs))]
+def _check_structure(*runs: tuple[dict[str, int], list[Event]]) -> None:
+    """Raise NoFormula unless two runs have the same events, whatever their sizes."""
+    without_sizes = [[with_sizes(event, (0,) * len(sizes_of(event))) for event in events] for _, events in runs]
+    for i, both in enumerate(zip_longest(*without_sizes)):
+        if both[0] != both[1]:
+            what = [f"{_text(sizes)}: {_event_text(event)}" for (sizes, _), event in zip(runs, both)]
             raise NoFormula(
                 "letters", f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}"
             )
@@ -345,10 +341,6 @@ class _Fit:
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
         self._runs, self._letters = runs, list(letters)
         self._logs = np.array([[math.log(run[x]) for x in letters] + [1.0] for run in runs])
-        self._powers = np.zeros((0, 0))
-        if len(runs) < len(self._letters) + 2:
-            self._powers = np.array(list(product(*(_POWERS.get(x, (0, 1)) for x in letters))))
-            self._steps = self._powers @ np.diff(self._logs[:, :-1], axis=0).T
         self._found: dict[tuple[int, ...], list | None] = {}
         # What may be a common factor: a letter, or a letter over one that divides it.
         self._factors = [{x: 1} for x in letters]
@@ -365,15 +357,10 @@ class _Fit:
     def _monomial(self, sizes):
         if min(sizes) <= 0:
             return None
+        if len({*sizes}) == 1:  # one run can be enough of what depends on no letter
+            return [(Fraction(sizes[0]), {})]
         logs = np.log(np.array(sizes, float))
-        if len(self._powers):
-            near = np.flatnonzero(np.abs(self._steps - np.diff(logs)).max(axis=1, initial=0) < 1e-9)
-            if not len(near):
-                return None
-            # Several agree on all runs only where a letter is always given by others.
-            powers = min((self._powers[i] for i in near), key=lambda some: np.abs(some).sum())
-        else:
-            powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
+        powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
         named = {x: e for x, p in zip(self._letters, powers) if (e := round(float(p)))}
         coefficients = {Fraction(size) / self._value(named, run) for size, run in zip(sizes, self._runs)}
         return [(coefficients.pop(), named)] if len(coefficients) == 1 else None

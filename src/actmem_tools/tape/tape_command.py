@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from actmem.config import ConfigError
@@ -91,5 +90,4 @@ def reading_as_object(sizes: dict[str, int], reading: Reading) -> dict:
         "peak": {row.term: row.bytes for row in reading.peak_rows},
         "matmul_flops": dict(reading.flops),
         "moved_bytes": dict(reading.moved_bytes),
-        "collectives": [{"phase": phase, **asdict(collective)} for phase, collective in reading.collectives],
     }

@@ -83,7 +83,7 @@ def test_where_gpus_are_too_few_bad_input_is_still_one_line(monkeypatch, capsys)
     assert "8 ranks wanted, 2 started" in line
 
 
-NUMBERS = ", ".join(load_lab("lab3_sequence_parallel").exercises)
+NUMBERS = ", ".join(exercise.number for exercise in load_lab("lab3_sequence_parallel").exercises)
 JUDGED = {
     "--hint ": "--hint: ",
     "--hint 4": f"--hint: must be one of {NUMBERS}, got 4",

@@ -448,7 +448,9 @@ lines = {
 }
 left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
 title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
-LiveFigure(bar_chart(title, {"held": bill.by_part(), "left": left}, "on the fullest rank", about=lines))
+held = {part: {part: size} for part, size in bill.by_part().items()}
+fills = [*(show.FILLS[part] for part in held), show.FILLS["freed"]]
+LiveFigure(bar_chart(title, {**held, "left": left}, "on the fullest rank", fills=fills, about=lines))
 
 # %% [markdown]
 # Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight,

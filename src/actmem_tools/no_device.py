@@ -46,9 +46,9 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 
 @contextmanager
 def fused_attention_on_cpu() -> Iterator[set[float]]:
-    """In the block, attention with dropout keeps on a CPU what a GPU's fused kernel does, but for its seed: no scores.
+    """In the block, attention with dropout saves on a CPU what a GPU's fused kernel saves, except the seed: no scores.
 
-    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.
+    A CPU's fused kernel has no dropout, so torch would take its math kernel.  No dropout is applied here.
 
     Yields: the dropouts that were left out.
     """

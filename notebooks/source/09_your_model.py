@@ -150,7 +150,7 @@ ledger
 # bytes to powers of the letters, exactly:
 
 # %%
-from actmem_tools.tape.evaluate import formula_text
+from actmem_tools.tape.evaluate import added, formula_text
 from actmem_tools.tape.solver import solve_rows
 
 
@@ -164,7 +164,7 @@ def count(sizes):
 
 # The letters; sizes to try for h are multiples of 2a.
 found = solve_rows(count, "sbhf", {"h": (2 * a, ())})
-print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
+print(formula_text(added(found.values()), "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
 # ## What needn't it save?

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actmem.config import ConfigError
 from actmem.ledger.storages import replaced
 from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
 from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_tools.torch_private import attention_on, torch_release
 
+#: The first torch that runs fake CUDA tensors without a driver.
+OLDEST = (2, 11)
 #: Philox: a seed and an offset of 8 bytes each.
 _STATE_BYTES = 16
 #: Its compute capability.
@@ -37,7 +40,14 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 
     Args:
         gpu: whose choice of a kernel; an H100's by default.
+
+    Raises: ConfigError on an older torch, whose linear asks the driver and ends the process.
     """
+    if torch_release() < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise ConfigError(
+            "device", f"fake cuda without a GPU needs torch {needed} or newer, this is {torch.__version__}"
+        )
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
         with attention_on("CUDA", lambda original: _attention(original, gpu)):

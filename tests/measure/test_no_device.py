@@ -29,7 +29,7 @@ needs_build = pytest.mark.skipif(has_no_build, reason="needs a CUDA build of tor
 def test_an_old_torch_is_refused(monkeypatch):
     monkeypatch.setattr("actmem_tools.no_device.torch_release", lambda: (2, 9))
     with (
-        pytest.raises(ConfigError, match="^device: fake cuda without a GPU needs torch 2.11 or newer"),
+        pytest.raises(ConfigError, match="^device: fake cuda without a GPU needs torch 2.11, this is"),
         cuda_without_device(),
     ):
         pass

@@ -45,9 +45,7 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
     """
     if torch_release() < OLDEST:
         needed = ".".join(map(str, OLDEST))
-        raise ConfigError(
-            "device", f"fake cuda without a GPU needs torch {needed}, this is {torch.__version__}"
-        )
+        raise ConfigError("device", f"fake cuda without a GPU needs torch {needed}, this is {torch.__version__}")
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
         with attention_on("CUDA", lambda original: _attention(original, gpu)):

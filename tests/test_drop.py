@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem import drop
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.drop import NamedForward, RecipeSource, Store
+from actmem.drop import NamedForward, Store
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_collectives
 from actmem.formulas.flops import hardware_flops
@@ -32,9 +32,10 @@ from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, on_device, on_host, on_the_host, total
 from actmem.torch_private import TorchDispatchMode, tree_leaves
 from actmem_more.llama import LlamaLayer
-from actmem_more.llama_shape import LatentHeads, LlamaShape, input_on_host, llama_layer_terms
+from actmem_more.llama_shape import LlamaShape, input_on_host, llama_layer_terms
 from actmem_more.llama_terms import llama_rows
 from actmem_more.store import EightBits, HostMemory, eight_bits, from_eight_bits
+from tests.layers.test_llama import SHAPES
 from tests.tiers import covering, examples
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
@@ -163,25 +164,6 @@ def test_refuses(dropped, rule):
     for refuse in (lambda: layer_of(dropped), lambda: layer_rows(SHAPE, recompute=dropped)):
         with pytest.raises(ConfigError, match=f"^{rule}"):
             refuse()
-
-
-def test_the_layer_s_recipes_are_those_of_the_table(monkeypatch):
-    made = []
-    monkeypatch.setattr(NamedForward, "__exit__", lambda self, *error: made.append(self) or leave(self, *error))
-    layer_of(set(LAYER_TERMS[1:]))(random_input())
-    (terms,) = made
-    named = {PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipes)}
-
-    def sources(term):
-        """Terms of the table, through tensors that have no row."""
-        found = {source.name for source in terms.recipes[term].sources if isinstance(source, RecipeSource)}
-        return set().union(*({name} if name in named else sources(name) for name in found - {"causal mask"}))
-
-    for recipe in PAPER_LAYER.recipes:
-        assert sources(recipe.term) == set(recipe.sources), recipe.term
-
-
-leave = NamedForward.__exit__
 
 
 @pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])
@@ -322,12 +304,7 @@ def test_nothing_made_again_outlives_its_layer(recompute):
     assert len(made) > len(there) and left <= {tensor.untyped_storage().data_ptr() for tensor in there}
 
 
-LLAMAS = {
-    "dense": LlamaShape(12, 3, 32, 8, 2, 40),
-    "head norms": LlamaShape(12, 3, 32, 8, 2, 40, 6, qk_norm=True),
-    "experts": LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3, num_shared_experts=1),
-    "latent": LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8)),
-}
+LLAMAS = {kind: SHAPES[kind] for kind in ("llama", "qwen3", "mixtral", "deepseek")}
 COMPRESSIBLE = [term for term in LAYER_TERMS if term not in PAPER_LAYER.other_dtype | set(PAPER_LAYER.one_tensor)]
 
 

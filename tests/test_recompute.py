@@ -14,8 +14,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
-from actmem.ledger.recorder import record
-from actmem.parallel.rng import DropoutMask
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
 from actmem.rows import LAYER_TERMS
@@ -25,49 +23,9 @@ from actmem_more.llama_shape import LlamaShape, llama_layer_terms
 SHAPE, LLAMA = ModelShape(16, 2, 24, 4), LlamaShape(16, 2, 24, 4, 2, 40)
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES[1:])
-def test_generators_stand_where_they_stood(recompute):
-    def step(mode):
-        torch.manual_seed(0)
-        layer = TransformerLayer(SHAPE, recompute=mode)
-        y = layer(torch.randn(16, 2, 24, requires_grad=True))
-        between = [generator.get_state() for generator in (layer.streams.replicated, layer.streams.sharded)]
-        y.sum().backward()
-        after = [generator.get_state() for generator in (layer.streams.replicated, layer.streams.sharded)]
-        return between, after
-
-    for states in zip(*step(recompute), *step("none")):
-        assert all(torch.equal(state, states[0]) for state in states)
-
-
 def block(weight, x, generator):
     mask = torch.empty(x.shape).bernoulli_(0.5, generator=generator)
     return torch.tanh(F.linear(x * mask, weight)).exp()
-
-
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize("stop_early", [True, False])
-def test_same_bits_and_only_the_input_kept(stop_early):
-    generator = torch.Generator()
-    weight = nn.Parameter(torch.randn(8, 8))
-    x = torch.randn(5, 8, requires_grad=True)
-    module = nn.Module()
-    module.weight = weight
-
-    def gradients(run):
-        generator.manual_seed(3)
-        for leaf in (weight, x):
-            leaf.grad = None
-        with record(module) as ledger:
-            y = run(lambda x: block(weight, x, generator), x)
-        y.sum().backward()
-        return ledger, weight.grad.clone(), x.grad.clone()
-
-    _, *plain = gradients(lambda function, x: function(x))
-    options = {"generators": [generator], "stop_early": stop_early}
-    ledger, *again = gradients(lambda function, x: checkpoint(function, x, **options))
-    assert all(torch.equal(a, b) for a, b in zip(plain, again))
-    assert sorted(t.bytes for t in ledger.saved) == [5 * 8 * 4, 5056]
 
 
 def test_backward_twice_through_a_retained_graph():
@@ -315,43 +273,3 @@ def test_backward_lets_go_of_the_input_while_the_output_lives(recompute):
     assert not held.expired()
     y.backward(y.detach())
     assert held.expired()
-
-
-class RunAgain(torch.autograd.Function):
-    """A checkpoint that somebody wrote: it puts the generator back, or not."""
-
-    @staticmethod
-    def forward(ctx, run, x, generator, puts_back):
-        ctx.run, ctx.generator, ctx.puts_back = run, generator, puts_back
-        ctx.save_for_backward(x, generator.get_state())
-        return run(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, state = ctx.saved_tensors
-        if ctx.puts_back:
-            ctx.generator.set_state(state)
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            out = ctx.run(x)
-        return None, torch.autograd.grad(out, x, grad)[0], None, None
-
-
-def test_somebodys_checkpoint_may_draw_again_what_dropout_drew_and_nothing_else():
-    generator = torch.Generator().manual_seed(1)
-    mask = DropoutMask(0.5, generator)
-    run = lambda x: mask(x).drop(x * x)  # noqa: E731
-
-    def gradient(checkpointed, puts_back=True):
-        generator.manual_seed(1)
-        x = torch.arange(64.0, requires_grad=True)
-        other = run(x)  # draws before, so that the state at the start is not the one of x
-        y = RunAgain.apply(run, x, generator, puts_back) if checkpointed else run(x)
-        (other + y).sum().backward()
-        return x.grad
-
-    assert torch.equal(gradient(False), gradient(True))
-    with pytest.raises(
-        RuntimeError, match="dropout: a checkpoint around it runs it again and would draw other numbers"
-    ):
-        gradient(True, puts_back=False)

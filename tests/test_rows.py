@@ -45,12 +45,6 @@ def test_compare_accounts_for_every_byte(predicted, measured):
 
 
 @given(ROWS)
-def test_a_term_may_come_in_parts_and_in_any_order(rows):
-    halves = [Row(r.term, part) for r in reversed(rows) for part in (r.bytes // 2, r.bytes - r.bytes // 2)]
-    assert compare(rows, halves).exact
-
-
-@given(ROWS)
 def test_merge_leaves_one_row_a_term(rows):
     merged = merge(rows)
     assert {row.term: row.bytes for row in merged} == by_term(rows) and len(merged) == len(by_term(rows))

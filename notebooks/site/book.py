@@ -135,11 +135,15 @@ def page(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
+            # Browsers break lines between a formula and the comma after it.
+            cell.source = re.sub(r"\$([^$\n]+)\$([,.;])", r"$\1\2$", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), fold(cell, is_first=cell is code[0])]
             if cell is code[0]:
                 cell.metadata["mystnb"] = {"code_prompt_show": "Setup: what this chapter imports"}
+        if any("──" in output.get("text", output.get("data", {}).get("text/plain", "")) for output in cell.outputs):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "actmem-table"]  # text_table rules off its header
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.

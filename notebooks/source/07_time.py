@@ -181,7 +181,9 @@ print(f"The figure counts FLOPs. By the times of table 4, for the 22B model, it 
 # Recomputation adds $\varepsilon$ to a sequence's work. So the same work
 # costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it:
 #
-# $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}, \qquad \text{so it pays above } \varphi = \frac{\varepsilon}{1 - 1/\rho}.$$
+# $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}$$
+#
+# So it pays above $\varphi = \varepsilon / (1 - 1/\rho)$.
 # </details>
 #
 # **Rule:** if one sequence keeps the GPU busy, $\varphi$ is a few percent. By table 4's times, neither full nor selective

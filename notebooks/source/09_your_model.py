@@ -150,7 +150,7 @@ ledger
 # bytes to powers of the letters, exactly:
 
 # %%
-from actmem_tools.tape.evaluate import formula_text
+from actmem_tools.tape.evaluate import added, formula_text
 from actmem_tools.tape.solver import solve_rows
 
 
@@ -164,7 +164,7 @@ def count(sizes):
 
 # The letters; sizes to try for h are multiples of 2a.
 found = solve_rows(count, "sbhf", {"h": (2 * a, ())})
-print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
+print(formula_text(added(found.values()), "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
 # ## What needn't it save?
@@ -448,7 +448,9 @@ lines = {
 }
 left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
 title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
-LiveFigure(bar_chart(title, {"held": bill.by_part(), "left": left}, "on the fullest rank", about=lines))
+held = {part: {part: size} for part, size in bill.by_part().items()}
+fills = [*(show.FILLS[part] for part in held), show.FILLS["freed"]]
+LiveFigure(bar_chart(title, {**held, "left": left}, "on the fullest rank", fills=fills, about=lines))
 
 # %% [markdown]
 # Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight,

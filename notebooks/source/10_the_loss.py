@@ -53,7 +53,8 @@ Reveal(
 #
 # The output layer computes $v$ logits $z$ for each token. With $P = \mathrm{softmax}(z)$ and the target $y$,
 #
-# $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (P - \mathrm{onehot}_y)\, d\ell$$
+# $$\ell = \log \sum_j e^{z_j} - z_y$$
+# $$dz = (P - \mathrm{onehot}_y)\, d\ell$$
 #
 # Ask chapter 2's question: which tensors does $dz$ read? Only $P$; or $z$ and one number per token, to recompute $P$.
 # So **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` saves $\log P$ in the dtype of the logits: $2v$

@@ -206,7 +206,8 @@ Panel(
 )
 
 # %% [markdown]
-# Before torch runs out, it gives wholly free segments back. Pieces beside a tensor that stays can't go. So run the longest batch
+# Before torch runs out, it gives wholly free segments back. Pieces beside a tensor that stays can't go; in
+# *expandable* segments their whole pages can. So run the longest batch
 # first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`: a segment that grows page by page.
 #
 # Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it reserved:

@@ -24,12 +24,12 @@ LIMITS = {
     "06_pipeline": (1352, 45),
     "07_time": (1233, 40),
     "08_todays_layer": (1060, 35),
-    "09_your_model": (1460, 45),
+    "09_your_model": (1469, 45),
     "10_the_loss": (1005, 35),
     "11_adapters": (950, 35),
     "12_long_sequences": (1155, 35),
     "13_experts": (895, 35),
-    "14_allocator_and_eight_bits": (460, 20),
+    "14_allocator_and_eight_bits": (465, 20),
 }
 MOST_IMPORTS = 6
 

@@ -97,7 +97,7 @@ class LayerTerms:
 
     input: the one term without a recipe.  core: what selective recomputation drops.
     core_elementwise: whether *elementwise* drops the core as well, at the price of its matmul.
-    last_products: the last matmuls of each region, which a mode runs only if it does not stop early.
+    last_matmuls: the last matmuls of each region, which a mode runs only if it does not stop early.
     one_tensor: terms that are views of one storage, which only goes when all of them go.
     statistics: a few numbers a token, by-products of norms; of named modes only "full" drops them.
     other_dtype: masks, indices and float32 results: not in the dtype of the layer's activations.

@@ -59,7 +59,10 @@ def on_the_host(term: str) -> str:
 
 
 def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
-    """What stays on the device of the rows of a layer that keeps everything: compressed terms in 260 bytes a block."""
+    """The rows that are still in the device's memory: without recomputed and offloaded terms, compressed ones smaller.
+
+    rows: of a layer that recomputes nothing.  A compressed term takes 260 bytes for each 256 elements.
+    """
     dropped, stored = terms.dropped(recompute), terms.stored(recompute)
     left = [row for row in rows if row.term not in dropped and stored.get(row.term) != "offload"]
     blocks = {row.term: -(-row.bytes // (element_size * BLOCK)) for row in left}

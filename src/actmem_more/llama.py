@@ -135,7 +135,7 @@ class GroupedQueryAttention(ParallelModule):
         self.core = FlashCore()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """One pair of tables for all of this rank's tokens: not activations."""
+        """The rotary tables, cos and sin, for this rank's tokens."""
         tables = rotary_tables(self.seq_length, self.head_size)
         own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
         return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}

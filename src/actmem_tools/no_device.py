@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actmem.config import ConfigError
 from actmem.ledger.storages import replaced
 from actmem_more.torch_private import cudnn_attention, efficient_attention, flash_attention
 from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, Gpu, attention_kernel
 from actmem_tools.torch_private import attention_on, torch_release
 
+#: The first torch that runs fake CUDA tensors without a driver.
+OLDEST = (2, 11)
 #: Philox: a seed and an offset of 8 bytes each.
 _STATE_BYTES = 16
 #: Its compute capability.
@@ -37,7 +40,12 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 
     Args:
         gpu: whose choice of a kernel; an H100's by default.
+
+    Raises: ConfigError on an older torch, whose linear asks the driver and ends the process.
     """
+    if torch_release() < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise ConfigError("device", f"fake cuda without a GPU needs torch {needed}, this is {torch.__version__}")
     gpu = gpu or gpu_of_this_build()
     with replaced(torch, "Generator", lambda original: _Generator):
         with attention_on("CUDA", lambda original: _attention(original, gpu)):
@@ -46,9 +54,9 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
 
 @contextmanager
 def fused_attention_on_cpu() -> Iterator[set[float]]:
-    """In the block, attention with dropout keeps on a CPU what a GPU's fused kernel does, but for its seed: no scores.
+    """In the block, attention with dropout saves on a CPU what a GPU's fused kernel saves, except the seed: no scores.
 
-    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.
+    A CPU's fused kernel has no dropout, so torch would take its math kernel.  No dropout is applied here.
 
     Yields: the dropouts that were left out.
     """

@@ -7,11 +7,10 @@ from actmem_course.figures.ch14_allocator_and_eight_bits import (
     EVENTS_PLAYED,
     ORDERS,
     SEGMENTS,
-    free_in_pieces,
     memory_after,
     memory_map,
 )
-from actmem_course.others.allocator import MEBIBYTE, blocks_of
+from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, blocks_of
 from actmem_course.predicted.eight_bits import break_even_tokens, eight_bit_rows
 from actmem_more.llama_shape import llama_shape
 from actmem_more.llama_terms import llama_rows
@@ -47,7 +46,22 @@ def test_free_pieces_beside_states_are_what_torch_cannot_give_back():
     """34 MiB are free at the fullest moment: a segment of 12, which goes back, and 22 in pieces."""
     memory, _ = memory_after(18, SEGMENTS[0], "shortest first")
     free = sum(block.size for first in memory.segments for block in blocks_of(first) if not block.in_use)
-    assert (free, free_in_pieces(memory)) == (34 * MEBIBYTE, 22 * MEBIBYTE)
+    assert (free, memory.stuck) == (34 * MEBIBYTE, 22 * MEBIBYTE)
+
+
+def test_of_expandable_segments_whole_free_pages_go_back():
+    """A page is 20 MiB: free are 2 to 50 of 60 MiB, and with them the page from 20 to 40; then 2 to 60, and two pages."""
+    memory = CachingAllocator(expandable=True)
+    for name, size in (("first", 2), ("between", 48), ("last", 10)):
+        memory.take(name, size * MEBIBYTE)
+    _, between, last = blocks_of(memory.segments[0])
+    assert memory.stuck == 0
+    memory.free(between)
+    assert memory.stuck == 28 * MEBIBYTE
+    memory.free(last)
+    assert memory.stuck == 18 * MEBIBYTE
+    memory.free(memory.segments[0])
+    assert memory.stuck == 0
 
 
 def test_the_longest_batch_first_and_expandable_segments_reserve_less():

@@ -59,7 +59,7 @@ def test_the_first_curves_top_is_the_formula(p, m, n):
     layers = in_flight(parallel, 0, n) * layers_per_chunk(GPT3, parallel)
     assert drawn[0] == layers * layer_bytes(GPT3, parallel)
     assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
-    (dashed,) = [trace for trace in chart(p, m, n).traces if "eq. 5" in trace["name"]]
+    (dashed,) = [trace for trace in chart(p, m, n).traces if "equation 5" in trace["name"]]
     assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
 
 

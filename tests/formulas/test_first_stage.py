@@ -13,7 +13,6 @@ from actmem.formulas.first_stage import (
     EMBEDDING_TERM,
     HEAD_TERMS,
     bubble_fraction,
-    bytes_by_rank,
     capacity,
     embeddings_in_flight,
     eq5,
@@ -21,14 +20,12 @@ from actmem.formulas.first_stage import (
     in_flight,
     interleave_factor,
     layers_per_chunk,
-    section43_extras,
     selective_saves,
     stage_output_rows,
     stage_rows,
 )
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import extra_rows, paper_rows, total
-from actmem_course.others import paper
 from actmem_course.others.timeline import validate
 from tests.shapes import model_cuts
 
@@ -96,23 +93,6 @@ def test_torchs_rounds(p, m, n):
         assert g == p and ranks == schedule.interleaved(p, m, n)
 
 
-def test_extras_as_printed():
-    """(sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h))."""
-    for model in PAPER_MODELS.values():
-        shape, t, p = model.shape, model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
-        _, b, h, s = shape.letters()
-        L, v = shape.num_layers, shape.vocab_size
-        ends = Fraction(4, L) * (1 + Fraction(v, h)) if p == 1 else 0
-        assert section43_extras(shape, t, p) == Fraction(s * b * h * L, t) * (Fraction(p, L) + ends)
-
-
-def test_section_5_percentages():
-    for model, percent, coefficient in (("175B", 70, 80), ("530B", 65, 64)):
-        shape = PAPER_MODELS[model].shape
-        assert round(100 * selective_saves(shape)) == percent
-        assert Fraction(5 * shape.num_attention_heads * shape.seq_length, shape.hidden_size) == coefficient
-
-
 def test_bubble_of_the_papers_models():
     assert [bubble_fraction(m.parallel, m.global_batch_size // m.shape.micro_batch_size) for m in PAPER_MODELS.values()] == [
         0, Fraction(7, 64 * 3), Fraction(34, 280 * 3), Fraction(63, 512)
@@ -150,24 +130,6 @@ def test_stage_rows_are_the_peak_of_the_schedule(cut, recompute, e, device):
         of_paper = peak_by_schedule(shape, parallel, rank, n, layer, tokens * h // cut_by, head)
         extra = peak_by_schedule(shape, parallel, rank, n, total(more), 4 * tokens, more_of_head)
         assert (total(paper_rows(rows)), total(extra_rows(rows))) == (of_paper, extra)
-
-
-def test_figure_9():
-    """Outputs, as the paper counts them: not divided by t, so t times what one rank keeps."""
-    model = PAPER_MODELS["530B"]
-    t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
-    parallel = Parallel(t, True, p)
-    freed = bytes_by_rank(model.shape, parallel, "selective")
-    kept = bytes_by_rank(model.shape, parallel, "selective", free_outputs=False)
-    assert len(freed) == len(kept) == p
-    saved = [more - less for more, less in zip(kept, freed)]
-    assert round(Fraction(saved[0] * t, 2**30), 2) == Fraction(str(paper.FIGURE9_SAVED_GB))
-    assert saved[-1] == 0  # the last stage sends nothing on
-    # One microbatch less a rank: a straight line, with a spike from the embedding on rank 0.
-    steps = [a - b for a, b in zip(freed, freed[1:])]
-    assert len(set(steps[1:-1])) == 1
-    _, b, h, s = model.shape.letters()
-    assert steps[0] - steps[1] == s * b * h * p // t
 
 
 @given(model_cuts(), ELEMENT_SIZES)

@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given
 
 from actmem.config import PAPER_MODELS, TINY, ModelShape, Parallel
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
 from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import total
-from tests.shapes import model_cuts
 
 SHAPE = ModelShape(6, 1, 24, 4, num_layers=8, vocab_size=20)
 
@@ -31,21 +29,6 @@ def test_counts_are_those_of_the_real_model(parallel):
     for rank in range(parallel.pipeline_parallel_size):
         real = sum(x.numel() for part in parts(parallel, rank) for x in part.parameters())
         assert sum(parameter_counts(SHAPE, parallel, rank).values()) == real
-
-
-@given(model_cuts())
-def test_all_ranks_together_hold_the_model(cut):
-    """Cut parameters once, whole ones t times; the word embedding twice where p > 1."""
-    shape, parallel, _ = cut
-    t, p = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    together: dict[str, int] = {}
-    for rank in range(p):
-        for name, count in parameter_counts(shape, parallel, rank).items():
-            cut_by_t = name in ("layer weights", "layer biases, cut", "word embedding")
-            together[name] = together.get(name, 0) + count * (t if cut_by_t else 1)
-    if p > 1:
-        together["word embedding"] //= 2
-    assert sum(together.values()) == num_parameters(shape)
 
 
 @pytest.mark.parametrize(("model", "billions"), [("22B", 22), ("175B", 175), ("530B", 530), ("1T", 1008)])

@@ -24,14 +24,6 @@ def test_progress_is_kept(tmp_path, monkeypatch):
     assert LearnerProgress(file).passed == {"1.1"} and (tmp_path / "my" / ".progress.json").exists()
 
 
-def test_every_exercise_names_a_section_of_its_chapter():
-    for lab in ALL_LABS:
-        for exercise in lab.exercises:
-            source = LABS.parent / "notebooks" / "source" / f"{lab.chapter_of(exercise)}.py"
-            chapter = source.read_text(encoding="utf-8")
-            assert f"# ## {exercise.section}\n" in chapter, (lab.name, exercise.number, exercise.section)
-
-
 def test_a_hint_needs_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('a hint loads torch')")
     file = learner_file(tmp_path, "lab2_tensor_parallel")

@@ -1,4 +1,4 @@
-"""Parity as a user runs it: real processes, JSON, bad input in one line, and a fault that is found."""
+"""Parity as a user runs it: real processes, JSON, bad input in one line, and gradients that are no numbers."""
 
 import math
 from collections import Counter
@@ -33,30 +33,9 @@ def check_results(results, processes):
         assert r["partial_gradients"] == (SEEN_IN_PARTS if sequence else [])
 
 
-def without_reduction(module, tp):
-    """A planted fault: the gradients that every rank has in part are left so."""
-
-
-def parities(rank_size, fault):
-    import torch.distributed as dist
-
-    if fault:
-        measure_parity.reduce_partial_gradients = without_reduction
-    here = Ranks(dist.get_rank(), rank_size, "cpu", False)
-    return [measure_parity.measure(ModelShape(8, 2, 24, 4), form, here)["exact"] for form in FORMS]
-
-
 def test_a_gradient_that_is_no_number_is_found(monkeypatch):
     broken = lambda layer, tp: layer.mlp.down.bias.grad.fill_(math.nan)  # noqa: E731
     monkeypatch.setattr(measure_parity, "reduce_partial_gradients", broken)
     with emulated_rank(1, real_tensors=True):
         row = measure_parity.measure(ModelShape(8, 2, 24, 4), "tensor", Ranks(0, 1, "cpu", True))
     assert (row["exact"], row["largest_error"]) == (False, math.inf)
-
-
-def test_gradients_left_in_parts_are_found(pools):
-    try:
-        assert pools[2].run(parities, 2, True) == [[True, False, False]] * 2
-    finally:
-        pools[2].stop()  # these ranks carry the fault
-    assert pools[2].run(parities, 2, False) == [[True, True, True]] * 2

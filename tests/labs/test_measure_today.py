@@ -12,16 +12,11 @@ from tests.labs.in_process import lab_results, shown_in_80_columns
 from tests.tiers import at_night
 
 SCRIPT = "measure_today.py"
-NAMES = {
-    "none", "selective", "elementwise", "full",
-    "tensor", "tensor+selective", "tensor+elementwise", "tensor+full",
-    "tensor+sequence", "tensor+sequence+selective", "tensor+sequence+elementwise", "tensor+sequence+full",
-}  # fmt: skip
 
 
 def test_on_two_ranks():
     results = launch.results(SCRIPT, processes=2)
-    assert {c.name for c in configurations()} == NAMES and len(results) == 2 * len(NAMES)
+    assert len(results) == 2 * len({c.name for c in configurations()}) == 24
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0
         assert result["tensor_parallel_size"] == (2 if "tensor" in result["configuration"] else 1)

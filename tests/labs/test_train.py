@@ -202,7 +202,6 @@ ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
         (["--resume"], "--resume: needs --save FOLDER"),
         (["--save-every", 3], "--save-every: needs --save FOLDER"),
         (["--save", "{folder}", "--save-every", 0], "--save-every: must be at least 1, got 0"),
-        (["--steps", 0], "--steps: must be at least 1, got 0"),
         (["--dropout", 1], "--dropout: must be at least 0 and less than 1, got 1.0"),
         (["--save", "/proc/actmem"], "--save: cannot write and lock /proc/actmem: No such file or directory"),
         (["--save", "{folder}/file"], "--save: cannot write and lock {folder}/file: File exists"),

@@ -13,7 +13,6 @@ from actmem.ledger.comms import Collective, count_collectives
 from actmem.ledger.emulate import emulated_rank
 from actmem.ledger.layer_rows import layer_input
 from actmem.parallel.groups import TensorParallel
-from actmem.rows import by_term, total
 from actmem_more.context import ContextParallel, attend_part, layer_groups
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_shape import (
@@ -24,7 +23,7 @@ from actmem_more.llama_shape import (
     llama_shape,
     own_context_shape,
 )
-from actmem_more.llama_terms import context_collectives, llama_rows
+from actmem_more.llama_terms import context_collectives
 from tests.layers.test_llama import FLASH, MODES, all_modes, differences, flash_flops
 from tests.tiers import covering, examples
 
@@ -104,25 +103,6 @@ def test_named_shapes_are_exact_on_emulated_ranks(model, way):
             tp, context = layer_groups(c, way, sequence_parallel=sequence_parallel)
             for mode, routing in ((mode, routing) for mode in MODES for routing in routings):
                 assert differences(shape, mode, tp, torch.bfloat16, routing, context) == "", (mode, routing)
-
-
-def test_what_it_divides_beyond_sequence_parallelism():
-    shape, t, c = llama_shape("llama3-70b"), 8, 4  # k = 8
-    cut = Parallel(t, True, context_parallel_size=c)
-    before = by_term(llama_rows(shape, Parallel(t, True)))
-    assert by_term(llama_rows(shape, cut)) == {term: size // c for term, size in before.items()}
-    # More tensor-parallel ranks than key and value heads leave K and V as they are.
-    more = by_term(llama_rows(shape, Parallel(c * t, True)))
-    assert [term for term, size in before.items() if more[term] != size // c] == ["K", "V"]
-    whole = by_term(llama_rows(shape, cut, context_kind="gather-plain"))
-    assert (whole["K"], whole["V"]) == (before["K"], before["V"])
-
-
-def test_ulysses_keeps_attentions_result_twice_and_elementwise_once():
-    for mode, extra in (("none", 1), ("selective", 1), ("elementwise", 0), ("full", 0)):
-        two = SHAPE, Parallel(context_parallel_size=2), mode
-        gathered, exchanged = (total(llama_rows(*two, context_kind=way)) for way in ("gather", "ulysses"))
-        assert exchanged - gathered == extra * 2 * 16 * 3 * 32 // 2
 
 
 def work_of_rank(rank, c, s=48, b=2, a=4, k=2, d=8):

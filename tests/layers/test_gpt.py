@@ -47,8 +47,6 @@ def copied_and_saved():
     other = GPT(SHAPE, tp, seed=5)
     other.load_state_dict(torch.load(file))
     assert all(torch.equal(*pair) for pair in zip(other.parameters(), model.parameters()))
-    with pytest.raises(TypeError, match="ProcessGroup"):
-        torch.save(model, io.BytesIO())
     return True
 
 

@@ -14,7 +14,7 @@ from actmem_more.context import layer_groups
 from actmem_more.experts import ExpertMLP, expert_ranks
 from actmem_more.llama import LlamaLayer, LlamaStage
 from actmem_more.llama_shape import LlamaShape
-from actmem_more.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
+from actmem_more.llama_terms import forced_routed_tokens, llama_rows, most_routed_tokens
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
 
@@ -122,11 +122,3 @@ def test_a_sigmoid_router_of_scores_that_underflow_gives_numbers():
     y = mlp(x)
     y.sum().backward()
     assert y.eq(0).all() and all(one.grad.isfinite().all() for one in (x, *mlp.parameters()))
-
-
-def test_closed_form():
-    s, b, h, f, taken = 12, 3, 32, 40, 3
-    pairs = s * b * taken
-    for t in (1, 2, 4):
-        whole = 2 * s * b * h + 20 * pairs + 4 * pairs + 6 * pairs * f
-        assert total(expert_mlp_rows(SHAPE, Parallel(t, True))) == whole // t

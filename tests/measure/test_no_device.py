@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.layer_rows import rows_by_term
@@ -17,13 +17,22 @@ from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_rows
 from actmem_tools.__main__ import main
 from actmem_tools.attention_kernels import AttentionCall, attention_kernel, attention_rows
-from actmem_tools.no_device import cuda_without_device, gpu_of_this_build
+from actmem_tools.no_device import OLDEST, cuda_without_device, gpu_of_this_build
 from actmem_tools.torch_private import torch_release
 from tests.measure.corner_cases import ledger_of
 
 HERE = "tests.measure.factories_for_tests"
-has_no_build = torch.version.cuda is None or torch.cuda.is_available()
-needs_build = pytest.mark.skipif(has_no_build, reason="needs a CUDA build of torch and no GPU")
+has_no_build = torch.version.cuda is None or torch.cuda.is_available() or torch_release() < OLDEST
+needs_build = pytest.mark.skipif(has_no_build, reason="needs a CUDA build of torch, a new one, and no GPU")
+
+
+def test_an_old_torch_is_refused(monkeypatch):
+    monkeypatch.setattr("actmem_tools.no_device.torch_release", lambda: (2, 9))
+    with (
+        pytest.raises(ConfigError, match="^device: fake cuda without a GPU needs torch 2.11, this is"),
+        cuda_without_device(),
+    ):
+        pass
 
 
 def kept_on_cuda(shape, recompute):

@@ -411,11 +411,12 @@ def test_a_guess_stands_where_it_is_on_a_logarithmic_axis_and_at_its_end_beyond(
     answer = run_cell(next(iter(figures(stored("03_tensor_parallelism.ipynb")).values()))).answer()
     layout = answer["drawings"][0]["layout"]
     low, high = (10**end for end in layout["yaxis"]["range"])
-    drawn = "async (guesses) => { const { guessLine } = await import('/live/figures.js'); return guesses.map(([guess, line, layout]) => guessLine(guess, line, layout).y0); }"
+    drawn = "async (guesses) => { const { guessLine } = await import('/live/figures.js'); return guesses.map(([guess, line, layout]) => guessLine(guess, line, layout)); }"
     found = reader.open(FIGURES).page.evaluate(
         drawn, [[guess, answer["line"], layout] for guess in (0, 256, 1536, 10**6)]
     )
-    assert found == pytest.approx([low, 256, 1536, high]) and layout["yaxis"]["type"] == "log"
+    assert [line["y0"] for line in found] == pytest.approx([low, 256, 1536, high]) and layout["yaxis"]["type"] == "log"
+    assert ["beyond the axis" in line["label"]["text"] for line in found] == [True, False, False, True]
 
 
 PAGES = ["index", at_night("notebooks/05_recomputation"), "labs/lab1_count_bytes"]  # of chapters also: on a phone

@@ -1,15 +1,12 @@
 """Where the paper disagrees with itself, and what larger microbatches pay for."""
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import PAPER_MODELS, TINY, ConfigError
-from actmem.formulas.flops import layer_overhead
+from actmem.config import TINY, ConfigError
 from actmem_course.others.disagreements import disagreements
-from actmem_course.predicted.recomputation import batch_factor, break_even, throughput
+from actmem_course.predicted.recomputation import break_even, throughput
 from tests.shapes import shapes
 
 
@@ -41,18 +38,6 @@ def test_throughput_is_1_at_the_break_even(shape, layers, mode):
     assert throughput(deep, mode, break_even(deep, mode)) == 1
 
 
-@given(shapes(), st.sampled_from(MODES))
-def test_without_a_fixed_part_recomputation_only_costs(shape, mode):
-    assert throughput(shape, mode, Fraction(0)) == 1 / (1 + layer_overhead(shape, mode))
-
-
 def test_nothing_breaks_even_where_nothing_is_freed():
     with pytest.raises(ConfigError, match="frees nothing"):
         break_even(TINY.with_sizes(num_layers=1), "full")
-
-
-@pytest.mark.parametrize("name", PAPER_MODELS)
-def test_full_frees_more_and_breaks_even_later(name):
-    shape = PAPER_MODELS[name].shape
-    assert batch_factor(shape, "full") > batch_factor(shape, "selective") > 1
-    assert break_even(shape, "full") > break_even(shape, "selective") > 0

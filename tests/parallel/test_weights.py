@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
-from actmem.parallel import linear, weights
+from actmem.parallel import weights
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.vocab import VocabParallelEmbedding
@@ -180,21 +180,3 @@ def test_a_model_made_empty_computes_as_one_that_was_never(device):
         empty.to_empty(device="cpu").load_state_dict(model.state_dict())
         assert torch.equal(empty(tokens), model(tokens))
         assert torch.equal(empty.double()(tokens), model.double()(tokens))
-
-
-def test_partial_gradients_are_summed_after_values_are_assigned(monkeypatch):
-    summed = []
-    monkeypatch.setattr(linear, "all_reduce", lambda x, tp, in_place: summed.append(x.numel()))
-
-    def elements(layer):
-        for parameter in layer.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        linear.reduce_partial_gradients(layer, SEQUENCE)
-        return summed.pop()
-
-    layer = TransformerLayer(SHAPE, SEQUENCE, seed=1)
-    # Two norms' weights and biases, and two biases after g_bar.
-    assert elements(layer) == 6 * SHAPE.hidden_size
-    layer.load_state_dict({name: tensor.clone() for name, tensor in layer.state_dict().items()}, assign=True)
-    assert elements(layer) == 6 * SHAPE.hidden_size
-    assert elements(from_meta(lambda: TransformerLayer(SHAPE, SEQUENCE, seed=1))) == 6 * SHAPE.hidden_size

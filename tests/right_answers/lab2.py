@@ -37,17 +37,6 @@ def f_by_reduce_scatter_and_all_gather(x, group):
 
 
 @right("2.2")
-def f_bar_by_functional_collectives(x, group):
-    def forward(ctx, x):
-        return functional.wait_tensor(functional.all_reduce(x, "sum", group))
-
-    def backward(ctx, grad):
-        return grad
-
-    return applied(forward, backward, x)
-
-
-@right("2.2")
 def f_bar_by_detaching(x, group):
     # The sum of the others is a constant for this rank's gradient.
     total = x.detach().clone()

@@ -78,15 +78,6 @@ PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "nor
 
 
 @right("3.6")
-def gradients_gathered_and_added_up(w, group):
-    for name in PARTIAL:
-        tensor = getattr(w, name)
-        parts = [torch.empty_like(tensor.grad) for _ in range(group.size())]
-        dist.all_gather(parts, tensor.grad, group=group)
-        tensor.grad = torch.stack(parts).sum(0)
-
-
-@right("3.6")
 def gradients_summed_on_rank_0_and_sent_to_all(w, group):
     first = dist.get_global_rank(group, 0)
     for name in PARTIAL:

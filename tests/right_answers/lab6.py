@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import reduce_partial_gradients, shard
+from actmem.parallel.linear import shard
 from actmem_course.judge.solutions import lab6_train as lab6
 from tests.right_answers.register import mesh_of, right
 
@@ -35,19 +35,6 @@ def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factor
 
 
 @right("6.3")
-def gradient_norm_of_gathered_gradients(model):
-    gradients = []
-    for parameter in model.parameters():
-        gradient, dim = parameter.grad, getattr(parameter, "partition_dim", None)
-        if dim is not None and model.tp.size > 1:
-            parts = [torch.empty_like(gradient) for _ in range(model.tp.size)]
-            dist.all_gather(parts, gradient.contiguous(), group=model.tp.group)
-            gradient = torch.cat(parts, dim)
-        gradients.append(gradient)
-    return torch.nn.utils.get_total_norm(gradients).item()
-
-
-@right("6.3")
 def gradient_norm_by_dtensor(model):
     if model.tp.size == 1:
         return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
@@ -58,22 +45,6 @@ def gradient_norm_by_dtensor(model):
         placement = Replicate() if dim is None else Shard(dim)
         square += DTensor.from_local(parameter.grad, mesh, [placement], run_check=False).norm().full_tensor() ** 2
     return square.sqrt()
-
-
-@right("6.4")
-def step_with_torchs_clipping(model, optimizer, microbatches, max_norm):
-    losses = []
-    for tokens, targets in microbatches:
-        losses.append(model.loss(model(tokens), targets))
-        losses[-1].backward()
-    for parameter in model.parameters():
-        parameter.grad.div_(len(microbatches))
-    reduce_partial_gradients(model, model.tp)
-    norm = torch.tensor(lab6.gradient_norm(model), dtype=torch.float64)
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
-    optimizer.step()
-    optimizer.zero_grad()
-    return torch.stack(losses).mean().item()
 
 
 @right("6.4")

@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.right_answers.register import applied, right
+from tests.right_answers.register import right
 
 
 def written_out(x, weight, eps):
@@ -26,22 +26,6 @@ def gate_by_checkpoint(gate, up):
 @right("7.4")
 def checkpoint_of_torch_which_stops_before_the_matmul(recipe, weight, *sources):
     return checkpoint(lambda w, *s: F.linear(recipe(*s), w), weight, *sources, use_reentrant=False)
-
-
-@right("7.4")
-def linear_by_einsum(recipe, weight, *sources):
-    def forward(ctx, weight, *sources):
-        ctx.save_for_backward(weight, *sources)
-        return torch.einsum("sbi,oi->sbo", recipe(*sources), weight)
-
-    def backward(ctx, grad):
-        weight, *leaves = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
-        with torch.enable_grad():
-            x = recipe(*leaves)
-        x.backward(torch.einsum("sbo,oi->sbi", grad, weight.detach()))
-        return torch.einsum("sbo,sbi->oi", grad, x.detach()), *(leaf.grad for leaf in leaves)
-
-    return applied(forward, backward, weight, *sources)
 
 
 @right("7.5")

@@ -145,7 +145,8 @@ def layer_extra_rows(
 
     Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32); where the softmax runs
     again, the causal mask (1 byte an element); for a recomputed core attention a random-number
-    state, for a recomputed layer those of both streams.  A mask dropped by name knows its seed.
+    state, for a recomputed layer those of both dropout generators.  A dropout mask that is recomputed
+    on its own needs no saved state: its recipe holds the seed.
     """
     check_layer(shape, parallel)
     check_choice("device_type", device_type, RNG_STATE_BYTES)

@@ -47,8 +47,7 @@ def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
 
 def selective_saves(shape: ModelShape) -> Fraction:
     """The share of a layer's bytes that selective recomputation drops: 5as/h of 34 + 5as/h.  Section 5."""
-    a, _, h, s = shape.letters()
-    return Fraction(5 * a * s, 34 * h + 5 * a * s)
+    return 1 - Fraction(layer_bytes(shape, recompute="selective"), layer_bytes(shape))
 
 
 def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fraction:

@@ -80,19 +80,26 @@ def bar_chart(
     longest = max([room_for, *ends.values()])
     counts = _Unit(1, unit, False) if unit else _Unit(*axis_unit(int(longest)), True)
     known = [name for name in names if sizes[name] or name in notes]
-    after = {} if beside else {name: notes.get(name) or counts.text(ends[name]) for name in known}
     lines = {name: "<br>".join(wrap(name, _NAME)) for name in names}
     bar = _THIN_BAR if beside and len(parts) > 3 else _BAR
     group = bar * (len(parts) if beside else 1)
     row = group + _LINE * max(text.count("<br>") + 1 for text in lines.values()) + 8
 
     traces = [
-        _part(part, values, fill, counts, lines, beside, about, says.get(part, {}))
+        _part(part, values, fill, counts, lines, about, says.get(part, {}))
         for (part, values), fill in zip(parts.items(), fills)
     ]
+    # After each bar: its name, its words, where it ends, how far its middle is above the foot of the row.
+    after = [(name, notes.get(name) or counts.text(ends[name]), ends.get(name, 0), bar / 2) for name in known]
+    if beside:
+        after = [
+            (name, says.get(part, {}).get(name) or counts.text(size), size, group - bar * (number + 0.5))
+            for number, (part, values) in enumerate(parts.items())
+            for name, size in values.items()
+            if size is not None
+        ]
     # Words in place of a bar have the room of the bar.
-    shown = [text for trace in traces for size, text in zip(trace["x"], trace.get("text", ())) if size]
-    words = max(map(len, [*after.values(), *shown]), default=0)
+    words = max((len(text) for _, text, end, _ in after if end or not beside), default=0)
     for number, trace in enumerate(traces):
         # At the foot of the row, below its name.
         trace |= {"width": bar / row, "offset": 0.46 - (group - bar * number * beside) / row}
@@ -107,9 +114,9 @@ def bar_chart(
     plain = {"showarrow": False, "xanchor": "left"}
     over = {**plain, **behind, "xref": "paper", "x": 0, "yanchor": "bottom", "align": "left"}
     annotations = [{**over, "y": text, "yshift": group - 0.46 * row, "text": text} for text in lines.values()]
-    for name, text in after.items():
-        beyond = {**plain, "bgcolor": CARD, "borderpad": 0, "x": ends.get(name, 0) / counts.step, "y": lines[name]}
-        annotations.append({**beyond, "yshift": group / 2 - 0.46 * row, "text": f" {text}"})
+    for name, text, end, above_foot in after:
+        beyond = {**plain, "bgcolor": CARD, "borderpad": 0, "x": end / counts.step, "y": lines[name]}
+        annotations.append({**beyond, "yshift": above_foot - 0.46 * row, "text": f" {text}"})
     has_legend = len(parts) > 1 and any(len(values) > 1 for values in parts.values())
     return chart(
         title,
@@ -141,13 +148,13 @@ def _part(
     fill: Fill,
     counts: _Unit,
     lines: Mapping[str, str],
-    beside: bool,
     about: Mapping[str, str],
     says: Mapping[str, str],
 ) -> dict:
-    """One part of all bars, with its value at each bar if bars stand beside each other."""
+    """One part of all bars."""
     pointed_at = [
-        "<br>".join(filter(None, (says.get(name) or counts.full(value or 0), about.get(name))))
+        f"{name if name == part else f'{name}, {part}'}:<br>"
+        + "<br>".join(filter(None, (says.get(name) or counts.full(value or 0), about.get(name))))
         for name, value in values.items()
     ]
     return bars(
@@ -155,12 +162,7 @@ def _part(
         map(lines.get, values),
         [value if value is None else value / counts.step for value in values.values()],
         fill,
-        f"%{{y}}, {part}: %{{customdata}}",
-        [
-            says.get(name) or counts.text(value) if beside and value is not None else ""
-            for name, value in values.items()
-        ],
-        "outside",
+        "%{customdata}",
         customdata=pointed_at,
     )
 

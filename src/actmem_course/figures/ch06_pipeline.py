@@ -13,7 +13,7 @@ from actmem.formulas.first_stage import capacity, eq5, layers_per_chunk, stage_r
 from actmem.formulas.schedule import Action, Schedule, interleaved, moving_window, one_forward_one_backward
 from actmem.rows import paper_rows, total
 from actmem_course.figures.marks import Drawing, bars, chart, line, scale
-from actmem_course.figures.style import FILLS, HELD, INK, SKY, Fill
+from actmem_course.figures.style import CARD, FILLS, HELD, INK, SKY, Fill
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
 
@@ -22,8 +22,8 @@ Curve = Sequence[tuple[int, int]]
 
 #: Fills of passes by kind, one for each chunk; further chunks start over.
 _FILLS = {
-    "F": (FILLS["forward"], Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
-    "B": (FILLS["backward"], Fill("#F5CE7A", ""), Fill("#FBE9C4", ""), Fill("#CDB987", "")),
+    "F": (FILLS["forward"], Fill(SKY, ""), Fill("#A9B4E8", ""), Fill("#7C8FA0", "")),
+    "B": (FILLS["backward"], Fill("#F5CE7A", ""), Fill("#E0A98C", ""), Fill("#B8A06A", "")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
 #: Passes of the moving window, by kind and by whether their microbatch saves everything.
@@ -116,6 +116,8 @@ def _passes(spans: Sequence[Span], look: Callable[[Action], tuple[str, Fill]]) -
         if len(spans) <= _MOST_LABELS:
             trace |= {"text": [str(span.action.microbatch) for span in group], "textposition": "inside"}
             trace |= {"insidetextanchor": "middle", "textangle": 0, "insidetextfont": {"color": fill.text, "size": 12}}
+        else:  # dark edges would cover passes of a few pixels
+            trace["marker"] = {**trace["marker"], "line": {"color": CARD, "width": 0.5}}
         traces.append(trace)
     return traces
 
@@ -175,7 +177,8 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     curves = [memory_curve(spans, rank, lambda action: each) for rank in range(p)]
     equation = eq5(shape, parallel.tensor_parallel_size)
     peaks = [max(size for _, size in curve) for curve in curves]
-    times = f"{three_digits(peaks[0] / equation)} times eq. 5" if peaks[0] != equation else "eq. 5 exactly"
+    times = f"{three_digits(peaks[0] / equation)} times " if peaks[0] != equation else ""
+    times += f"what {shape.num_layers} layers save"
     idle = float(bubble_of(spans) / (1 + bubble_of(spans)))
     return gantt(
         f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(peaks[0])}, {times};<br>"
@@ -184,7 +187,7 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         f"at their peaks the ranks hold {', '.join(f'{peak // each}' for peak in peaks)} chunk-microbatches; rank 0 "
         f"holds {peaks[0]:,} bytes, {times}; idle {idle:.1%} of the step.",
         # Interleaving multiplies equation 5 by less than 1 + 1/m.
-        spans, curves, limit=("eq. 5", equation), room=3 * equation // 2,
+        spans, curves, limit=(f"{shape.num_layers} layers (equation 5)", equation), room=3 * equation // 2,
     )  # fmt: skip
 
 

@@ -119,6 +119,7 @@ def _names(operations: Sequence[Operation]) -> dict:
         ["<br>".join(o.name for o in group) for group in groups],
         12,
         textposition=places,
+        meta="names",  # letters on a narrow page
         mode="markers+text",
         marker={"size": 14, "opacity": 0},  # keeps the words off the markers
     )
@@ -173,7 +174,7 @@ def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
         "Lines of throughput over the fixed share φ: selective recomputation passes 1 at "
         f"{even['selective']:.2f}%, full, to its end, at "
         f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
-        xaxis=scale("φ: fixed part, of the sequences' work", -1, 101, ticksuffix="%"),
+        xaxis=scale("φ: fixed cost, in percent of the sequences' work", -1, 101, ticksuffix="%"),
         yaxis=scale("sequences a second, relative", 0.7, 1.9),
         height=430,
     )

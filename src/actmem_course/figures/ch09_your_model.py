@@ -10,11 +10,12 @@ from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.layer_picture import block_picture, layer_blocks
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.sketch import Block
+from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.plan_report import layout_text
 from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.plan.search import Plan, find_plans
+from actmem_tools.plan.search import Bill, Plan, bill_of, find_plans
 from actmem_tools.plan.step_time import GIBIBYTE, Cluster
 
 WRITTEN, CHANGED = "in plain operators", "with three changes"
@@ -92,16 +93,19 @@ def plan_with(sizes: Mapping[str, int], mode: str) -> Plan:
 
 def changes_in_order() -> Drawing:
     """What the fullest GPU holds of a plan that doesn't fit, as one change comes after the other."""
-    held: dict[str, int] = {}
+    bills: dict[str, Bill] = {}
     sizes: dict[str, int] = {}
     for words, (changed, mode) in CHANGES.items():
         sizes |= changed
         plan = plan_with(sizes, mode)
-        held[words or layout_text(plan.layout)] = plan.bytes
-    start, limit = next(iter(held)), Cluster(64, MEMORY).usable_bytes
+        bills[words or layout_text(plan.layout)] = bill_of(planned_model_of(MODEL).with_modes([mode]), plan)
+    start, limit = next(iter(bills)), Cluster(64, MEMORY).usable_bytes
+    parts = dict.fromkeys(part for bill in bills.values() for part in bill.by_part())
     return bar_chart(
-        f"{MODEL}, {start}: {size_text(held[start] - limit)} too much.<br>Each bar adds a change, the cheapest first",
-        {"held": held},
+        f"{MODEL}, {start}: {size_text(bills[start].bytes - limit)} too much.<br>"
+        "Each bar adds a change, the cheapest first",
+        {part: {name: bill.by_part().get(part, 0) for name, bill in bills.items()} for part in parts},
         "held by the fullest GPU",
+        fills=[FILLS[part] for part in parts],
         limit=("what a plan may use", limit),
     )

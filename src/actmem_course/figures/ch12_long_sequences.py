@@ -33,7 +33,7 @@ def cost(step: LongStep) -> str:
     """What a step adds, in a few words."""
     if step.copied_bytes:
         return f"{size_text(step.copied_bytes)} out, and back"
-    return f"{size_text(step.sent_bytes)} sent" if step.sent_bytes else f"+{100 * step.added_flops:.2g}% FLOPs"
+    return f"each sends {size_text(step.sent_bytes)}" if step.sent_bytes else f"+{100 * step.added_flops:.2g}% FLOPs"
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
@@ -42,7 +42,7 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
     first, *_, on_one, _ = steps.values()
     return bar_chart(
         f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"
-        f"(nothing recomputed: {size_text(everything_kept(shape))}; +% are FLOPs of an iteration)",
+        f"({size_text(everything_kept(shape))} if nothing is recomputed)",
         {part: {name: step.parts.get(part, 0) for name, step in steps.items()} for part in _FILLS},
         "at the peak, besides weights",
         fills=tuple(_FILLS.values()),

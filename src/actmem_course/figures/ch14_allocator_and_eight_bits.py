@@ -66,13 +66,6 @@ def memory_after(moment: int, segments: str, order: str) -> tuple[CachingAllocat
     return memory, live
 
 
-def free_in_pieces(memory: CachingAllocator) -> int:
-    """Free bytes of segments that hold a tensor as well: those that torch can't give back to the GPU."""
-    segments = [list(blocks_of(first)) for first in memory.segments]
-    mixed = [blocks for blocks in segments if any(block.in_use for block in blocks)]
-    return sum(block.size for blocks in mixed for block in blocks if not block.in_use)
-
-
 def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first") -> Drawing:
     """All segments after so many events, one below the other: blocks that hold a tensor, and free ones."""
     memory, live = memory_after(moment, segments, order)
@@ -88,8 +81,8 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     tensor = f"takes tensor {len(live)}" if way == "take" else f"frees tensor {len(live) + 1}"
     doing = "Adam makes a state, which stays" if way == "state" else f"Batch {batch + 1} {tensor}"
     return diagram(
-        f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>{free_in_pieces(memory) // MEBIBYTE} MiB of it in "
-        "pieces that torch can't give back",
+        f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>"
+        f"{memory.stuck // MEBIBYTE} MiB of it free, in pieces that torch can't give back",
         boxes(drawn),
         f"{len(memory.segments)} segment{'s' * (len(memory.segments) > 1)} of "
         f"{', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "

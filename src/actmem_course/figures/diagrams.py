@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actmem_course.figures.marks import Drawing, chart, line, words
+from actmem_course.figures.marks import Drawing, chart, line, points, words
 from actmem_course.figures.style import Fill
 
 #: A frame around boxes, and what is missing.
 EMPTY = Fill("#FFFFFF", "")
+#: Invisible points that say what a box is, in a row across all boxes.
+_POINTS_ACROSS = 24
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,18 @@ def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
         customdata=[box.hover or box.text for box in every], hovertemplate="%{customdata}<extra></extra>",
     )  # fmt: skip
     del inside["cliponaxis"]
-    return [*(_outlines(fill, group) for fill, group in frames_first), inside]
+    return [*_along(every), *(_outlines(fill, group) for fill, group in frames_first), inside]
+
+
+def _along(every: Sequence[Box]) -> list[dict]:
+    """More for the pointer to find, all along wide boxes."""
+    apart = max((box.x + box.width for box in every), default=1) / _POINTS_ACROSS
+    found = [(box, (i + 0.5) * apart) for box in every for i in range(int(box.width / apart))]
+    if not found:
+        return []
+    x, y = [box.x + at for box, at in found], [box.y + box.height / 2 for box, _ in found]
+    look: dict[str, Any] = {"showlegend": False, "customdata": [box.hover or box.text for box, _ in found]}
+    return [points("", x, y, EMPTY.colour, "%{customdata}", size=22, opacity=0, **look)]
 
 
 def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position: str = "middle center") -> dict:

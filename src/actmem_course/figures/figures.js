@@ -20,17 +20,20 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
   return lines;
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words: on a narrow page those at an axis leave no room, and those of a diagram run out of it.
-const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE = 22, BESIDE_BOX = 18, SMALL = 0.75;
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 80, BESIDE_BOX = 18, SAID = 34, SMALL = 0.75;
 const TALL = 600;  // pixels of a figure that a window would not show whole
 const smaller = (size) => Math.max(10, SMALL * size);
-const worded = (data, isDiagram) => data.map((trace) => {
+const letter = (place) => "abcdefghijklmnopqrstuvwxyz"[place];
+const worded = (data, isDiagram) => data.map((given) => {
+  const { customdata } = given;
+  const trace = customdata ? { ...given, customdata: customdata.map((said) => typeof said === "string" ? wrap(said, SAID) : said) } : given;
   if (isDiagram) {
     if (!trace.textfont) return trace;
     const text = trace.meta === "names" ? trace.text.map((words) => wrap(words, BESIDE_BOX).replaceAll("<br>", "\u00a0<br>")) : trace.text;
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
-  if (trace.orientation !== "h" || !Array.isArray(trace.text)) return trace;
-  return { ...trace, text: trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) };
+  // Words at the points of a chart stand below it.
+  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`) } : trace;
 });
 const fitted = (layout, width) => {
   const fit = { ...layout };
@@ -119,9 +122,9 @@ export const joined = (data, { barmode }) => {
   return runs.map((run) => {
     const trace = together(run);
     if (trace.type === "bar") trace.ids = numbered(run.flatMap((one) => one.x.map((_, bar) => identity(one, bar))));
-    // Words that say nothing cost as much as others.
-    const says = trace.text?.some((words) => words && words !== "\u00a0");
-    if (says !== false) return trace;
+    // Words that say nothing cost as much as others.  A trace of words alone keeps them: without, Plotly takes away those of the
+    // trace before it as well.
+    if (!trace.text || trace.mode === "text" || trace.text.some((words) => words && words !== "\u00a0")) return trace;
     const { text, textposition, ...silent } = trace;
     return trace.mode ? { ...silent, mode: trace.mode.replace("+text", "") } : silent;
   });
@@ -135,6 +138,12 @@ const styled = ({ template: { layout: style }, ...layout }) => {
     all[name] = { ...kind, ...own, ...(own.title && { title: { ...kind.title, ...own.title } }) };
   }
   return all;
+};
+
+// Plotly puts what it says of a bar beside it, on a narrow page over the edge.
+const inside = (label, plot) => {
+  const said = label.getBoundingClientRect(), card = plot.getBoundingClientRect();
+  label.style.translate = `${Math.max(card.left - said.left, 0) + Math.min(card.right - said.right, 0)}px`;
 };
 
 const NOTES = '14px system-ui, "Segoe UI", "DejaVu Sans", sans-serif';  // as in figures.css
@@ -168,7 +177,8 @@ const write = (plot, notes) => {
   const line = xaxis._offset + xaxis.d2p(limit.x[0]);
   [...place.children].forEach((words, which) => {
     const left = parseFloat(words.style.left);
-    if (notes[which].xref !== "paper" && left < line + 4 && line < left + wide(words.textContent)) words.style.left = `${line + 4}px`;
+    const width = wide(words.textContent), hasRoom = line + width + 8 < plot.clientWidth;  // else they lie on it
+    if (notes[which].xref !== "paper" && hasRoom && left < line + 4 && line < left + width) words.style.left = `${line + 4}px`;
   });
 };
 
@@ -196,6 +206,8 @@ const legendOf = (data, { showlegend }) => {
   if (!(showlegend ?? named.length > 1)) return "";
   return named.map((trace) => `<span><svg width="30" height="14">${swatch(trace)}</svg><span>${trace.name.replaceAll("<br>", " ")}</span></span>`).join("");
 };
+const lettered = (data) => data.filter(({ meta }) => meta === "names").flatMap(({ text }) => text)
+  .map((words, place) => `<span><b>${letter(place)}</b><span>${words.replaceAll("<br>", ", ")}</span></span>`).join("");
 
 // What is said to a guess, without waiting for Python.
 const digits = (value) => {
@@ -231,14 +243,16 @@ export const judged = (text, unit, { number, reply }) => {
   return { guess, refused: false, reply: [`${said} ${is.slice(0, -1)}: ${howFar(guess, number)}.`, ...because].join("\n") };
 };
 
-// The line of a guess in its figure; at the axis's end if it lies beyond.  Plotly has the ends of a logarithmic axis as exponents.
+// The line of a guess in its figure; of one beyond the axis at its end, and its words say so.  Plotly has the ends of a logarithmic
+// axis as exponents.
 export const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
-  const along = axis[0], { range, type } = layout[`${along}axis${axis.slice(1)}`] ?? {};
-  const at = (start + per * guess) / unit;
-  const [low, high] = range?.map((end) => type === "log" ? 10 ** end : end) ?? [at, at];
-  const inside = Math.min(Math.max(at, low), high);
-  const label = along === "x" && at > high ? { ...shape.label, xanchor: "right" } : shape.label;  // or it would leave the card
-  return { ...shape, label, [`${along}0`]: inside, [`${along}1`]: inside };
+  const along = axis[0], { range, type } = layout[`${along}axis${axis.slice(1)}`] ?? {}, isLog = type === "log";
+  const value = (start + per * guess) / unit, at = isLog ? Math.log10(Math.max(value, Number.MIN_VALUE)) : value;
+  const [low, high] = range ?? [at, at], place = Math.min(Math.max(at, low), high);
+  const arrow = place === at ? "" : ({ x: "←→", y: "↓↑" })[along][Number(at > high)];
+  const label = { ...shape.label, text: arrow ? `your guess, ${plain(guess)}, is beyond the axis ${arrow}` : shape.label.text };
+  if (along === "x") label.xanchor = place < (low + high) / 2 ? "left" : "right";  // or it would leave the card
+  return { ...shape, label, [`${along}0`]: isLog ? 10 ** place : place, [`${along}1`]: isLog ? 10 ** place : place };
 };
 
 // ask: sends Python a message, and promises the next state.  plotly: a promise of Plotly.js.
@@ -266,7 +280,7 @@ export class Figure {
 
   say(words, isWaiting = false) {
     this.message.textContent = words;
-    this.message.classList.toggle("waiting", isWaiting);
+    this.place.classList.toggle("actmem-waits", isWaiting);
   }
 
   async draw() {
@@ -305,9 +319,10 @@ export class Figure {
       if (isNew) {
         write(plot, node.notes);
         plot.on("plotly_afterplot", () => write(plot, node.notes));
+        plot.on("plotly_hover", () => plot.querySelectorAll(".hovertext").forEach((label) => inside(label, plot)));
       }
       // Titles are text of the page, which wraps; Plotly would cut them.  Last, because Plotly looks up the page's layout.
-      const entries = legendOf(data, layout), words = (layout.title?.text ?? "").replaceAll("<br>", " ");
+      const entries = legendOf(data, layout) + (isNarrow && !isDiagram ? lettered(data) : ""), words = (layout.title?.text ?? "").replaceAll("<br>", " ");
       if (legend.entries !== entries) legend.innerHTML = legend.entries = entries;
       if (title.words !== words) title.innerHTML = title.words = words;
       plot.setAttribute("aria-label", alt);

@@ -99,12 +99,12 @@ def wall_bars(result: Result) -> Drawing:
 
 
 def _outcome(row: dict, without_limit: dict | None) -> str:
-    """Where memory ran out, and what the step took without the limit; "" if it didn't."""
+    """Where memory ran out, and what the step takes without the limit; "" if it didn't."""
     if not row["out_of_memory"]:
         return ""
-    where = row["out_of_memory"].partition(":")[0]
-    more = f" ({size_text(without_limit['peak_bytes'])} without the limit)" if without_limit else ""
-    return f"out of memory in {where}{more}".replace("in building the model", "while building the model")
+    where = f"in {row['out_of_memory'].partition(':')[0]}".replace("in building", "while building")
+    needs = f", needs {size_text(without_limit['peak_bytes'])}" if without_limit else ""
+    return f"out of memory {where}{needs}"
 
 
 def wall_remainder(result: Result) -> Fold:
@@ -137,8 +137,8 @@ def step_curve(result: Result) -> Drawing:
         [
             line("allocated", times, [size / GIB for size in sizes], HELD, "%{x:.0f} ms: %{y:.2f} GiB"),
             line("before the step", [0, end], [static / GIB] * 2, COMPARED, exact_text(static), "dash", 2),
-            words([0], [top], ["forward pass:<br>each layer saves its tensors"], 13, "bottom right"),
-            words([end], [top], ["backward pass:<br>each tooth is a layer"], 13, "bottom left"),
+            words([0], [top], ["forward pass:<br>each layer<br>saves tensors"], 13, "bottom right"),
+            words([end], [top], ["backward pass:<br>each tooth<br>is a layer"], 13, "bottom left"),
         ],
         f"A line over {end:.0f} ms: from {size_text(static)} allocated memory rises in the forward pass to "
         f"{size_text(peak)} at {at:.0f} ms, and falls back to {size_text(sizes[-1])} in the backward pass.",
@@ -155,9 +155,9 @@ def table4_bars(result: Result) -> Drawing:
     percent = {row: round(100 * found["over"]["value"]) for row, found in rows.items() if found["over"]}
     here = {row: percent[row] for row in _TO_ITS_END}
     parts = {
-        name: here,
-        f"{name}, second run to its end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},
-        "the paper's A100s, to its end": {row: paper.TABLE4[row].overhead_percent for row in _TO_ITS_END},
+        f"{name}, stops early": here,
+        f"{name}, recomputes to the end": {row: percent[literal] for row, literal in _TO_ITS_END.items()},
+        "the paper's A100s, to the end": {row: paper.TABLE4[row].overhead_percent for row in _TO_ITS_END},
     }
     return bar_chart(
         f"Selective recomputation alone costs {here['selective']}% on one {name}, as a rank whose<br>"
@@ -199,8 +199,8 @@ def strangers_bars(result: Result) -> Drawing:
     predicted = {name: row["record_fake"]["peak_bytes"] + row["cublas_bytes"] for name, row in rows.items()}
     apart = {name: abs(predicted[name] - seen[name]) for name in rows}
     return bar_chart(
-        f"Predicted with fake tensors, then seen on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
-        {"fake tensors + cuBLAS's workspaces": predicted, "seen": seen},
+        f"Predicted with fake tensors, measured on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
+        {"fake tensors + cuBLAS's workspaces": predicted, "measured": seen},
         "peak of one training step",
         beside=True,
         fills=_SIDES,

@@ -333,17 +333,24 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         for action, name in actions
         if (size := sum(block.row.bytes for block in blocks if block.action == action))
     ]
+    where = "on the GPU" if any(block.action == "offload" for block in blocks) else "for backward"
     if gone:
-        return f"{who} saves {size_text(held)} on the GPU;<br>{', '.join(gone)}"
+        return f"{who} saves {size_text(held)} {where};<br>{', '.join(gone)}"
     if any(block.by_rank for block in blocks):
         return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
     says = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
-        more = f"{size_text(copied)} of it is a copy of what another rank saves" if copied else "no byte is there twice"
+        more = (
+            f"{size_text(copied)} of it is a copy of what another rank saves"
+            if copied
+            else "each byte is on one rank only"
+        )
         return f"{says};<br>{more}"
-    most = max(blocks, key=lambda block: block.on_device)
-    return f"{says},<br>{most.on_device / held:.0%} of it one tensor: {most.row.term}"
+    most = max(block.on_device for block in blocks)
+    largest = [block.row.term for block in blocks if block.on_device == most]
+    each = " each" if len(largest) > 1 else ""
+    return f"{says};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
 
 
 def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:

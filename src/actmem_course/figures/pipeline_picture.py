@@ -83,7 +83,7 @@ def pipeline_picture(
         f"rank {rank} holds {len(held)} microbatches, {len(held) * each:,} bytes" for rank, held in enumerate(flying)
     ]
     sent = f"an arrow is {size_text(sends[0].payload_bytes)}" if sends else "nothing is sent"
-    chunks = "; 3·1 is microbatch 3, chunk 1" if m > 1 else ""
+    chunks = "; F3·1: forward pass of microbatch 3, chunk 1" if m > 1 else "; F3: forward pass of microbatch 3"
     return diagram(
         f"Moment {moment}: rank {fullest} holds {len(flying[fullest])} times {layers} layers, "
         f"{size_text(len(flying[fullest]) * each)};<br>{sent}{chunks}",

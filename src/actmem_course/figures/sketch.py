@@ -299,6 +299,7 @@ def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict
         sizes = [size for xs, _ in strokes for size in (*[0] * (len(xs) - 1), 7 + 1.5 * width, 0)]
         marker = {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": INK, "opacity": 1}
         head = {"mode": "lines+markers", "marker": marker}
+        width = _THIN if width == _THICK else width  # or it may look out beside the tip of its head
     return [line("", x, y, INK, width=width, showlegend=False, **head)]
 
 

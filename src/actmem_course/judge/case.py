@@ -258,7 +258,7 @@ class CaseRun(Bench):
         """
         if not self.group_name:
             found = saved_bytes(self, function, x, weights, others)
-            seen = found.without_copies() if itself else found
+            seen = found.without_copies(repair) if itself else found
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
 
 

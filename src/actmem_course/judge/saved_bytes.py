@@ -66,12 +66,17 @@ class SavedBytes:
         """Bytes that the hooks saw."""
         return sum(tensor.bytes for tensor in self.saved)
 
-    def without_copies(self) -> SavedBytes:
-        """This.  Raises Wrong if a copy of the input is saved, because whoever made the input may hold it."""
+    def without_copies(self, repair: str) -> SavedBytes:
+        """This.  Raises Wrong if a copy of the input is saved, because whoever made the input may hold it.
+
+        repair: what to do where more than copies is saved.
+        """
+        alone = all(saved.copied or saved.given or saved.is_state for saved in self.saved)
         for saved in self.saved:
             if saved.copied:
-                others = "others may hold x, so with the copy it is there twice"
-                raise Wrong(f"it saves a copy of x at {saved.line}", "save x itself", others)
+                there_twice = "others may hold x, so with the copy it is there twice"
+                save_x = "save x itself" if alone else repair or "save x itself"
+                raise Wrong(f"it saves a copy of x at {saved.line}", save_x, there_twice)
         return self
 
     def as_much(self) -> tuple:

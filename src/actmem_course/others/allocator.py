@@ -55,7 +55,8 @@ class CachingAllocator:
 
     allocated, peak: bytes of blocks in use, now and at most.
     segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given
-    back to the GPU: torch does that only when it would run out of memory.
+    back to the GPU: torch does that only when it would run out of memory, or on ``empty_cache``, which both leave
+    ``stuck`` there.
     """
 
     expandable: bool = False
@@ -101,6 +102,29 @@ class CachingAllocator:
     def reserved(self) -> int:
         """Bytes of all segments: what the GPU has given."""
         return sum(block.size for first in self.segments for block in blocks_of(first))
+
+    @property
+    def stuck(self) -> int:
+        """Free bytes that torch can't give back to the GPU.
+
+        It returns a segment that holds no tensor, and each page of an expandable one that lies whole in a free block
+        (``release_blocks``): what is left there are the pages that a free block shares with a tensor.
+        """
+        left = 0
+        for first in self.segments:
+            blocks = list(blocks_of(first))
+            free = [block for block in blocks if not block.in_use]
+            if self.expandable:
+                left += sum(block.size - self._whole_pages(block, block.address - first.address) for block in free)
+            elif len(free) < len(blocks):
+                left += sum(block.size for block in free)
+        return left
+
+    @staticmethod
+    def _whole_pages(block: MemoryBlock, at: int) -> int:
+        """Bytes of the pages that lie in a block, which begins ``at`` so many bytes of its segment."""
+        page = _PAGES[block.small]
+        return max(0, (at + block.size) // page - -(-at // page)) * page
 
     def _more(self, size: int, small: bool) -> MemoryBlock:
         if self.expandable:

@@ -229,7 +229,8 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
     *states, buffers = static_rows(model, layout, pipeline_rank).items()
     flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
     rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
-    moment = f"{rank}, {flight} microbatch{'es' * (flight > 1)} in flight"
+    passes = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if flight > 1 else "microbatch"
+    moment = f"{rank}, {flight} {passes} in flight"
     return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]), host)
 
 

@@ -89,7 +89,7 @@ def plan_of(r: CaseRun) -> str:
             raise Wrong(
                 f"{job}: it fits, with {gib(cluster.usable_bytes - plan.bytes)} to spare, but a step takes "
                 f"{seconds:.1f} s, {behind:.1%} longer than with the fastest plan; {MOST_BEHIND:.0%} are allowed",
-                cause=f"most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s",
+                cause=f"“{part}” takes {spent[part]:.1f} s, where the fastest plan's takes {least[part]:.1f} s",
             )
         remarks.append(f"{job} {seconds:.1f} s a step, {f'{behind:.1%} behind ' if behind else ''}the fastest")
     return "; ".join(remarks)

@@ -44,7 +44,7 @@ MISTAKES["7.2"] = (
 )
 MISTAKES["7.3"] = (
     *replacing("return F.silu(gate) * up",
-        ("gate and up are swapped", "silu is applied to up", "return F.silu(up) * gate"),
+        ("gate and up are swapped", "apply silu to gate", "return F.silu(up) * gate"),
         ("gelu is applied in place of silu", "", 'return F.gelu(gate, approximate="tanh") * up'),
         ("silu is applied to the product", "it belongs to gate alone", "return F.silu(gate * up)"),
         ("up is added", "it must multiply", "return F.silu(gate) + up"),

@@ -74,10 +74,8 @@ def sparse_gradients():
     """The sparse gradients of two microbatches, added up in main_grad and as they are, beside the dense ones."""
     tp, ids = tensor_parallel(), torch.tensor([[0, 5], [11, 5]])
     upstream = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    dense, sparse, main = (
-        VocabParallelEmbedding(VOCABULARY, 4, tp, seed=1, sparse=name != "dense", dtype=torch.float64)
-        for name in ("dense", "sparse", "main")
-    )
+    dense, sparse, main = (VocabParallelEmbedding(VOCABULARY, 4, tp, seed=1, dtype=torch.float64) for _ in range(3))
+    sparse.sparse = main.sparse = True
     use_main_gradients(main)
     for embedding in (dense, sparse, main):
         for _ in range(2):

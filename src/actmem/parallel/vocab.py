@@ -28,22 +28,16 @@ class VocabParallelEmbedding(ParallelModule):
     Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
     an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
 
-    sparse: as torch's ``nn.Embedding`` has it.  The weight's gradient is sparse, one row of h for each of the sb ids,
-    where a dense one takes [v/t, h] in every microbatch; ``use_main_gradients`` adds it to the dense ``main_grad``.
+    Set ``embedding.sparse = True``, as torch's ``nn.Embedding`` has it, and the weight's gradient is sparse: one row of h
+    for each of the sb ids, where a dense one takes [v/t, h] in every microbatch.  ``use_main_gradients`` adds it to the
+    dense ``main_grad``.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        tp: TensorParallel,
-        *,
-        seed: int | None = None,
-        sparse: bool = False,
-        **factory,
-    ):
+    sparse = False
+
+    def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
-        self.tp, self.sparse = tp, sparse
+        self.tp = tp
         rows = check_vocab_size(vocab_size, tp.size)
         self.weight = own_weight(tp, seed, rows, hidden_size, dim=0, **factory)
 

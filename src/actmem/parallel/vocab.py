@@ -28,9 +28,9 @@ class VocabParallelEmbedding(ParallelModule):
     Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
     an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
 
-    Set ``embedding.sparse = True``, as torch's ``nn.Embedding`` has it, and the weight's gradient is sparse: one row of h
-    for each of the sb ids, where a dense one takes [v/t, h] in every microbatch.  ``use_main_gradients`` adds it to the
-    dense ``main_grad``.
+    Set ``embedding.sparse = True``, as torch's ``nn.Embedding`` has it, and the weight's gradient is sparse: one row of
+    h for each of the sb ids, where a dense one takes [v/t, h] in every microbatch.  ``use_main_gradients`` adds it to
+    the dense ``main_grad``.
     """
 
     sparse = False

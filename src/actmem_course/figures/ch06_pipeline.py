@@ -181,8 +181,8 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     times += f"what {shape.num_layers} layers save"
     idle = float(bubble_of(spans) / (1 + bubble_of(spans)))
     return gantt(
-        f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(peaks[0])}, {times};<br>"
-        f"rank {p - 1} holds {size_text(peaks[-1])}; idle {idle:.0%} of the step",
+        f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(peaks[0])},<br>"
+        f"{times}; rank {p - 1} {size_text(peaks[-1])}; idle {idle:.0%}",
         f"Gantt chart of n = {n} microbatches on p = {p} pipeline ranks with m = {m}, and each rank's bytes over time: "
         f"at their peaks the ranks hold {', '.join(f'{peak // each}' for peak in peaks)} chunk-microbatches; rank 0 "
         f"holds {peaks[0]:,} bytes, {times}; idle {idle:.1%} of the step.",

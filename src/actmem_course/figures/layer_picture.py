@@ -349,6 +349,8 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"{says};<br>{more}"
     most = max(block.on_device for block in blocks)
     largest = [block.row.term for block in blocks if block.on_device == most]
+    if len(largest) > 2:
+        return f"{says};<br>most in {len(largest)} tensors: {most / held:.0%} each"
     each = " each" if len(largest) > 1 else ""
     return f"{says};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from actmem.torch_private import tree_map_only
+
 #: How long a judged rank waits for the others' values, in seconds.
 SECONDS = 50
 
@@ -37,15 +39,20 @@ def decoded(message: bytes) -> Any:
     Raises:
         BadMessage: on anything but values, tensors and sets.
     """
+    from_gpus: set[int] = set()
+
+    def on_cpu(storage: Any, place: str) -> Any:
+        if place.startswith("cuda"):
+            from_gpus.add(storage.data_ptr())
+        return storage
+
     try:
         with torch.serialization.safe_globals([set, frozenset]):
-            return torch.load(io.BytesIO(message), map_location=_own_device, weights_only=True)
+            value = torch.load(io.BytesIO(message), map_location=on_cpu, weights_only=True)
     except Exception as error:
         raise BadMessage(f"no message of ours: {type(error).__name__}") from None
-
-
-def _own_device(storage: Any, place: str) -> Any:
-    return storage.cuda() if place.startswith("cuda") else storage
+    own = lambda tensor: tensor.cuda() if tensor.untyped_storage().data_ptr() in from_gpus else tensor  # noqa: E731
+    return tree_map_only(torch.Tensor, own, value)
 
 
 class RankStore:

@@ -177,11 +177,13 @@ class Page:
         self._shown: dict[str, LiveCell] = {}
 
     def ask(self, message: str) -> str:
-        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is
-        shown.
+        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, that its answer is shown, or
+        that it should be ready.
         """
         asked = json.loads(message)
         cell = asked["cell"]
         if cell not in self._shown:
             self._shown[cell] = run_cell(self._cells[cell])
+        if asked.get("ready"):
+            return "null"
         return json.dumps(self._shown[cell].next(asked))

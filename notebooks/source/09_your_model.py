@@ -199,7 +199,8 @@ display(checks.show())
 print(f"{1 - changed_ledger.total_bytes / ledger.total_bytes:.0%} less")
 
 # %% [markdown]
-# Compare gradients before you trust a smaller number:
+# You free more than `findings` named, because the new norm doesn't save its normalised input either. Compare gradients
+# before you trust a smaller number:
 
 # %% jupyter={"source_hidden": true}
 class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
@@ -450,7 +451,7 @@ checks.show()
 #    get a fused kernel.
 # 3. **Do you have more than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
 # 4. **Are the bytes weights and states?** If you have replicas, turn half of them into pipeline stages, or shard more
-#    (ZeRO-2, ZeRO-3).
+#    (ZeRO-2, ZeRO-3; without a pipeline).
 # 5. **Does it still not fit?** Turn replicas into context-parallel ranks, then recompute everything.
 #
 # **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one

@@ -70,7 +70,7 @@ STEP = GPT3.with_sizes(num_layers=4)
 Panel(
     lambda recompute, moment: show.training_step(STEP, moment, recompute),
     recompute=choice("recompute", ("none", "selective", "full"), "none"),
-    moment=play("moment", "moment of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
+    moment=play("moment", "place in the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
 )
 
 # %% [markdown]

@@ -76,3 +76,9 @@ def test_what_a_step_would_show_is_answered_ahead_while_the_figure_stays():
     assert other["controls"]["n"]["place"] == 11 and other["drawings"][0]["alt"] == "12 / 1."
     # What was looked at before that move is not what the step leads to now.
     assert ask(page, cell="a", control="n", place=8)["drawings"][0]["alt"] == "9 / 1."
+
+
+def test_a_place_that_another_control_has_just_taken_away_is_the_last_one():
+    page = Page(json.dumps({"a": FOLLOWS}))
+    ask(page, cell="a", control="n", place=8)
+    assert ask(page, cell="a", control="d", place=5)["drawings"][0]["alt"] == "9 / 9."

@@ -127,7 +127,9 @@ class LiveCell:
         name, place = asked["control"], asked["place"]
         if (name, place) not in self._ahead:
             moves = copy.copy(self.moves)
-            self._ahead[name, place] = moves, moves.move(name, moves.options(name)[place])
+            # A control that moved just before may have left fewer options than the page knew of.
+            options = moves.options(name)
+            self._ahead[name, place] = moves, moves.move(name, options[min(place, len(options) - 1)])
         moves, message = self._ahead[name, place]
         if not asked.get("ahead"):
             self.moves, self._ahead = moves, {}

@@ -255,7 +255,7 @@ class Sketch:
         self.names.append((0, middle, f"<i>{move.name}</i>{_SPACE}"))
         self.sizes.append(
             (
-                middles[-1] + 0.3 * self.gap,
+                middles[-1] + 0.04 * self.width,  # beyond the head of the last arrow, on a narrow page too
                 middle,
                 f"{_SPACE}<i>{'up to ' if move.most else ''}{self._in_unit(move.sent_bytes)} sent</i>",
             )

@@ -13,6 +13,9 @@ from actmem_course.strip_solutions import SOLUTIONS, lab_source
 from tests.labs.learners import learner_file, names_in
 from tests.tiers import at_night
 
+#: Exercises that are written already, and pass once the others of their lab do.
+GIVEN = {"train"}
+
 
 def verdicts(name, lab_file=None, size=4):
     """Every exercise's status, function by function: of our solution, or of a file."""
@@ -43,7 +46,7 @@ def test_labs_are_cut_from_solutions(name):
 def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name):
     solution = ast.parse((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
     lab = ast.parse(lab_source(name))
-    asked = {exercise.function for exercise in load_lab(name).exercises}
+    asked = {exercise.function for exercise in load_lab(name).exercises} - GIVEN
 
     def functions(tree):
         return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in asked}
@@ -61,7 +64,8 @@ def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name
 @pytest.mark.parametrize("name", LAB_NAMES)
 def test_unsolved(name, tmp_path):
     found = verdicts(name, learner_file(tmp_path, name))
-    assert [(status, diagnosis) for _, status, diagnosis in found] == [("todo", "")] * len(found)
+    assert {status for _, status, _ in found} == {"todo"}
+    assert {diagnosis for *_, diagnosis in found} <= {"", "it calls make_model, which is not written yet"}
 
 
 SIZES: list = [(name, 4) for name in LAB_NAMES]

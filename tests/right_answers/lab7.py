@@ -24,11 +24,6 @@ def gate_by_checkpoint(gate, up):
 
 
 @right("7.4")
-def checkpoint_of_torch_which_stops_before_the_matmul(recipe, weight, *sources):
-    return checkpoint(lambda w, *s: F.linear(recipe(*s), w), weight, *sources, use_reentrant=False)
-
-
-@right("7.5")
 def heads_by_their_numbers(q_weight, k_weight, v_weight, projection_weight, a, k, group):
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     d = len(q_weight) // a
@@ -39,7 +34,7 @@ def heads_by_their_numbers(q_weight, k_weight, v_weight, projection_weight, a, k
     return q_weight[own], k_weight[rows(read)], v_weight[rows(read)], projection_weight[:, own]
 
 
-@right("7.6")
+@right("7.5")
 def sums_of_gathered_parts(k_weight, v_weight, k, group):
     t, rank = dist.get_world_size(group), dist.get_rank(group)
     both = torch.stack([k_weight.grad, v_weight.grad])

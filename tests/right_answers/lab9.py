@@ -34,27 +34,3 @@ def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
         return (slope * grad.unsqueeze(-1)).to(slope.dtype), None
 
     return applied(forward, backward, logits, targets)
-
-
-@right("9.4")
-def a_list_of_both_by_expected_logits(logits, tokens, chunk):
-    def of(rows, ids):
-        rows = widened(rows)
-        normaliser = rows.logsumexp(-1)
-        expected = ((rows - normaliser.unsqueeze(-1)).exp() * rows).sum(-1)
-        return rows.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - normaliser, normaliser - expected
-
-    chunks = zip(logits.flatten(0, 1).split(chunk), tokens.flatten().split(chunk))
-    found = [checkpoint(of, rows, ids, use_reentrant=False) for rows, ids in chunks]
-    return [torch.cat(parts).view(tokens.shape) for parts in zip(*found)]
-
-
-@right("9.5")
-def rows_put_where_they_belong(ids, weight, main_grad):
-    def forward(ctx, weight):
-        return F.embedding(ids, weight)
-
-    def backward(ctx, grad):
-        main_grad.index_put_((ids,), widened(grad), accumulate=True)
-
-    return applied(forward, backward, weight)

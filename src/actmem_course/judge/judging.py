@@ -96,9 +96,7 @@ class Judge:
 
     def _once(self, exercise: Exercise) -> Verdict:
         """The case with the learner's functions, beside the case with ours."""
-        naming = Naming(
-            exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
-        )
+        naming = Naming(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
         remark = ""
         for group in naming.groups():
             found = naming.run(self.spaces, group)

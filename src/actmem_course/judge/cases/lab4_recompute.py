@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.verdict import Fault, Wrong, mend
-from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, random_weights
+from actmem_course.reference_layer import Dropouts, LayerWeights, random_weights
 
 _P = 0.17  # no rate that one would write oneself
 _SHAPE = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=24, num_attention_heads=4)
@@ -105,24 +105,6 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
         r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
     seed_and_draw(r.device)
     r.see_side_by_side(partial(r[name], first), partial(r[name], second), x, _OF_ITS_OWN)
-
-
-def checkpoint_stopping_early(r: CaseRun) -> None:
-    name = "checkpoint_stopping_early"
-    try:
-        checkpoint(r, name)
-    except (KeyError, IndexError) as error:
-        raise Wrong(
-            f"backward asks for a tensor that the second run has not saved ({type(error).__name__})",
-            "run it with grad enabled, from inputs that need gradients as the first run's did, and stop it only after "
-            "the last tensor that the first run saved",
-        ) from None
-    checkpoint_of_dropout(r, name)
-    _see_flops(
-        r, lambda *qkv: r[name](core_attention, *qkv), [r.each(4, 12, 8) for _ in range(3)], "of core_attention take",
-        "stop it after QKᵀ, softmax and dropout: the matmul with V computes only the result, which nothing reads",
-        "the second run goes on after what backward needs",
-    )  # fmt: skip
 
 
 def seed_and_draw(device: str) -> None:

@@ -124,11 +124,6 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
     return fits
 
 
-def size_of(x: Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return x.numel() * x.element_size()
-
-
 def collectives_fault(
     when: str, found: Sequence[Collective], wanted: Sequence[Collective], again: Sequence[Collective] = ()
 ) -> Fault | None:

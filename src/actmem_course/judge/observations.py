@@ -353,18 +353,6 @@ class HalfTensor(TensorSeen):
         return Fault("is not right in 16 bits; in float64 it is", self.repair, self.cause)
 
 
-class ExactTensor(TensorSeen):
-    """A tensor that must be right to the bit."""
-
-    def equal(self, found: Tensor, right: Tensor) -> bool:
-        return torch.equal(found, right)
-
-    def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
-        if not close(found, right):
-            return None
-        return Fault("is right up to rounding, but not bit for bit", "use the same numbers")
-
-
 class SummedTensor(TensorSeen):
     """Of which only the sum over the ranks has a right value."""
 

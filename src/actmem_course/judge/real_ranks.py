@@ -52,7 +52,7 @@ class RealRank:
     def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
         """Counts; what else is to be found out about a learner's collectives, virtual ranks find out."""
         with count_collectives() as seen:
-            seen.unwaited, seen.unrecorded, seen.groups = [], "", 0
+            seen.unwaited, seen.unrecorded = [], ""
             yield seen
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from actmem.ledger.comms import Collective
 from actmem.torch_private import no_dispatch_modes
-from actmem_course.judge.meeting import RETURNED, Meeting, mismatch, name_of, reduced
+from actmem_course.judge.meeting import RETURNED, Meeting, deadlock, name_of, reduced
 from actmem_course.judge.torch_private import name_of_group, world_of_each_thread
 from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
 
@@ -110,8 +110,6 @@ class Group(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._count = rank, size, 0
         self._known: tuple[str, list[VirtualRank]] | None = None
-        for watch in VirtualRank.current().watches:
-            watch.groups += 1
 
     def __repr__(self) -> str:
         return "group"  # in a message: without an address
@@ -249,12 +247,11 @@ class Watch:
     """The collectives of a rank while a block of the learner's code runs.
 
     unwaited: collectives whose handles nobody has waited for.  unrecorded: where a collective ran on a tensor that
-    autograd was following.  groups: how many process groups it made.
+    autograd was following.
     """
 
     def __init__(self) -> None:
         self.collectives: list[Collective] = []
-        self.groups = 0
         self.unwaited: list[str] = []
         self.unrecorded = ""
 
@@ -409,7 +406,7 @@ class VirtualRanks:
         if len(waiting) < self.size:
             why: BaseException = PeerStopped()  # whoever has ended has the reason
         else:
-            why = OutOfStep(mismatch({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
+            why = OutOfStep(deadlock({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
         for rank in waiting:
             rank.stop = why
         return waiting

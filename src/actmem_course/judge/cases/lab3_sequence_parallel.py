@@ -11,7 +11,6 @@ from torch import Tensor
 
 from actmem.ledger.comms import Collective
 from actmem_course.judge.case import Advice, CaseRun
-from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
 from actmem_course.judge.verdict import Wrong, mend, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
@@ -61,7 +60,7 @@ def shard_keeping_linear(r: CaseRun) -> None:
 def _linear(r: CaseRun, function, tokens: int = 2) -> list[Tensor]:
     given = {"x": r.each(tokens, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
     # Whoever gathers again in 3.3 has already found what 3.5 is after.
-    r.passes(function, given, r.group, again=[Collective("all-gather", r.t * size_of(given["x"]))])
+    r.passes(function, given, r.group, again=[Collective("all-gather", r.t * given["x"].nbytes)])
     return list(given.values())
 
 
@@ -135,7 +134,7 @@ def sum_partial_gradients(r: CaseRun) -> None:
     # is as
     # cheap with two ranks and dearer with more, but a right way to the numbers.
     sent = sum(c.payload_bytes * (2 if c.kind == "all-reduce" else 1) for c in seen.collectives)
-    enough = 2 * sum(size_of(before[name]) for name in PARTIAL)
+    enough = 2 * sum(before[name].nbytes for name in PARTIAL)
     words = "each rank sends {found:,} B where {enough:,} B are enough"
     count = (r.t - 1) * (enough if sent <= max(2, r.t) * enough // 2 else sent) // r.t
     r.see_cost(words, count, "all-reduce the partial gradients only")

@@ -12,7 +12,7 @@ from actmem.formulas import schedule
 from actmem.formulas.schedule import Action, Schedule, peak_in_flight
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
-from actmem_course.judge.observations import Clue, ExactTensor
+from actmem_course.judge.observations import Clue
 from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.others.timeline import timeline, validate
 
@@ -101,7 +101,7 @@ def free_output(r: CaseRun) -> None:
     if first() is not None and first() is not now:
         left = size  # the tensor has another storage now, and something still holds the first
     as_it_is = "empty the tensor's storage and leave the tensor itself as it is"
-    r.see_tensor("the stage's input", leaf, "free only the output", ExactTensor)
+    r.see_tensor("the stage's input", leaf, "free only the output")
     shape = "backward compares the gradient's shape with it"
     r.see_value("the output's shape", list(output.shape), as_it_is, shape)
     r.see_value("the output's dtype", dtype_name(output), as_it_is)

@@ -33,7 +33,7 @@ def make_model(r: CaseRun) -> None:
     """Any weights are right that are the same in every mode, so they are compared with those of the first."""
     shape, first = small_shape(r), dict[str, Tensor]()
     for mode, p in [(TABLE2[0], 0.0), *((mode, 0.1) for mode in TABLE2)]:
-        r.seed(r.rank)  # ranks of a real run do not start alike
+        torch.manual_seed(r.rank)  # ranks of a real run do not start alike
         with r.watching():
             model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64, device=r.device)
         if not isinstance(model, GPT):

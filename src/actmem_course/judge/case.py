@@ -47,7 +47,6 @@ class CaseRun:
         functions: the names of the learner's file.
         side: the rank, virtual or real.
         subgroup: its name, if the functions are not given all ranks in their order.
-        progress: called by long checks to say that they move on, and what they do.
         like: what another run saw on this rank; where this one sees something else, it ends.
 
     Attributes:
@@ -64,11 +63,10 @@ class CaseRun:
         functions: dict,
         side: Any,
         subgroup: str = "",
-        progress: Callable[..., None] = lambda text="": None,
         device: str = "cpu",
         like: Mapping[str, Observation] | None = None,
     ):
-        self.functions, self.side, self.device, self.progress = functions, side, device, progress
+        self.functions, self.side, self.device = functions, side, device
         self.rank, self.t, self.members, self.group_name = side.number, side.size, list(range(side.size)), ""
         self.group = dist.group.WORLD if dist.is_initialized() else None
         if subgroup:

@@ -32,10 +32,10 @@ class Judge:
     """Judges a learner's file on virtual ranks.
 
     spaces: the names of the learner's file, for each rank its own.  texts: the text of each.  passed: functions
-    known to be right.
+    known to be right.  progress: called while it moves on.
     """
 
-    def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[..., None] = lambda text="": None):
+    def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[[], None] = lambda: None):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
         self.ranks = VirtualRanks(len(spaces), lab.one_process)

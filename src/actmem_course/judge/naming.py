@@ -29,7 +29,7 @@ _OURS: dict[tuple, RunOutcome] = {}
 class Naming:
     """Judges one exercise on virtual ranks.  progress: called while mistakes are tried."""
 
-    def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[..., None]):
+    def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[[], None]):
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
         self.module = solution_module(exercise.lab)
 
@@ -55,7 +55,7 @@ class Naming:
 
         def job(rank: VirtualRank) -> Any:
             seen = like.seen[rank.number] if like else None
-            run = CaseRun(spaces[rank.number], rank, group, self.progress, like=seen)
+            run = CaseRun(spaces[rank.number], rank, group, like=seen)
             runs[rank.number] = run
             return self.exercise.check(run)
 

@@ -163,28 +163,24 @@ ALL_LABS = (
 LAB_NAMES = tuple(lab.name for lab in ALL_LABS)
 
 
-def lab_name(script: Path, doc: str) -> str:
-    """Which lab a learner's file is: by its name, or if it has another one, by the line "Lab 2: …" of its docstring.
+def lab_of_file(script: Path, doc: str) -> Lab:
+    """Which lab a learner's file is: by the line "Lab 2: …" of its docstring, or by its name.
 
     Raises ConfigError if neither says so.
     """
     said = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
-    by_number = {name.partition("_")[0]: name for name in LAB_NAMES}
-    name = script.stem if script.stem in LAB_NAMES else by_number.get(f"lab{said[1]}" if said else "")
-    if name is None:
+    found = [lab for lab in ALL_LABS if said and lab.name.startswith(f"lab{said[1]}_")]
+    if not found:
         raise ConfigError(
             "file",
-            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(LAB_NAMES)})',
+            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(ALL_LABS)})',
         )
-    return name
+    return found[0]
 
 
 def load_lab(name: str) -> Lab:
-    """The lab of that file name.  Raises ConfigError if there is none."""
-    found = next((lab for lab in ALL_LABS if lab.name == name), None)
-    if found is None:
-        raise ConfigError("lab", f"the judge knows {', '.join(LAB_NAMES)}; this file is {name}")
-    return found
+    """The lab of that file name."""
+    return next(lab for lab in ALL_LABS if lab.name == name)
 
 
 def solution_module(name: str) -> ModuleType:

@@ -177,7 +177,6 @@ def train(r: CaseRun) -> str:
     """Written for the learner, whose functions it uses; a remark says how far the model gets."""
     text, first = standard_library(20_000, r.device), torch.empty(0)
     for mode in TABLE2:
-        r.progress(f"mode {mode.name}")
         with r.watching():
             losses = r["train"](small_shape(r), mode, text, _NUM_STEPS, r.group, dtype=torch.float64, device=r.device)
         if not isinstance(losses, list) or len(losses) != _NUM_STEPS:

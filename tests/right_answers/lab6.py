@@ -1,4 +1,4 @@
-"""Right answers to lab 6: batches, weights, the norm, the step."""
+"""Right answers to lab 6: weights, the norm, the step."""
 
 from typing import Any
 

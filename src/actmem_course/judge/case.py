@@ -253,6 +253,10 @@ class CaseRun:
         """Both passes of an operator that is one collective, and that it saves nothing."""
         own = self[name]
         self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
+        again = self.each(*self.seen[RESULT].value.shape) if upstream is None else upstream
+        x, again = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (x, again))
+        prefix = "where x and its gradient are not contiguous, "
+        self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=again, prefix=prefix)
         self.saves(lambda y: own(y, self.group), x, repair="save nothing: its backward needs no tensor of forward's")
 
     def makes(
@@ -322,7 +326,7 @@ def _check_returned(result: Any, forward: Watch) -> None:
     if result is not None:
         check_waited(forward)
     elif forward.collectives:
-        raise Wrong(f"{RESULT} is None", "is a return missing?", assigned(forward))
+        raise Wrong(f"{RESULT} is None", cause=f"is a return missing? Or {assigned(forward)}")
 
 
 def _check_no_grad_is_set(inputs: Mapping[str, Tensor]) -> None:
@@ -368,7 +372,7 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
         symptom = f"{prefix}the result is right, but it has no graph, so nothing before it gets a gradient"
         if not forward.collectives:
             raise Wrong(symptom, cause="is it computed under no_grad, or detached?")
-        function = "write a torch.autograd.Function with a forward and a backward"
+        function = "write a torch.autograd.Function with both: of an nn.Module, nobody calls a backward"
         raise Wrong(symptom, function, "autograd does not record the collectives of torch.distributed")
     if forward.unrecorded:
         raise Wrong(
@@ -392,7 +396,7 @@ def check_waited(*seen: Watch) -> None:
 
 def gives_no_gradient(backward: Watch) -> str:
     """Why a gradient may be None."""
-    why = "backward returns None for it, or it is detached on the way"
+    why = "backward returns None for it, or it is detached on the way, as an nn.Parameter made of it is"
     if not backward.collectives:
         return why
     return f"{why}. Or {assigned(backward)}"

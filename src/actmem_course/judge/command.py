@@ -214,8 +214,8 @@ class _Judging:
         progress = self.progress
         progress.note(report.verdicts)
         report.line(progress.summary(), "dim")
-        upcoming = progress.next()
-        if upcoming and upcoming[0] is not self.lab and report.all_passed:
+        upcoming = progress.next(self.lab)
+        if upcoming and report.all_passed:
             lab, exercise = upcoming
             report.line(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}")
 

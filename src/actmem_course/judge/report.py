@@ -56,7 +56,7 @@ class Report:
             line.append(f"  {verdict.where}", style="dim")
         self.console.print(line, soft_wrap=True)
         for text in filter(None, (verdict.diagnosis, *why)):
-            self.console.print(Padding(Text(text), (0, 2, 0, 7)))
+            self.console.print(Padding(Text(text), (0, 2, 0, 7), expand=False))
 
     @property
     def all_passed(self) -> bool:

@@ -26,7 +26,7 @@ from actmem.ledger.comms import Collective
 from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.meeting import RETURNED, Meeting, deadlock, name_of, reduced
 from actmem_course.judge.torch_private import name_of_group, world_of_each_thread
-from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
+from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped, Wrong
 
 _local, _DEFAULT = threading.local(), torch.default_generator
 
@@ -96,6 +96,15 @@ class VirtualWork(dist.Work):
         future: torch.futures.Future = torch.futures.Future()
         future.set_result(self._outputs)
         return future
+
+
+#: Collectives that treat each element by itself: any order of the elements in memory is right.
+_BY_ELEMENT = ("all_reduce", "broadcast", "reduce")
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether nothing lies between a tensor's elements, in whatever order."""
+    return x.numel() == 0 or 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) == x.numel()
 
 
 def _alike(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[list], list]:
@@ -289,6 +298,13 @@ class VirtualRank:
         """A collective of this rank is about to run among ``members``."""
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
+        if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, [*tensors, *outputs])):
+            call = f"{kind} ({line})" if line else kind
+            raise Wrong(
+                f"{call} is given a tensor that is not contiguous",
+                "give it x.contiguous(), or a copy, and use that",
+                "gloo and NCCL take a tensor's elements as they lie in memory",
+            )
         payload = max((sum(x.numel() * x.element_size() for x in xs) for xs in (tensors, outputs)), default=0)
         caller = sys._getframe(2)
         while caller.f_code.co_filename == __file__:

@@ -13,7 +13,7 @@ from actmem_course.judge.verdict import Wrong, mend
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
 _F_BACKWARD = mend(
-    "f's backward must all-reduce once, with SUM",
+    "f's backward must all-reduce once, with SUM, and divide by nothing",
     "Each rank's gradient comes from its own slice of the weight, and these add up",
 )
 _F = {"": mend("f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}

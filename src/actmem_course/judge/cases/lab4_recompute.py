@@ -127,10 +127,8 @@ def selective_layer(r: CaseRun) -> None:
 
 
 def full_layer(r: CaseRun) -> None:
-    again, whole = (
-        mend("checkpoint layer itself, once", "something runs a third time"),
-        "run all of it under checkpoint",
-    )
+    again = mend("checkpoint layer itself, once", "something runs a third time")
+    whole = "run the whole layer under checkpoint"
     _see_layer(r, "full_layer", again, what="the layer's input", repair=whole, itself=True)
 
 

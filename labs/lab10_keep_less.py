@@ -1,6 +1,6 @@
 """python my/labs/lab10_keep_less.py
 
-Lab 10: save less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
+Lab 10: save less (frozen weights, adapters, an MLP in tiles).
 
 Read notebooks/11_adapters.ipynb first; each exercise names its section.
 
@@ -22,8 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-
-from actmem_more.store import HostMemory
 
 
 # given: the dtype to compute in
@@ -98,27 +96,5 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
 
     Saves: x, 2sbh bytes in 16 bits, where mlp saves 2sbh + 4sbf.
     Source: 2506.13996.
-    """
-    raise NotImplementedError
-
-
-# 10.4: read “Step 3: the layers' inputs on the host” in notebooks/12_long_sequences.ipynb
-def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
-    """function(x), recomputed in backward from an x that was on the host in between.
-
-    Copy x once out in forward, and once back in backward; the copy on the host is freed with the graph.
-
-    Args:
-        function: takes a tensor and returns one, and draws no random numbers.  It has weights of its own, which get
-            their gradients even if x needs none.
-        x: a tensor of any shape.
-        host: host.put(tensor, name) copies a tensor to the host's memory and returns a function without arguments:
-            call it, and a copy is back on the device.
-
-    Returns:
-        What function returns.  Gradients are bit-identical to those of function(x).
-
-    Saves: nothing on the device, and x's bytes on the host.
-    Source: 2205.05198 section 5 counts 2sbhL bytes for full recomputation of L layers, of which none stay.
     """
     raise NotImplementedError

@@ -7,8 +7,7 @@ Read notebooks/05_recomputation.ipynb first; each exercise names its section.
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 4.1.
 
-Save tensors for backward with ctx.save_for_backward, or with keep, which does that outside of a
-Function: kept = keep(x, y), later kept.tensors().  What is held in any other way escapes the
+Save tensors for backward with ctx.save_for_backward; what is held in any other way escapes the
 count.  No function may write to a tensor that it was given.
 """
 
@@ -20,9 +19,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.keep import keep
 from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, layer
 
 
@@ -80,24 +77,5 @@ def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
 
     Saves: x.
     Source: 2205.05198 section 5.
-    """
-    raise NotImplementedError
-
-
-# 4.5, advanced: read “How a checkpoint function works, in four steps”
-def checkpoint_stopping_early(function, *inputs: Tensor) -> Tensor:
-    """Like checkpoint, but the second run stops at the last tensor that backward reads.
-
-    What function computes after that, often its last matmul, gives only the result, which exists already.
-
-    Args:
-        function: as in checkpoint.
-        inputs: as in checkpoint.
-
-    Returns:
-        What function returns.
-
-    Saves: the inputs.
-    Source: 2205.05198 section 5 counts the whole region instead.
     """
     raise NotImplementedError

@@ -90,23 +90,3 @@ def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_
     Source: 2205.05198 appendix C.
     """
     raise NotImplementedError
-
-
-# 5.5: read “Appendix C: recompute only what does not fit”
-def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
-    """Which microbatches save everything under 1F1B, if at most ``places`` may at any one time.
-
-    A microbatch holds its place from its forward to its backward.
-
-    Args:
-        pipeline_parallel_size: p.
-        rank: from 0 to p − 1.
-        num_microbatches: n.
-        places: how many may save everything at once.
-
-    Returns:
-        Numbers from 0 to n − 1, as many as possible.
-
-    Source: 2205.05198 appendix C.
-    """
-    raise NotImplementedError

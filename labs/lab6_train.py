@@ -1,7 +1,8 @@
 """python my/labs/lab6_train.py
 
 Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
-mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
+mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.  You write the model, the
+gradient's norm and the step; batch and train are written for you.
 
 Read notebooks/07_time.ipynb first; each exercise names its section.
 
@@ -37,11 +38,9 @@ LEARNING_RATE = 3e-3
 MAX_NORM = 1.0
 
 
-# 6.1: read “Gradients of a whole step”
+# given: the data of a step
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Training data of one step: inputs and next-token targets.
-
-    The ranks of a tensor-parallel group work on the same batch.  Each step has a different batch.
+    """Inputs and next-token targets, by step alone: the ranks of a tensor-parallel group work on the same batch.
 
     Args:
         text: [length], token ids.
@@ -53,10 +52,12 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 
     Source: 2205.05198 table 3 has the paper's batches.
     """
-    raise NotImplementedError
+    starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
+    windows = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
+    return windows[:, :-1], windows[:, 1:]
 
 
-# 6.2: read “Table 2: six ways to train a layer” in notebooks/05_recomputation.ipynb
+# 6.1: read “Table 2: six ways to train a layer” in notebooks/05_recomputation.ipynb
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
     """A GPT in this mode, shared among the ranks of group where the mode says so.
 
@@ -76,7 +77,7 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
     raise NotImplementedError
 
 
-# 6.3: read “Gradients of a whole step”
+# 6.2: read “Gradients of a whole step”
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
@@ -92,7 +93,7 @@ def gradient_norm(model: GPT) -> float:
     raise NotImplementedError
 
 
-# 6.4: read “Gradients of a whole step”
+# 6.3: read “Gradients of a whole step”
 def training_step(
     model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float
 ) -> float:
@@ -113,12 +114,10 @@ def training_step(
     raise NotImplementedError
 
 
-# 6.5: read “Gradients of a whole step”
+# 6.4: read “Gradients of a whole step”
+# given: what puts the three together
 def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
     """The losses of num_steps training steps in one mode: the same numbers in every mode.
-
-    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences each,
-    torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.
 
     Args:
         text: [length], token ids.
@@ -129,4 +128,11 @@ def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, 
 
     Source: 2205.05198 section 6.
     """
-    raise NotImplementedError
+    model = make_model(shape, mode, group, **factory)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step in range(num_steps):
+        tokens, targets = batch(text, step, shape.seq_length, NUM_MICROBATCHES * shape.micro_batch_size)
+        microbatches = list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))
+        losses.append(training_step(model, optimizer, microbatches, MAX_NORM))
+    return losses

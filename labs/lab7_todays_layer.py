@@ -98,28 +98,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-# 7.4: read “What needs no matmul”
-def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
-    """F.linear(recipe(*sources), weight), saving the sources in place of the linear's own input.
-
-    Backward runs recipe once, to recompute the linear's input, and no matmul but the two of a linear's backward.
-    Results and gradients are the plain ones, up to rounding.
-
-    Args:
-        recipe: a function without a matmul, such as a norm of (x, its weight) or swiglu of (gate, up); it returns
-            [s, b, in].
-        weight: [out, in].
-        sources: the arguments of recipe; all get gradients.
-
-    Returns:
-        [s, b, out].
-
-    Saves: the sources.
-    """
-    raise NotImplementedError
-
-
-# 7.5: read “More ranks than key heads”
+# 7.4: read “More ranks than key heads”
 def split_grouped_heads(
     q_weight: Tensor,
     k_weight: Tensor,
@@ -151,7 +130,7 @@ def split_grouped_heads(
     raise NotImplementedError
 
 
-# 7.6: read “More ranks than key heads”
+# 7.5: read “More ranks than key heads”
 def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
     """Complete k_weight.grad and v_weight.grad after the backward of grouped-query attention.
 

@@ -1,15 +1,15 @@
 """python my/labs/lab9_the_ends.py
 
-Lab 9: loss and embedding (with log-probabilities), where tensors are v wide.
+Lab 9: the loss, where tensors are v wide.
 
 Read notebooks/10_the_loss.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
-command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.
+command above judges them.  For a hint, add --hint 9.1.
 
 Letters as in 2205.05198: s tokens, b sequences, h hidden size, v size of the vocabulary.  Weights
 are as torch stores them, [v, h].  Save tensors for backward with ctx.save_for_backward; what is held
-in any other way escapes the count.  No function may write to a tensor that it was given, except main_grad.
+in any other way escapes the count.  No function may write to a tensor that it was given.
 """
 
 if __name__ == "__main__":
@@ -18,7 +18,6 @@ if __name__ == "__main__":
     raise SystemExit(main(globals()))
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -69,70 +68,5 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
 
     Saves: x, and 32 bytes per token at most.
     Source: 2205.05198 section 4.3 counts the 4sbv bytes of logits that are gone.
-    """
-    raise NotImplementedError
-
-
-# 9.3, advanced: read “The last stage”
-def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, group) -> Tensor:
-    """linear_cross_entropy, its chunks and sums too, with the vocabulary sharded among the ranks of group.
-
-    group may be the ranks of a tensor-parallel layer, or those of a pipeline, whose last stage then has no more of
-    the vocabulary than the others.
-
-    Args:
-        x: [s, b, h], the same on every rank.
-        weight: [v/t, h], the rows r·v/t and up on rank r.
-        targets: [s, b], ids from 0 to v − 1, the same on every rank.
-        chunk: tokens.
-
-    Returns:
-        [s, b], the same on every rank.
-
-    Collectives: of a few numbers per token in forward; in backward one all-reduce of x's gradient, whole or in
-        chunks.
-    Saves: x, and 32 bytes per token at most.
-    Source: 2205.05198 section 4.3.
-    """
-    raise NotImplementedError
-
-
-# 9.4: read “Reinforcement learning”
-def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy.
-
-    p is the softmax of logits, the entropy −Σ p log p.  Compute in wide(logits), in backward too.  Widen ``chunk``
-    tokens at a time, and free them before the next.
-
-    Args:
-        logits: [s, b, v].
-        tokens: [s, b], ids from 0 to v − 1.
-        chunk: tokens.
-
-    Returns:
-        Log-probabilities, [s, b], in the dtype of wide(logits). Entropies, [s, b], in the same dtype; the caller
-        may use only one of the two.  The gradient of logits has their dtype.
-
-    Saves: logits, and 32 bytes per token at most, where torch's operators save 8sbv bytes.
-    """
-    raise NotImplementedError
-
-
-# 9.5: read “The embedding”
-def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
-    """The rows of weight at ids; backward adds to main_grad and makes no gradient of weight's size.
-
-    Backward adds wide(gradient) of each token to the row of its id; weight itself gets no .grad.
-
-    Args:
-        ids: [s, b], from 0 to v − 1, with repetitions.
-        weight: [v, h].
-        main_grad: [v, h] in the dtype of wide(weight), where earlier microbatches, and the output layer if it
-            shares the weight, have left their gradients.
-
-    Returns:
-        [s, b, h].
-
-    Saves: nothing but ids; torch's backward makes [v, h] each time.
     """
     raise NotImplementedError

@@ -520,8 +520,8 @@ worked(
 # > **At work tomorrow:** look up your training script's recompute setting. If it says full, work out $34sbh/t$ bytes for each
 # > layer. That's selective, or with FlashAttention no recomputation at all. Does it fit?
 #
-# **The lab:** [lab 4](../labs/lab4_recompute.py). Write `checkpoint` (4.1, and 4.2 with dropout), `selective_layer`, `full_layer`
-# and a checkpoint that stops early: `python my/labs/lab4_recompute.py`.
+# **The lab:** [lab 4](../labs/lab4_recompute.py). Write `checkpoint` (4.1, and 4.2 with dropout), `selective_layer` and
+# `full_layer`: `python my/labs/lab4_recompute.py`.
 #
 # **Next:** in [chapter 6](06_pipeline.ipynb) a rank holds this chapter's bytes once for each microbatch in flight.
 #

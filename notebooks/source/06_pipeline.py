@@ -339,8 +339,8 @@ Fold(
 )
 
 # %% [markdown]
-# **Now write it:** [exercises 5.4 and 5.5](../labs/lab5_pipeline.py), `how_many_fit` and `microbatches_to_keep`:
-# `python my/labs/lab5_pipeline.py --only 5.4,5.5`.
+# **Now write it:** [exercise 5.4](../labs/lab5_pipeline.py), `how_many_fit`:
+# `python my/labs/lab5_pipeline.py --only 5.4`.
 
 # %% [markdown]
 # ## What a rank sends

@@ -123,8 +123,8 @@ Panel(
 # gradient. Those ranks must add up their parts after backward. If you forget it, you train $t/k$ different copies of
 # one head.
 #
-# **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
-# `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
+# **Now write it:** [exercises 7.1, 7.4 and 7.5](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
+# `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.4,7.5`.
 #
 # ## What plain operators save instead
 #
@@ -221,8 +221,7 @@ LiveFigure(layer_picture(LLAMA, recompute="elementwise"))
 # > take time at the speed of memory. Where everything fits anyway, save it.
 #
 # A dropped tensor is always a linear's input. So one function is enough: a linear that recomputes its input in
-# backward. **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`:
-# `python my/labs/lab7_todays_layer.py --only 7.4`.
+# backward.
 #
 # In the paper's layer `elementwise` drops the core attention (QKᵀ is recomputed), both norm outputs, the GeLU's output
 # and two dropout masks, drawn again from a seed. Of $34sbh/t$ it leaves $20sbh/t$:

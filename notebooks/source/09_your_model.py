@@ -453,9 +453,6 @@ checks.show()
 # 4. **Are the bytes weights and states?** If you have replicas, turn half of them into pipeline stages, or shard more
 #    (ZeRO-2, ZeRO-3; without a pipeline).
 # 5. **Does it still not fit?** Turn replicas into context-parallel ranks, then recompute everything.
-#
-# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one
-# doesn't fit, the judge names the line of the bill: `python my/labs/lab8_plan.py --only 8.3`.
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -474,7 +471,7 @@ checks
 # > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its
 # > largest five lines.
 #
-# **Lab 8**: `python my/labs/lab8_plan.py`. At the end your first plan runs on an emulated rank. The bill's logits and
+# **Lab 8**: `python my/labs/lab8_plan.py`. The bill's logits and
 # loss don't shrink when you recompute layers: [chapter 10](10_the_loss.ipynb) takes them apart.
 #
 # **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · huggingface/nanotron and

@@ -202,9 +202,6 @@ for p in (4, 8, 16):
 # *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is
 # broadcast to all, and they all-reduce the numbers above. Compute, weights and logits are balanced.
 #
-# **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`: `python
-# my/labs/lab9_the_ends.py --only 9.3`.
-#
 # ## Reinforcement learning
 #
 # PPO and GRPO read $\log P_y$ of the generated tokens, and often the entropy $H = -\sum_j P_j \log P_j$. In plain
@@ -244,9 +241,6 @@ checks.add("both gradients", [(0, count) for count in apart], "numbers that diff
 checks.show()
 
 # %% [markdown]
-# **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`: `python my/labs/lab9_the_ends.py
-# --only 9.4`.
-#
 # ## The embedding
 #
 # The embedding looks up rows, so it saves only the ids. But at most $sb$ of $v$ rows have a gradient, and torch's
@@ -269,9 +263,6 @@ checks.add(
 twice = dense[ids[0, 0]]
 checks.add("the gradient's row of the id that comes twice", [(2 * 64, int(twice.sum()))], "in all")
 checks.show()
-
-# %% [markdown]
-# **Now write it:** [exercise 9.5](../labs/lab9_the_ends.py), `embedding`: `python my/labs/lab9_the_ends.py --only 9.5`.
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -310,7 +301,7 @@ worked(*lines)
 # > **At work tomorrow:** see whether your model returns its logits. If it does, it holds $2v$ bytes per token more
 # > through all of backward.
 #
-# **Lab 9** has the functions of this chapter: `python my/labs/lab9_the_ends.py`. Next, [chapter 11](11_adapters.ipynb):
+# **Lab 9** has this chapter's two losses: `python my/labs/lab9_the_ends.py`. Next, [chapter 11](11_adapters.ipynb):
 # you freeze the weights. What is saved then?
 #
 # **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989 · *Cut Your Losses*, 2411.09009 · *Balancing Pipeline

@@ -153,9 +153,6 @@ checks.show()
 # > **Why not?** With a slower link, only a long sequence hides them. And a machine's GPUs share the host's memory.
 # > (Megatron: `--cpu-offloading-num-layers`, for whole layers.)
 #
-# **Write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`:
-# `python my/labs/lab10_keep_less.py --only 10.4`.
-#
 # ## Step 4: the MLP in tiles
 #
 # While a recomputed layer runs backward, all its tensors are there. But an MLP treats each token alone. So run it on
@@ -342,5 +339,5 @@ checks
 # gather: 2407.21783, section 3.3.2; in the first figure, point at a bar to
 # see who wrote the step or asked for it.
 #
-# **Lab 10** has exercises 10.3 and 10.4. Next: [chapter 13](13_experts.ipynb), experts and latent
+# **Lab 10** has exercise 10.3. Next: [chapter 13](13_experts.ipynb), experts and latent
 # attention.

@@ -6,8 +6,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from actmem_course import launch
+from actmem_course.process import cause_of
 from tests.labs.faults import Started, listening, planted
 from tests.labs.learners import learner_file
 from tests.tiers import at_night
@@ -36,16 +39,6 @@ def test_a_rank_is_killed_under_torchrun(tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("torchrun", [False, at_night(True)])
-def test_a_rank_fails(torchrun, tmp_path):
-    run = planted(tmp_path, "raises", torchrun=torchrun)
-    code, output, errors = run.end()
-    lines = own_lines(errors)
-    assert code and len(lines) == 1, errors
-    assert re.match(r"measure_parity.py: rank 1: ValueError: planted \(measure_parity.py:\d+; for more", lines[0])
-    assert run.nothing_is_left()
-
-
 @pytest.mark.parametrize("torchrun", [False, True])
 def test_ranks_that_are_well_end_with_0(torchrun, tmp_path):
     code, output, errors = planted(tmp_path, "is well", torchrun=torchrun).end()
@@ -53,18 +46,13 @@ def test_ranks_that_are_well_end_with_0(torchrun, tmp_path):
 
 
 #: A fault, how it is planted, and what is said.
-NCCL = r"NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error \(run with NCCL_DEBUG=INFO\), NCCL version 2.27.5: "
-NCCL += r"Error while creating shared memory segment /dev/shm/nccl-4t5 \(size 9637888\)"
-LOST = r"RuntimeError: .*Connection closed by peer"
 SAID: list[Any] = [
     ("is killed", {"place": "a collective"}, "rank 1 was ended by SIGKILL"),
     at_night(("is killed", {"place": "backward"}, "rank 1 was ended by SIGKILL")),
+    ("raises", {}, r"rank 1: ValueError: planted \(measure_parity.py:\d+; for more"),
     # No parent sees more than an exit code of 0: another rank says that it has lost one.
-    ("leaves", {}, f"rank 0: {LOST}"),
+    ("leaves", {}, r"rank 0: RuntimeError: .*Connection closed by peer"),
     ("has no memory", {}, "rank 1: out of memory: "),
-    at_night(("has no GPU memory", {}, r"rank 1: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB\.")),
-    at_night(("meets NCCL's error", {"everywhere": True}, f"rank [01]: {NCCL}")),
-    at_night(("loses the other", {"everywhere": True}, f"rank [01]: {LOST}")),
     # Nothing exists yet over which one could hear of the others, but the store where they meet.
     ("loops", {"GLOO_SOCKET_IFNAME": "nosuch0"}, "rank [01]: RuntimeError: .*nosuch0.*"),
 ]  # fmt: skip
@@ -76,6 +64,16 @@ def test_a_fault_is_one_line_that_names_a_rank_and_the_cause(fault, planting, sa
     code, output, (line,) = run.end()
     assert (code, output) == (1, "") and re.match(f"measure_parity.py: {said}", line), line
     assert run.nothing_is_left()
+
+
+def test_errors_of_torch_keep_their_cause():
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has")
+    assert cause_of(memory) == f"out of memory: {memory}"
+    nccl = "NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error, NCCL version 2.27.5"
+    last = "Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)"
+    assert (
+        cause_of(dist.DistBackendError(f"{nccl}\nncclSystemError: failed.\nLast error:\n{last}")) == f"{nccl}: {last}"
+    )
 
 
 # By day the parent of judged ranks is killed, below.

@@ -59,8 +59,8 @@ def test_symptom_first_then_the_cause_then_the_repair(tmp_path):
         (at_once, [True, True, True]),
     ):
         assert [words in " ".join(said.split()) for words in (symptom, why, do)] == expected, said
-    # What comes next is another mistake, so its symptom comes first again.
-    learner_file(tmp_path, LAB3, g="return torch.cat([x, x])")
+    # What comes next is another mistake, so its symptom comes first again, though cause and repair are the same.
+    learner_file(tmp_path, LAB3, g="return torch.cat([x] * dist.get_world_size(group))")
     assert "why:" not in start(lab, "--only", "3.1", **here).stdout
 
 
@@ -76,6 +76,8 @@ def test_one_more_hint_each_time(monkeypatch, capsys, tmp_path):
 
 UNFINISHED = {
     "a name that is not there": ("return gather_all(x)", r"“return gather_all\(x\)” raises NameError: name 'gather_all' is not defined"),
+    "group in place of op": ("dist.all_reduce(x.clone(), group)\n    return x", r"raises TypeError.*; group stands where op belongs: pass group=group"),
+    "a helper": ("def halved(y):\n        return y.halved()\n\n    return halved(x)", r"“return y\.halved\(\)”, called in line \d+, raises AttributeError"),
     "a class of the learner's that is not written": ("class G(torch.autograd.Function):\n        pass\n    return G.apply(x)", r"forward"),
     "one rank alone raises": ("if dist.get_rank() == 1:\n        raise ValueError('only here')\n    return x", r"on rank 1: .*raises ValueError: only here"),
     "no backward": (
@@ -92,7 +94,7 @@ def test_unfinished_code_gets_a_sentence(case, tmp_path):
     body, expected = UNFINISHED[case]
     first = judged_file(learner_file(tmp_path, LAB3, g=body), "3.1")
     assert first.status != PASSED
-    said = f"{first.exercise} {first.function} {first.status} {first.where} {first.diagnosis}"
+    said = f"{first.exercise} {first.function} {first.status} {first.where} {first.diagnosis}; {first.repair}"
     assert re.search(expected, said) and OURS not in "".join(said.split()), said
 
 

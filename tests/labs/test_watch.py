@@ -115,24 +115,3 @@ def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):
         said.append(watched.verdicts())
     for text in said:
         assert not re.search("no end after|died|waiting", text), text
-
-
-@pytest.mark.nightly
-def test_ranks_that_die_or_hang_are_replaced(watched):
-    text = watched.save("import ctypes\n    ctypes.CDLL(None)._exit(0)")
-    assert "3.1 g wrong it died: it ended the process by itself, with exit code 0 and without a verdict" in text
-    assert "this rank's own part" in watched.save("return x + 0")
-    text = watched.save("while True:\n        pass")
-    assert re.search(r"no end after 9 s: rank 0 is at lab3_sequence_parallel.py:\d+, in g", text), text
-    assert "this rank's own part" in watched.save("return x * 1")
-
-
-def test_the_end_leaves_no_rank(watched):
-    command = ["ps", "-o", "pid=", "--ppid", str(watched.process.pid)]
-    children: list[str] = []
-    while len(children) < 2:  # the one that judges, and one that starts now, to take over from it
-        children = subprocess.run(command, capture_output=True, text=True).stdout.split()
-    assert len(children) == 2
-    watched.end()
-    time.sleep(0.5)
-    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]

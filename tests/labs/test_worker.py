@@ -95,7 +95,7 @@ def test_nothing_judged_is_not_all_passed():
     assert not report.all_passed
 
 
-def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():
+def test_virtual_ranks_take_turns():
     import torch.distributed as dist
 
     def mean(rank):
@@ -110,13 +110,7 @@ def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():
             assert got[0] == 6 + other
         return x[0].item()
 
-    def mismatched(rank):
-        dist.all_reduce(torch.ones(1)) if rank.number else dist.barrier()
-
     ranks = VirtualRanks(4)
     assert ranks.run(mean) == [6.0, None, None, None]
-    assert {str(error) for error in ranks.run(mismatched)} == {
-        "deadlock: rank 0 is waiting in barrier; ranks 1, 2, 3 are waiting in all_reduce"
-    }
     assert ranks.run(lambda rank: torch.rand(1).item()) == [ranks.run(lambda rank: torch.rand(1).item())[0]] * 4
     assert not dist.is_initialized()

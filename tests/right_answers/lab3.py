@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
+from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL
 from actmem_course.judge.solutions.lab3_sequence_parallel import g_bar, gathering_linear
 from actmem_course.reference_layer import core_attention, gelu, layer_norm, merge_heads, split_heads
 from tests.right_answers.register import applied, mesh_of, right
@@ -44,37 +45,14 @@ def shard_keeping_by_torchs_checkpoint(x, weight, bias, group):
 
 
 @right("3.4")
-def layer_that_calls_linear_by_keywords(x, w, dropouts, linear, group):
-    heads = w.num_attention_heads // dist.get_world_size(group)
-    normed = layer_norm(x, w.norm1_weight, w.norm1_bias)
-    qkv = linear(normed, weight=w.qkv_weight, bias=w.qkv_bias, group=group)
-    context = merge_heads(core_attention(*split_heads(qkv, heads), dropout=dropouts.core), micro_batch_size=x.shape[1])
-    x = x + dropouts.block(g_bar(F.linear(context, w.projection_weight), group) + w.projection_bias)
-    y = gelu(linear(x=layer_norm(x, w.norm2_weight, w.norm2_bias), weight=w.up_weight, bias=w.up_bias, group=group))
-    return x + dropouts.block(g_bar(F.linear(y, w.down_weight), group) + w.down_bias)
-
-
-@right("3.4")
 def layer_with_biases_from_rank_0(x, w, dropouts, linear, group):
     # Times 0 on the others: the sum over the ranks holds each bias once, and so does the sum of its gradients.
     heads, once = w.num_attention_heads // dist.get_world_size(group), dist.get_rank(group) == 0
-    qkv = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight, w.qkv_bias, group)
+    qkv = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), weight=w.qkv_weight, bias=w.qkv_bias, group=group)
     context = merge_heads(core_attention(*split_heads(qkv, heads), dropouts.core), x.shape[1])
     x = x + dropouts.block(g_bar(F.linear(context, w.projection_weight, w.projection_bias * once), group))
     y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group))
     return x + dropouts.block(g_bar(F.linear(y, w.down_weight, w.down_bias * once), group))
-
-
-@right("3.6")
-def gradients_summed_in_one_collective(w, group):
-    partial = [getattr(w, name) for name in PARTIAL]
-    flat = torch.cat([tensor.grad.flatten() for tensor in partial])
-    dist.all_reduce(flat, group=group)
-    for tensor, part in zip(partial, flat.split([tensor.numel() for tensor in partial])):
-        tensor.grad = part.view_as(tensor).clone()
-
-
-PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
 @right("3.6")

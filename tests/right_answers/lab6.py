@@ -1,4 +1,4 @@
-"""Right answers to lab 6: batches, weights, the norm, the step."""
+"""Right answers to lab 6: weights, the norm, the step."""
 
 from typing import Any
 
@@ -14,14 +14,6 @@ from tests.right_answers.register import mesh_of, right
 
 
 @right("6.1")
-def batch_from_one_rank(text, step, seq_length, batch_size):
-    torch.manual_seed(step)
-    starts = torch.randint(0, len(text) - seq_length, (batch_size,))
-    dist.broadcast(starts, 0)
-    return text[starts[:, None] + torch.arange(seq_length)], text[starts[:, None] + torch.arange(1, seq_length + 1)]
-
-
-@right("6.2")
 def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factory):
     with torch.random.fork_rng():
         torch.manual_seed(99)
@@ -34,7 +26,7 @@ def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factor
     return model
 
 
-@right("6.3")
+@right("6.2")
 def gradient_norm_by_dtensor(model):
     if model.tp.size == 1:
         return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
@@ -47,7 +39,7 @@ def gradient_norm_by_dtensor(model):
     return square.sqrt()
 
 
-@right("6.4")
+@right("6.3")
 def step_with_one_backward(model, optimizer, microbatches, max_norm):
     model.zero_grad()
     loss = torch.stack([model.loss(model(tokens), targets) for tokens, targets in microbatches]).mean()
@@ -59,14 +51,3 @@ def step_with_one_backward(model, optimizer, microbatches, max_norm):
     torch._foreach_mul_([parameter.grad for parameter in model.parameters()], scale)
     optimizer.step()
     return float(loss)
-
-
-@right("6.5")
-def train_with_a_batch_for_each_microbatch(shape, mode, text, num_steps, group, **factory):
-    model = lab6.make_model(shape, mode, group, **factory)
-    optimizer = torch.optim.AdamW([{"params": list(model.parameters())}], lr=lab6.LEARNING_RATE, foreach=False)
-    n, losses = lab6.NUM_MICROBATCHES, []
-    for step in range(num_steps):
-        microbatches = [lab6.batch(text, step * n + i, shape.seq_length, shape.micro_batch_size) for i in range(n)]
-        losses += [lab6.training_step(model, optimizer, microbatches, lab6.MAX_NORM)]
-    return losses

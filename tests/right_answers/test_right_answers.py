@@ -3,7 +3,7 @@
 import pytest
 
 from tests.labs.learners import judged, lab_of
-from tests.right_answers import lab2, lab3, lab4, lab5, lab6, lab7, lab8, lab9, lab10  # noqa: F401  they register
+from tests.right_answers import lab2, lab3, lab4, lab5, lab6, lab7, lab9, lab10  # noqa: F401  they register
 from tests.right_answers.register import RIGHT
 from tests.tiers import at_night
 

@@ -1,9 +1,9 @@
 """The judge of the labs: runs what a learner wrote, decides by its effects, names the mistake.
 
 Read in this order: ``verdict`` (what comes out), ``outline`` (what is asked), ``parent`` (starts the judge's process,
-follows it, ends it; it loads no torch), ``worker`` (that process), ``virtual`` (ranks as threads: a mismatch is
-a sentence and nothing hangs), ``judging`` (one exercise on all ranks), ``workbench`` (what a check works with),
-``compare`` (equal up to rounding, or how not), ``saved_bytes``, ``real_ranks`` (the same cases under torchrun).
+follows it, ends it; it loads no torch), ``worker`` (that process), ``virtual`` (ranks as threads: a mismatch is a
+sentence and nothing hangs), ``judging`` (one exercise on all ranks), ``compare`` (equal up to rounding, or how not),
+``saved_bytes``, ``real_ranks`` (the same cases under torchrun).
 
 An exercise is judged by a case (``case``: what an answer does; ``cases``: a file for each lab).  ``observations`` has a
 class for each kind of thing that is compared.  ``mistakes`` states the mistakes, each as an edit of our solution, and

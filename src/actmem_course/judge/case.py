@@ -6,15 +6,16 @@ bytes, collectives.  The same case runs with the learner's functions, with ours,
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from inspect import signature
 from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from actmem.ledger.comms import Collective
@@ -34,27 +35,63 @@ from actmem_course.judge.observations import (
 from actmem_course.judge.saved_bytes import Largest, saved_bytes
 from actmem_course.judge.verdict import Fault, Unlike, Wrong, mend
 from actmem_course.judge.virtual import Watch
-from actmem_course.judge.workbench import Bench
 
 #: What to do, or cause and repair, by the name of an input whose gradient is wrong; "" is the result.
 Advice = Mapping[str, str | Fault]
 
 
-class CaseRun(Bench):
-    """One rank's run of a case.  like: what another run saw on this rank; where this one sees something else, it
-    ends."""
+class CaseRun:
+    """One rank's run of a case.
 
-    def __init__(self, *bench: Any, like: Mapping[str, Observation] | None = None):
-        super().__init__(*bench)
+    Args:
+        functions: the names of the learner's file.
+        side: the rank, virtual or real.
+        subgroup: its name, if the functions are not given all ranks in their order.
+        like: what another run saw on this rank; where this one sees something else, it ends.
+
+    Attributes:
+        rank, t, group, device: as the learner's functions see them.
+        members: the ranks of ``group``, in its order, as numbers among all ranks.
+        group_name: "" or a name for them.
+
+    Random tensors depend only on the seed and the group, so each rank knows what the others of its group hold and
+    expected values need no collective.
+    """
+
+    def __init__(
+        self,
+        functions: dict,
+        side: Any,
+        subgroup: str = "",
+        device: str = "cpu",
+        like: Mapping[str, Observation] | None = None,
+    ):
+        self.functions, self.side, self.device = functions, side, device
+        self.rank, self.t, self.members, self.group_name = side.number, side.size, list(range(side.size)), ""
+        self.group = dist.group.WORLD if dist.is_initialized() else None
+        if subgroup:
+            self._join(subgroup)
         self.like = like
         self.seen: dict[str, Observation] = {}
         self._draws = 0
         #: What the file's functions are given while somebody watches, by parameter, each with a copy from before.
         self._given: list[tuple[str, Tensor, Tensor]] | None = None
 
+    def _join(self, name: str) -> None:
+        """Be on a group that is not all ranks in their order: whoever forgets ``group`` shows there."""
+        world = self.t
+        step = world // 2 if world % 2 == 0 and world > 2 else 1
+        made = [list(range(first, world, step))[::-1] for first in range(step)]
+        groups = [dist.new_group(members, **_UNSORTED) for members in made]
+        self.group = next(group for members, group in zip(made, groups) if self.rank in members)
+        self.members, self.group_name = dist.get_process_group_ranks(self.group), name
+        self.t, self.rank = len(self.members), dist.get_rank(self.group)
+
     def __getitem__(self, name: str) -> Callable:
         """The function of that name, of the file that is judged."""
-        function = super().__getitem__(name)
+        function = self.functions.get(name)
+        if not callable(function):
+            raise Wrong(f"the file no longer has a function {name}")
         if not isinstance(function, FunctionType):
             return function
 
@@ -62,7 +99,7 @@ class CaseRun(Bench):
         def noting(*args, **kwargs):
             self.side.calling()
             if self._given is not None:
-                self._note({**dict(zip(signature(function).parameters, args)), **kwargs})
+                self._note({**dict(zip(inspect.signature(function).parameters, args)), **kwargs})
             return function(*args, **kwargs)
 
         return noting
@@ -84,19 +121,34 @@ class CaseRun(Bench):
                 if not torch.equal(tensor.detach(), before):
                     raise Wrong(f"{name} is changed in place", "work on a copy", "it belongs to the caller")
 
+    def watching(self) -> AbstractContextManager[Watch]:
+        """Run the learner's code in this: its collectives are noted, and all ranks wait for each other at its end."""
+        return self.side.watching(self.members if self.group_name else None)
+
+    def gather(self, value: object) -> list:
+        """Every rank's ``value``, by rank, while a check runs; ends the check if another rank has ended its own."""
+        values = self.side.gather(value)
+        return [values[member] for member in self.members]
+
+    def _random(self, *sizes: int, seed: int = 0) -> Tensor:
+        """Normal float64 numbers, the same on every rank of the group."""
+        salt = 10**6 * (1 + min(self.members)) if self.group_name else 0
+        generator = torch.Generator().manual_seed(seed + salt)
+        return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
+
     def same(self, *sizes: int) -> Tensor:
         """Random numbers that are the same on every rank."""
         self._draws += 1
-        return self.random(*sizes, seed=self._draws)
+        return self._random(*sizes, seed=self._draws)
 
     def each(self, *sizes: int) -> Tensor:
         """Random numbers that differ from rank to rank."""
         self._draws += 1
-        return self.random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
+        return self._random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
 
     def shard(self, *sizes: int, dim: int = 0) -> Tensor:
         """This rank's part of random numbers."""
-        return self.shards(self.same(*sizes), dim)[self.rank]
+        return self.same(*sizes).chunk(self.t, dim)[self.rank].contiguous()
 
     def see(self, seen: Observation) -> None:
         """Note an observation; end where another run saw something else."""
@@ -201,6 +253,10 @@ class CaseRun(Bench):
         """Both passes of an operator that is one collective, and that it saves nothing."""
         own = self[name]
         self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=upstream)
+        again = self.each(*self.seen[RESULT].value.shape) if upstream is None else upstream
+        x, again = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (x, again))
+        prefix = "where x and its gradient are not contiguous, "
+        self.passes(own, {"x": x}, self.group, operator=True, advice=advice, upstream=again, prefix=prefix)
         self.saves(lambda y: own(y, self.group), x, repair="save nothing: its backward needs no tensor of forward's")
 
     def makes(
@@ -209,31 +265,20 @@ class CaseRun(Bench):
         tensors: Mapping[str, Tensor],
         upstream: Tensor | None = None,
         kind: type[TensorSeen] = TensorSeen,
-        above: int = 0,
         others: Sequence[Tensor] = (),
     ) -> dict[str, Largest]:
         """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights
         are, and ``others``."""
         leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         file = self.functions.get("__file__", "")
-        with Largest(*leaves, *others, file=file, above=above) as forward:
+        with Largest(*leaves, *others, file=file) as forward:
             result = function(*leaves)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
-        with Largest(*leaves, *others, result, upstream, file=file, above=above) as backward:
+        with Largest(*leaves, *others, result, upstream, file=file) as backward:
             result.backward(upstream)
         for name, leaf in zip(tensors, leaves):
             self.see_tensor(f"if {name} is a leaf, its gradient", leaf.grad, "return it, and set no .grad", kind)
         return {"forward": forward, "backward": backward}
-
-    def see_side_by_side(
-        self, first: Callable, second: Callable, x: Tensor, advice: Fault, kind: type[TensorSeen] = TensorSeen
-    ) -> None:
-        """See the gradient of two regions of one input, where the first one's backward comes first."""
-        leaf = x.clone().requires_grad_()
-        for result in [first(leaf * 1), second(leaf * 2)]:
-            result.backward(x)
-        words = "with two regions side by side, the first one's backward first, the gradient of x"
-        self.see_tensor(words, leaf.grad, advice, kind, gradient_of="x")
 
     def see_peak(self, when: str, made: Largest, enough: int, repair: str, cause: str = "") -> None:
         """See what lives at once, in forward or in backward, of what ``makes`` returned."""
@@ -257,9 +302,20 @@ class CaseRun(Bench):
         what: what our bytes are.  spare: so many bytes more than ours are right, too.  itself: a copy of x isn't.
         """
         if not self.group_name:
-            found = saved_bytes(self, function, x, weights, others)
+            found = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))
             seen = found.without_copies(repair) if itself else found
             self.see(SavedForBackward("bytes", seen, repair, what=what, element_size=x.element_size(), spare=spare))
+
+
+def name_of_subgroup(world: int) -> str:
+    """What to call every second rank, the last first; where these are none or one, all ranks, the last first."""
+    return f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "the ranks in another order"
+
+
+#: torch before 2.10 always sorts a group's ranks.
+_UNSORTED: dict[str, Any] = (
+    {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+)
 
 
 def _advised(advice: str | Fault) -> Fault:
@@ -270,7 +326,7 @@ def _check_returned(result: Any, forward: Watch) -> None:
     if result is not None:
         check_waited(forward)
     elif forward.collectives:
-        raise Wrong(f"{RESULT} is None", "is a return missing?", assigned(forward))
+        raise Wrong(f"{RESULT} is None", cause=f"is a return missing? Or {assigned(forward)}")
 
 
 def _check_no_grad_is_set(inputs: Mapping[str, Tensor]) -> None:
@@ -316,7 +372,7 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
         symptom = f"{prefix}the result is right, but it has no graph, so nothing before it gets a gradient"
         if not forward.collectives:
             raise Wrong(symptom, cause="is it computed under no_grad, or detached?")
-        function = "write a torch.autograd.Function with a forward and a backward"
+        function = "write a torch.autograd.Function with both: of an nn.Module, nobody calls a backward"
         raise Wrong(symptom, function, "autograd does not record the collectives of torch.distributed")
     if forward.unrecorded:
         raise Wrong(
@@ -340,7 +396,7 @@ def check_waited(*seen: Watch) -> None:
 
 def gives_no_gradient(backward: Watch) -> str:
     """Why a gradient may be None."""
-    why = "backward returns None for it, or it is detached on the way"
+    why = "backward returns None for it, or it is detached on the way, as an nn.Parameter made of it is"
     if not backward.collectives:
         return why
     return f"{why}. Or {assigned(backward)}"

@@ -35,7 +35,9 @@ SUM = Made("the sum over the ranks", lambda parts, rank: summed(parts))
 
 
 def _share_of(whole: Made, dim: int = 0) -> Made:
-    words = f"this rank's share of {'its own part' if whole is OWN_PART else whole.words}"
+    words = f"this rank's share of {whole.words}"
+    if whole is OWN_PART:
+        words = "this rank's share of its own tensor, not summed over the ranks"
     words += f", along dimension {dim}" if dim else ""
     return Made(
         words, lambda parts, rank: whole.make(parts, rank).tensor_split(len(parts), dim)[rank], whole.names_ranks
@@ -115,18 +117,13 @@ def explain_parts(found: Tensor, parts: Parts, rank: int, right: Made, advice: F
     sums or joins.
     """
     should = f"it should be {right.words}"
-    cause = f"{should}. {advice.cause}" if advice.cause else should
+    cause = f"{should}. {advice.cause[0].upper()}{advice.cause[1:]}" if advice.cause else should
     lost = Fault("", cause=f"{should}; {ran} ran, but what is returned is not its result", repair="return its result")
     fits = []
     for words, made in made_of(found, parts, rank):
         why = lost if ran and made is OWN_PART else Fault("", advice.repair, cause)
         fits.append(Fault(f"is {words}", why.repair, why.cause, names_ranks=made.names_ranks, explains=True))
     return fits
-
-
-def size_of(x: Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return x.numel() * x.element_size()
 
 
 def collectives_fault(
@@ -144,14 +141,13 @@ def collectives_fault(
         found = _as_all_reduces(found)
     if sorted(map(str, found)) in (sorted(map(str, wanted)), sorted(map(str, [*wanted, *again]))):
         return None
+    right = "the result is right" if when.endswith("forward") else "the numbers are right"  # gradients come later
     if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):
         sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
-        return Fault(
-            f"the numbers are right, but {when} sends {sent:,} B ({text_of(found)})", cause=f"{enough:,} B are enough"
-        )
+        return Fault(f"{right}, but {when} sends {sent:,} B ({text_of(found)})", cause=f"{enough:,} B are enough")
     twice = {"all-reduce"} == {c.kind for c in found} and {"reduce-scatter"} == {c.kind for c in wanted}
     why = ", which sends half as much" if twice else ""
-    return Fault(f"the numbers are right, but {when} runs {text_of(found)}", cause=f"expected {text_of(wanted)}{why}")
+    return Fault(f"{right}, but {when} runs {text_of(found)}", cause=f"expected {text_of(wanted)}{why}")
 
 
 def _as_all_reduces(collectives: Sequence[Collective]) -> list[Collective]:

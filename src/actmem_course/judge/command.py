@@ -15,7 +15,7 @@ from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files, write_text
 from actmem_course.judge.learner_progress import LearnerProgress, reading
-from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
+from actmem_course.judge.outline import Exercise, Lab, lab_of_file
 from actmem_course.judge.parent import JudgeProcess, Outdated, Stuck, signals_end
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
@@ -38,7 +38,7 @@ def main(functions: dict) -> int:
     with LabParser(prog=script.name).refusing():
         if not script.is_file():
             raise ConfigError("file", "a lab is judged as a file: python my/labs/lab1_count_bytes.py")
-        lab = load_lab(lab_name(script, doc))
+        lab = lab_of_file(script, doc)
     parser = _parser(lab, script.name, doc)
     args = parser.parse_args()
     with parser.refusing():
@@ -198,8 +198,6 @@ class _Judging:
     def _hear(self, report: Report, message: dict[str, Any]) -> None:
         if "begin" in message:
             report.begin(f"judging {message['begin']}")
-        elif "note" in message:
-            report.note(message["note"])
         elif "printed" in message:
             report.line(f"    {message['printed']}", "dim")
         elif "verdict" in message:
@@ -216,8 +214,8 @@ class _Judging:
         progress = self.progress
         progress.note(report.verdicts)
         report.line(progress.summary(), "dim")
-        upcoming = progress.next()
-        if upcoming and upcoming[0] is not self.lab and report.all_passed:
+        upcoming = progress.next(self.lab)
+        if upcoming and report.all_passed:
             lab, exercise = upcoming
             report.line(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}")
 

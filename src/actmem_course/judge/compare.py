@@ -52,7 +52,8 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
     if type(found).__name__ == "DTensor":
         raise Wrong(f"{what} is a DTensor; expected a plain tensor", "call full_tensor() or to_local()")
     if not isinstance(found, Tensor):
-        raise Wrong(f"{what} is a {type(found).__name__}, not a tensor")
+        call = "call its apply" if isinstance(found, torch.autograd.Function) else ""
+        raise Wrong(f"{what} is a {type(found).__name__}, not a tensor", call)
     if type(found).__name__ == "AsyncCollectiveTensor":
         found = found.trigger_wait()  # type: ignore[attr-defined]
     return found.detach()

@@ -32,10 +32,10 @@ class Judge:
     """Judges a learner's file on virtual ranks.
 
     spaces: the names of the learner's file, for each rank its own.  texts: the text of each.  passed: functions
-    known to be right.
+    known to be right.  progress: called while it moves on.
     """
 
-    def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[..., None] = lambda text="": None):
+    def __init__(self, lab: Lab, spaces: list[dict], progress: Callable[[], None] = lambda: None):
         self.lab, self.spaces = lab, spaces
         self.texts: Mapping[str, str] = {}
         self.ranks = VirtualRanks(len(spaces), lab.one_process)
@@ -96,9 +96,7 @@ class Judge:
 
     def _once(self, exercise: Exercise) -> Verdict:
         """The case with the learner's functions, beside the case with ours."""
-        naming = Naming(
-            exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
-        )
+        naming = Naming(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
         remark = ""
         for group in naming.groups():
             found = naming.run(self.spaces, group)
@@ -216,6 +214,10 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
             left_out = re.search(r"\.(sum|mean)\(\)\.backward\(", line)
             cause = "the incoming gradient is left out" if left_out else f"torch: {clipped(message)}"
             repair = "torch.autograd.backward(y, grad) starts from it" if left_out else ""
+            if shapes := re.search(r"at index (\d+) - got (\[.*?\]) but .* (\[.*?\])", message):
+                cause = (
+                    f"number {int(shapes[1]) + 1} of those it returns has shape {shapes[2]}, its argument {shapes[3]}"
+                )
             return Outcome(rank, WRONG, Fault(symptom, repair, cause), where)
     of_arguments = re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
     if isinstance(error, TypeError) and not own and of_arguments:
@@ -223,8 +225,12 @@ def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseExcep
         return Outcome(rank, ERROR, Fault(words), where)
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
     before = f"“{line}” raises " if own else "what it returns cannot be used: "
+    if len(own) > 1:
+        before = f"“{line}”, called in line {own[-2].lineno}, raises "
     said = f"{type(error).__name__}: {clipped(message)}" if message else type(error).__name__
-    return Outcome(rank, ERROR, Fault(before + said), where)
+    by_name = "group stands where op belongs: pass group=group"
+    repair = by_name if own and "incompatible function arguments" in message else ""
+    return Outcome(rank, ERROR, Fault(before + said, repair), where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.

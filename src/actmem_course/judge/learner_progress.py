@@ -29,7 +29,8 @@ class LearnerProgress:
         found = read_object(self.path)
         self.passed = set(found.get("passed", ()))
         self.hints: dict[str, int] = found.get("hints", {})
-        #: Of the latest verdict of an exercise that is wrong: cause and repair, and how many of its parts were told.
+        #: Of the latest verdict of an exercise that is wrong: symptom, cause, repair, and how many of the last two were
+        #: told.
         self.wrong: dict[str, list] = found.get("wrong", {})
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
@@ -50,21 +51,22 @@ class LearnerProgress:
         """
         if verdict.status not in (WRONG, ERROR):
             return []
-        *before, told = self.wrong.get(verdict.exercise) or [None, None, 0]
-        told = told + (not unchanged) if before == [verdict.cause, verdict.repair] else 0
+        *before, told = self.wrong.get(verdict.exercise, [0])
+        own = [verdict.diagnosis, verdict.cause, verdict.repair]
+        told = told + (not unchanged) if before == own else 0
         told = len(verdict.why) if everything else min(told, len(verdict.why))
-        self.wrong[verdict.exercise] = [verdict.cause, verdict.repair, told]
+        self.wrong[verdict.exercise] = [*own, told]
         self._write()
         return verdict.why[:told]
 
     def next_hints(self, exercise: Exercise) -> list[str]:
         """What was told of the latest verdict and the hints that were given before, and the next one of both."""
-        cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
+        *symptom, cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
         why = Verdict(exercise.number, exercise.function, WRONG, cause=cause, repair=repair).why
         count = self.hints.get(exercise.number, 0)
         if told < len(why):
             told += 1
-            self.wrong[exercise.number] = [cause, repair, told]
+            self.wrong[exercise.number] = [*symptom, cause, repair, told]
         else:
             count = min(count + 1, len(exercise.hints))
             self.hints[exercise.number] = count
@@ -80,9 +82,10 @@ class LearnerProgress:
         total = sum(len(lab.exercises) for lab in ALL_LABS)
         return f"all labs: {len(self.passed & set(_numbers()))} of {total} exercises passed ({counts})"
 
-    def next(self) -> tuple[Lab, Exercise] | None:
-        """The first exercise that has not passed; None if all have."""
-        return next(((lab, e) for lab in ALL_LABS for e in lab.exercises if e.number not in self.passed), None)
+    def next(self, lab: Lab) -> tuple[Lab, Exercise] | None:
+        """The first exercise of a lab that has not passed, or of all labs; None if all have."""
+        order = (lab, *ALL_LABS)
+        return next(((one, e) for one in order for e in one.exercises if e.number not in self.passed), None)
 
     def _write(self) -> None:
         try:

@@ -62,14 +62,19 @@ class Meeting:
 
 
 def mismatch(said: dict[int, tuple]) -> str:
-    """What the ranks do, in words.  said: kind, elements, dtype, more, and the line."""
-    if len({one[0] for one in said.values()}) == 1:
-        kind, *_, line = said[min(said)]
-        if len({one[1:3] for one in said.values()}) == 1:
-            others = "; ".join(f"rank {r} with {', '.join(map(str, one[3]))}" for r, one in sorted(said.items()))
-            return f"the ranks meet in {kind} with different arguments: {others} ({line})"
-        sizes = "; ".join(f"rank {r} hands it {one[1]:,} elements of {one[2]}" for r, one in sorted(said.items()))
-        return f"the ranks meet in {kind} with tensors that do not fit: {sizes} ({line})"
+    """What ranks that meet do, in words.  said: kind, elements, dtype, more, and the line."""
+    if len({one[0] for one in said.values()}) > 1:
+        return deadlock(said)
+    kind, *_, line = said[min(said)]
+    if len({one[1:3] for one in said.values()}) == 1:
+        others = "; ".join(f"rank {r} with {', '.join(map(str, one[3]))}" for r, one in sorted(said.items()))
+        return f"the ranks meet in {kind} with different arguments: {others} ({line})"
+    sizes = "; ".join(f"rank {r} hands it {one[1]:,} elements of {one[2]}" for r, one in sorted(said.items()))
+    return f"the ranks meet in {kind} with tensors that do not fit: {sizes} ({line})"
+
+
+def deadlock(said: dict[int, tuple]) -> str:
+    """What each rank waits in, in words.  said: kind first, and the line last."""
     same: dict[tuple[str, str], list[int]] = {}
     for rank, (kind, *_, line) in sorted(said.items()):
         same.setdefault((kind, line), []).append(rank)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actmem_course.judge.case import CaseRun
+from actmem_course.judge.case import CaseRun, name_of_subgroup
 from actmem_course.judge.mistake import Mistake, names_of
 from actmem_course.judge.observations import (
     Clue,
@@ -21,7 +21,6 @@ from actmem_course.judge.observations import (
 from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
 from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
-from actmem_course.judge.workbench import name_of_subgroup
 
 #: What our own answers do, by exercise, number of ranks and group.
 _OURS: dict[tuple, RunOutcome] = {}
@@ -30,7 +29,7 @@ _OURS: dict[tuple, RunOutcome] = {}
 class Naming:
     """Judges one exercise on virtual ranks.  progress: called while mistakes are tried."""
 
-    def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[..., None]):
+    def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[[], None]):
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
         self.module = solution_module(exercise.lab)
 
@@ -56,7 +55,7 @@ class Naming:
 
         def job(rank: VirtualRank) -> Any:
             seen = like.seen[rank.number] if like else None
-            run = CaseRun(spaces[rank.number], rank, group, self.progress, like=seen)
+            run = CaseRun(spaces[rank.number], rank, group, like=seen)
             runs[rank.number] = run
             return self.exercise.check(run)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import Any, ClassVar
 
@@ -298,12 +298,12 @@ class TensorSeen(Observation):
         if self.parts is not None:
             return self._of_operator(both)
         if all(close(one, rights[0]) for one in rights if one.shape == rights[0].shape):
-            return self._of_copies(both, ratio)
+            return self._unsummed(both) or self._of_copies(both, ratio)
         if ratio is not None and is_mean(ratio, both_sizes(both) - {both.t}):
             cause = "is a mean taken where a sum belongs?"
             return [Fault(f"is {times(ratio)} what it should be", cause=cause, explains=True)]
         own = f"each rank's {self.gradient_of} is its own, so its gradient needs no collective"
-        alone = own if self.gradient_of else "each rank has its own, so no collective is needed here"
+        alone = own if self.gradient_of else "each rank has its own, so no collective comes after it"
         advice = Fault("", self.repair, self.cause or ("" if self.repair else alone))
         return explain_parts(found, rights, both.rank, OWN_PART, advice)
 
@@ -314,7 +314,18 @@ class TensorSeen(Observation):
         should = next((made for _, made in made_of(self.value, parts, both.rank)), OWN_PART)
         result = ran.result if isinstance(ran, CollectivesRun) and should is not OWN_PART else ""
         advice = Fault("", self.repair, self.cause)
+        if should is OWN_PART:
+            should = replace(should, words="what this rank was given, unchanged")
         return explain_parts(both.own.value, parts, both.rank, should, advice, result)
+
+    def _unsummed(self, both: BesideOurs) -> list[Fault]:
+        """Every rank should have the sum of what each has."""
+        everyone = both.everyone()
+        if any(one is None or one.shape != self.value.shape for one in everyone):
+            return []
+        if not close(summed(everyone), self.value) or both.own.value.equal(self.value):
+            return []
+        return [Fault("is this rank's part alone; the sum over the ranks is missing", explains=True)]
 
     def _of_copies(self, both: BesideOurs, ratio: float | None) -> list[Fault]:
         """Every rank should have the same."""
@@ -351,18 +362,6 @@ class HalfTensor(TensorSeen):
 
     def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
         return Fault("is not right in 16 bits; in float64 it is", self.repair, self.cause)
-
-
-class ExactTensor(TensorSeen):
-    """A tensor that must be right to the bit."""
-
-    def equal(self, found: Tensor, right: Tensor) -> bool:
-        return torch.equal(found, right)
-
-    def nearly(self, found: Tensor, right: Tensor) -> Fault | None:
-        if not close(found, right):
-            return None
-        return Fault("is right up to rounding, but not bit for bit", "use the same numbers")
 
 
 class SummedTensor(TensorSeen):
@@ -420,5 +419,5 @@ def first_finding(found: RunOutcome, right: RunOutcome, wrong: Mapping[str, list
     finding = common or each[0][0]
     if len(ranks) == t and common or finding.names_ranks and common:
         return finding
-    where = list_of_ranks(ranks) if common else f"rank {ranks[0]}"
-    return finding.after(f"on {where}: ")
+    where = "every rank" if len(ranks) == t else list_of_ranks(ranks)
+    return finding.after(f"on {where}: " if common or len(ranks) == 1 else f"on {where}, here on rank {ranks[0]}: ")

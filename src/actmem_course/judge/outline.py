@@ -32,8 +32,7 @@ class Exercise:
 
     case: its name in the lab's file of cases, if that isn't the function's.  section: of the chapter to read, and
     chapter the chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.
-    takes_group: it is handed a process group, and is judged on several.  all_ranks: so it is on all ranks, though on
-    one group only.
+    takes_group: it is handed a process group, and is judged on several.
     """
 
     number: str
@@ -42,7 +41,6 @@ class Exercise:
     case: str = ""
     seconds: int = 30
     takes_group: bool = False
-    all_ranks: bool = False
     chapter: str = ""
 
     @property
@@ -123,52 +121,41 @@ ALL_LABS = (
         Exercise("4.2", "checkpoint", "How a checkpoint function works, in four steps", case="checkpoint_of_dropout"),
         Exercise("4.3", "selective_layer", "How a checkpoint function works, in four steps"),
         Exercise("4.4", "full_layer", "How a checkpoint function works, in four steps"),
-        Exercise("4.5", "checkpoint_stopping_early", "How a checkpoint function works, in four steps"),
     ), one_process=True),
     Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
         Exercise("5.1", "one_forward_one_backward", "One forward, one backward"),
         Exercise("5.2", "interleaved", "Interleaving: less idle time, more bytes"),
         Exercise("5.3", "free_output", "Figure 9: every rank, and the outputs that nothing reads"),
         Exercise("5.4", "how_many_fit", "Appendix C: recompute only what does not fit"),
-        Exercise("5.5", "microbatches_to_keep", "Appendix C: recompute only what does not fit"),
     ), one_process=True),
     Lab("lab6_train", "Lab 6: train under every mode", "07_time", (
-        Exercise("6.1", "batch", "Gradients of a whole step", all_ranks=True),
         Exercise(
-            "6.2", "make_model", "Table 2: six ways to train a layer", takes_group=True, chapter="05_recomputation",
+            "6.1", "make_model", "Table 2: six ways to train a layer", takes_group=True, chapter="05_recomputation",
         ),
-        Exercise("6.3", "gradient_norm", "Gradients of a whole step", takes_group=True),
-        Exercise("6.4", "training_step", "Gradients of a whole step", takes_group=True),
-        Exercise("6.5", "train", "Gradients of a whole step", all_ranks=True),
+        Exercise("6.2", "gradient_norm", "Gradients of a whole step", takes_group=True),
+        Exercise("6.3", "training_step", "Gradients of a whole step", takes_group=True),
+        Exercise("6.4", "train", "Gradients of a whole step", takes_group=True),
     )),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_todays_layer", (
         Exercise("7.1", "llama_layer_bytes", "The layer changed"),
         Exercise("7.2", "rms_norm", "What plain operators save instead"),
         Exercise("7.3", "swiglu", "What plain operators save instead"),
-        Exercise("7.4", "recipe_linear", "What needs no matmul"),
-        Exercise("7.5", "split_grouped_heads", "More ranks than key heads", takes_group=True),
-        Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
+        Exercise("7.4", "split_grouped_heads", "More ranks than key heads", takes_group=True),
+        Exercise("7.5", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
         # On two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t.
     ), fewest_virtual=8),
-    Lab("lab8_plan", "Lab 8: plan a model", "09_your_model", (
+    Lab("lab8_plan", "Lab 8: what fits", "09_your_model", (
         Exercise("8.1", "rank_state_bytes", "What fits"),
         Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
-        Exercise("8.3", "plan_of", "It doesn't fit: what do you change first?", seconds=45),
     ), one_process=True),
-    Lab("lab9_the_ends", "Lab 9: loss and embedding", "10_the_loss", (
+    Lab("lab9_the_ends", "Lab 9: the loss", "10_the_loss", (
         Exercise("9.1", "cross_entropy", "What the loss saves"),
         Exercise("9.2", "linear_cross_entropy", "A chunk at a time"),
-        Exercise("9.3", "parallel_linear_cross_entropy", "The last stage", takes_group=True),
-        Exercise("9.4", "log_probs_and_entropy", "Reinforcement learning"),
-        Exercise("9.5", "embedding", "The embedding"),
-    )),
+    ), one_process=True),
     Lab("lab10_keep_less", "Lab 10: save less", "11_adapters", (
         Exercise("10.1", "frozen_linear", "A frozen weight"),
         Exercise("10.2", "lora_linear", "An adapter"),
         Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="12_long_sequences"),
-        Exercise(
-            "10.4", "offloading_checkpoint", "Step 3: the layers' inputs on the host", chapter="12_long_sequences",
-        ),
     ), one_process=True),
 )  # fmt: skip
 
@@ -176,28 +163,24 @@ ALL_LABS = (
 LAB_NAMES = tuple(lab.name for lab in ALL_LABS)
 
 
-def lab_name(script: Path, doc: str) -> str:
-    """Which lab a learner's file is: by its name, or if it has another one, by the line "Lab 2: …" of its docstring.
+def lab_of_file(script: Path, doc: str) -> Lab:
+    """Which lab a learner's file is: by the line "Lab 2: …" of its docstring, or by its name.
 
     Raises ConfigError if neither says so.
     """
     said = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
-    by_number = {name.partition("_")[0]: name for name in LAB_NAMES}
-    name = script.stem if script.stem in LAB_NAMES else by_number.get(f"lab{said[1]}" if said else "")
-    if name is None:
+    found = [lab for lab in ALL_LABS if said and lab.name.startswith(f"lab{said[1]}_")]
+    if not found:
         raise ConfigError(
             "file",
-            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(LAB_NAMES)})',
+            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(ALL_LABS)})',
         )
-    return name
+    return found[0]
 
 
 def load_lab(name: str) -> Lab:
-    """The lab of that file name.  Raises ConfigError if there is none."""
-    found = next((lab for lab in ALL_LABS if lab.name == name), None)
-    if found is None:
-        raise ConfigError("lab", f"the judge knows {', '.join(LAB_NAMES)}; this file is {name}")
-    return found
+    """The lab of that file name."""
+    return next(lab for lab in ALL_LABS if lab.name == name)
 
 
 def solution_module(name: str) -> ModuleType:

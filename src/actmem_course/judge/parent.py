@@ -87,7 +87,7 @@ class JudgeProcess:
                 asked, since = True, time.monotonic()
                 self._tell(file=file, **command)
             message = self._heard(file)
-            if {"begin", "note", "verdict"} & message.keys():
+            if {"begin", "moves", "verdict"} & message.keys():
                 since, limit = time.monotonic(), message.get("seconds", limit)
             if message and not saved:
                 yield message

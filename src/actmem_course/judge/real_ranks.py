@@ -52,7 +52,7 @@ class RealRank:
     def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
         """Counts; what else is to be found out about a learner's collectives, virtual ranks find out."""
         with count_collectives() as seen:
-            seen.unwaited, seen.unrecorded, seen.groups = [], "", 0
+            seen.unwaited, seen.unrecorded = [], ""
             yield seen
 
 
@@ -86,7 +86,7 @@ def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device
         names[exercise.function] = own.get(exercise.function)
         side = RealRank(connect(exercise.number))
         error: BaseException | None = None
-        run = CaseRun(names, side, "", lambda text="": None, device)
+        run = CaseRun(names, side, "", device)
         try:
             exercise.check(run)
         except (Exception, SystemExit, PeerStopped) as raised:
@@ -108,7 +108,7 @@ def _fault(exercise: Exercise, run: CaseRun) -> Wrong | None:
     """What this rank saw that our own functions don't, or all ranks together did."""
     if not run.seen:
         return None
-    ours = CaseRun(solutions_of(exercise.lab), run.side, "", run.progress, run.device)
+    ours = CaseRun(solutions_of(exercise.lab), run.side, "", run.device)
     exercise.check(ours)
     found, right = (RunOutcome([dict(one.seen) for _ in range(run.t)], []) for one in (run, ours))
     for name, seen in ours.seen.items():

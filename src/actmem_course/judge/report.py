@@ -29,20 +29,13 @@ class Report:
         self.lab, self.script, self.asked, self.ranks = lab, script, asked, ranks
         self.console = screen(highlight=False, emoji=False)
         self.verdicts: list[Verdict] = []
-        self._doing = ""
         # On a stream of its own, so that a file of the verdicts has no half-drawn lines in it.
         self._status = Console(stderr=True).status("")
 
     def begin(self, doing: str) -> None:
         """Show what is going on now."""
-        self._doing = doing
         self._status.update(doing)
         self._status.start()
-
-    def note(self, text: str) -> None:
-        """Show how far it is."""
-        if text:
-            self._status.update(f"{self._doing}: {text}")
 
     def line(self, text: str, style: str = "") -> None:
         """A line of text; nothing is going on after it."""
@@ -63,7 +56,7 @@ class Report:
             line.append(f"  {verdict.where}", style="dim")
         self.console.print(line, soft_wrap=True)
         for text in filter(None, (verdict.diagnosis, *why)):
-            self.console.print(Padding(Text(text), (0, 2, 0, 7)))
+            self.console.print(Padding(Text(text), (0, 2, 0, 7), expand=False))
 
     @property
     def all_passed(self) -> bool:

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,6 @@ from actmem.torch_private import TorchDispatchMode, no_dispatch_modes, tree_leav
 from actmem_course.judge.compare import dtype_name
 from actmem_course.judge.verdict import Fault, Wrong
 from actmem_course.judge.virtual import line_in
-from actmem_course.judge.workbench import Bench
 
 #: So many tensors that ours does without, a sentence names.
 _MOST_NAMED = 4
@@ -172,13 +172,12 @@ class Largest(_Results):
     """What operations make while a block runs in this thread, by storages.
 
     given: tensors that don't count, because they are there before.  file: the learner's, whose lines are named.
-    elements, what: the largest tensor whose elements have more than ``above`` bytes each.  peak: the most bytes that
-    live at once, after an operation.
+    elements, what: the largest tensor.  peak: the most bytes that live at once, after an operation.
     """
 
-    def __init__(self, *given: Tensor, file: str = "", above: int = 0) -> None:
+    def __init__(self, *given: Tensor, file: str = "") -> None:
         super().__init__(self._see)
-        self._given, self._file, self._above = storages_of(*given), file, above
+        self._given, self._file = storages_of(*given), file
         self._alive = StorageLifetimes()
         self._texts: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKeyDictionary()
         self._at_peak: list[tuple[int, str]] = []
@@ -189,12 +188,12 @@ class Largest(_Results):
         if storage is None or storage in self._given:
             return
         if storage not in self._texts:
-            size, line, element_size = storage.nbytes(), line_in(self._file), tensor.dtype.itemsize
+            size, line = storage.nbytes(), line_in(self._file)
             text = tensor_text(tensor.dtype, tensor.shape, size) + (f" made at {line}" if line else "")
             self._texts[storage] = text
             self._alive.begin(storage)
-            if element_size > self._above and size // element_size > self.elements:
-                self.elements, self.what = size // element_size, text
+            if size // tensor.dtype.itemsize > self.elements:
+                self.elements, self.what = size // tensor.dtype.itemsize, text
         self._alive.resized(storage)
         if self._alive.bytes > self.peak:  # or no operation has told of a storage that is smaller by now
             living = [(storage.nbytes(), text) for storage, text in self._texts.items()]
@@ -207,13 +206,20 @@ class Largest(_Results):
 
 
 def saved_bytes(
-    b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
+    function: Callable[..., Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor] = (),
+    others: Sequence[Tensor] = (),
+    watching: AbstractContextManager = nullcontext(),  # noqa: B008
+    file: str = "",
 ) -> SavedBytes:
-    """Count what ``function(x, *weights)`` saves.  The weights do not count, nor do ``others``, which it has
-    besides."""
+    """Count what ``function(x, *weights)`` saves.  The weights do not count, nor do ``others``, which it has besides.
+
+    watching: it runs in this.  file: the learner's, whose lines are named.
+    """
     weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
     leaf = x.detach().clone().requires_grad_()
-    with b.watching(), SavingRecorder([*weights, *others], b.functions.get("__file__", "")) as recorder:
+    with watching, SavingRecorder([*weights, *others], file) as recorder:
         given = leaf * 1
         recorder.input = x, weakref.ref(storage_of(given))
         y = function(given, *weights)

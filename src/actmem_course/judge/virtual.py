@@ -24,9 +24,9 @@ from torch import Tensor
 
 from actmem.ledger.comms import Collective
 from actmem.torch_private import no_dispatch_modes
-from actmem_course.judge.meeting import RETURNED, Meeting, mismatch, name_of, reduced
+from actmem_course.judge.meeting import RETURNED, Meeting, deadlock, name_of, reduced
 from actmem_course.judge.torch_private import name_of_group, world_of_each_thread
-from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
+from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped, Wrong
 
 _local, _DEFAULT = threading.local(), torch.default_generator
 
@@ -98,6 +98,15 @@ class VirtualWork(dist.Work):
         return future
 
 
+#: Collectives that treat each element by itself: any order of the elements in memory is right.
+_BY_ELEMENT = ("all_reduce", "broadcast", "reduce")
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether nothing lies between a tensor's elements, in whatever order."""
+    return x.numel() == 0 or 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) == x.numel()
+
+
 def _alike(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[list], list]:
     """What every rank takes away from a collective that combines what the ranks brought."""
     return lambda everyone: [[combine(list(of_ranks)) for of_ranks in zip(*everyone)]] * len(everyone)
@@ -110,8 +119,6 @@ class Group(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size, self._count = rank, size, 0
         self._known: tuple[str, list[VirtualRank]] | None = None
-        for watch in VirtualRank.current().watches:
-            watch.groups += 1
 
     def __repr__(self) -> str:
         return "group"  # in a message: without an address
@@ -249,12 +256,11 @@ class Watch:
     """The collectives of a rank while a block of the learner's code runs.
 
     unwaited: collectives whose handles nobody has waited for.  unrecorded: where a collective ran on a tensor that
-    autograd was following.  groups: how many process groups it made.
+    autograd was following.
     """
 
     def __init__(self) -> None:
         self.collectives: list[Collective] = []
-        self.groups = 0
         self.unwaited: list[str] = []
         self.unrecorded = ""
 
@@ -292,6 +298,13 @@ class VirtualRank:
         """A collective of this rank is about to run among ``members``."""
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
+        if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, [*tensors, *outputs])):
+            call = f"{kind} ({line})" if line else kind
+            raise Wrong(
+                f"{call} is given a tensor that is not contiguous",
+                "give it x.contiguous(), or a copy, and use that",
+                "gloo and NCCL take a tensor's elements as they lie in memory",
+            )
         payload = max((sum(x.numel() * x.element_size() for x in xs) for xs in (tensors, outputs)), default=0)
         caller = sys._getframe(2)
         while caller.f_code.co_filename == __file__:
@@ -409,7 +422,7 @@ class VirtualRanks:
         if len(waiting) < self.size:
             why: BaseException = PeerStopped()  # whoever has ended has the reason
         else:
-            why = OutOfStep(mismatch({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
+            why = OutOfStep(deadlock({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
         for rank in waiting:
             rank.stop = why
         return waiting

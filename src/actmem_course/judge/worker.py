@@ -96,7 +96,7 @@ class Worker:
         lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
         size = max(command["size"], lab.fewest_virtual)
-        self.judging = judge = Judge(lab, [{}] * size, lambda text="": self.tell(note=text))
+        self.judging = judge = Judge(lab, [{}] * size, lambda: self.tell(moves=True))
         judge.passed, judge.endless = set(command.get("passed", ())), set(command.get("endless", ()))
         self.printed.size = size
         judge.spaces = judge.ranks.run(lambda rank: names_in(path, source), str(path))  # each rank runs the file

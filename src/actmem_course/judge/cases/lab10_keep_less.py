@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
-from actmem_course.judge.observations import ExactTensor, HalfTensor
+from actmem_course.judge.observations import HalfTensor
 from actmem_course.judge.verdict import Fault, mend
-from actmem_more.store import HostMemory
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
@@ -120,76 +115,3 @@ def tiled_mlp(r: CaseRun) -> None:
         off = (grad_of(own_weight) - grad_of(weight)).abs().max() / grad_of(weight).abs().max()
         words = f"with 300 tiles in bfloat16, the gradient of {name} is {{found}} % off"
         r.see_cost(words, max(2, math.ceil(100 * off)), f"add up the tiles in wide({name})")
-
-
-class CountingHost(HostMemory):
-    """Counts bytes and elements put, bytes that it holds, and copies brought back; what is on it, no count of the
-    device's sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes_put = self.elements_put = self.brought_back = 0
-        self._copies: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-
-    @property
-    def bytes_held(self) -> int:
-        return sum(self._copies.values())
-
-    def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        with no_dispatch_modes(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            fetch: Any = super().put(flat, name)
-        self.elements_put += flat.numel()
-        self.bytes_put += flat.numel() * flat.element_size()
-        self._copies[fetch.__self__] = flat.numel() * flat.element_size()
-
-        def bring_back() -> Tensor:
-            self.brought_back += 1
-            return fetch()
-
-        return bring_back
-
-
-def offloading_checkpoint(r: CaseRun) -> None:
-    x, up, down = r.each(9, 4, 16), r.each(64, 16), r.each(16, 64)
-    host, runs = CountingHost(), 0
-
-    def own(y: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        def region(z: Tensor) -> Tensor:
-            nonlocal runs
-            runs += 1
-            return F.linear(torch.tanh(F.linear(z, up)), down) + z
-
-        return r["offloading_checkpoint"](region, y, host)
-
-    in_forward: list[int] = []
-
-    def once(*given: Tensor) -> Tensor:
-        result = own(*given)
-        in_forward[:] = runs, host.brought_back
-        return result
-
-    given = {"x": x, "the first weight": up, "the second weight": down}
-    r.passes(once, given, kind=ExactTensor, twice=_ONCE)
-    r.see_value("the number of copies brought back in forward", in_forward[1], "bring it back in backward")
-    r.see_value("the number of copies brought back", host.brought_back, "backward takes x from the host, once")
-    r.see_value("the number of runs in forward", in_forward[0], "forward runs function once")
-    r.see_value("the number of runs", runs, "forward runs function once, and backward once")
-    before = host.brought_back
-    r.passes(own, given, kind=ExactTensor, prefix=_FROZEN, frozen=("x",))
-    large = "what function saves for its weights is as large"
-    r.see_value(f"{_FROZEN}the number of copies brought back", host.brought_back - before, cause=large)
-
-    def twice(y: Tensor) -> Tensor:
-        return own(own(y, up, down), up, down)
-
-    r.passes(twice, {"x": x}, kind=ExactTensor, prefix="with two regions in a row, ", advice={"x": _OF_ITS_OWN})
-    r.see_side_by_side(lambda y: own(y, up, down), lambda y: own(y, up, down), x, _OF_ITS_OWN, ExactTensor)
-    half = x.bfloat16()
-    host, weights = CountingHost(), (up.bfloat16(), down.bfloat16())
-    r.passes(lambda y: own(y, *weights), {"x": half}, kind=ExactTensor, prefix="for a bfloat16 x, ")
-    once_only = "put x, once, in the dtype that it has"
-    for what, count in (("elements", host.elements_put), ("B", host.bytes_put)):
-        r.see_cost(f"the host is given {{found:,}} {what}, where x has {{enough:,}}", count, once_only)
-    held = "hold what put returned in ctx only"
-    r.see_cost("the host still holds {found:,} B after backward", host.bytes_held, held)
-    r.saves(lambda y: own(y, *weights), half, others=weights)

@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.compare import check_tensors, close
 from actmem_course.judge.observations import SummedTensor
 from actmem_course.judge.verdict import Wrong, mend
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
 _F_BACKWARD = mend(
-    "f's backward must all-reduce once, with SUM",
+    "f's backward must all-reduce once, with SUM, and divide by nothing",
     "Each rank's gradient comes from its own slice of the weight, and these add up",
 )
 _F = {"": mend("f's forward must return x as it is", "every rank has the same x already"), "x": _F_BACKWARD}
@@ -134,7 +133,7 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
             advice={"": _OVERFLOWS} if scale > 1 else None,
         )
         # Largest, sum and target, even if every rank's are gathered; of the logits it would be five of each rank.
-        enough = 3 * r.t * size_of(upstream)
+        enough = 3 * r.t * upstream.nbytes
         for when, seen in zip(("forward", "backward"), passes):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
             few, all_sent = "a few numbers per position are enough", "the logits themselves are sent"

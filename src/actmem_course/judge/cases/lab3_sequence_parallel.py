@@ -11,7 +11,6 @@ from torch import Tensor
 
 from actmem.ledger.comms import Collective
 from actmem_course.judge.case import Advice, CaseRun
-from actmem_course.judge.collective_outcomes import size_of
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
 from actmem_course.judge.verdict import Wrong, mend, refuse
 from actmem_course.reference_layer import LayerWeights, random_weights
@@ -47,7 +46,8 @@ def g_bar(r: CaseRun) -> None:
 
 
 def gathering_linear(r: CaseRun) -> None:
-    _linear(r, r["gathering_linear"], r.t)
+    # Whoever gathers again has already found what 3.5 is after.
+    _linear(r, r["gathering_linear"], r.t, gathers_again=True)
 
 
 def shard_keeping_linear(r: CaseRun) -> None:
@@ -58,10 +58,10 @@ def shard_keeping_linear(r: CaseRun) -> None:
     r.saves(own, *given, what="x, this rank's tokens", repair=repair, itself=True)
 
 
-def _linear(r: CaseRun, function, tokens: int = 2) -> list[Tensor]:
+def _linear(r: CaseRun, function, tokens: int = 2, gathers_again: bool = False) -> list[Tensor]:
     given = {"x": r.each(tokens, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
-    # Whoever gathers again in 3.3 has already found what 3.5 is after.
-    r.passes(function, given, r.group, again=[Collective("all-gather", r.t * size_of(given["x"]))])
+    again = [Collective("all-gather", r.t * given["x"].nbytes)] if gathers_again else []
+    r.passes(function, given, r.group, again=again)
     return list(given.values())
 
 
@@ -135,14 +135,17 @@ def sum_partial_gradients(r: CaseRun) -> None:
     # is as
     # cheap with two ranks and dearer with more, but a right way to the numbers.
     sent = sum(c.payload_bytes * (2 if c.kind == "all-reduce" else 1) for c in seen.collectives)
-    enough = 2 * sum(size_of(before[name]) for name in PARTIAL)
+    enough = 2 * sum(before[name].nbytes for name in PARTIAL)
     words = "each rank sends {found:,} B where {enough:,} B are enough"
     count = (r.t - 1) * (enough if sent <= max(2, r.t) * enough // 2 else sent) // r.t
     r.see_cost(words, count, "all-reduce the partial gradients only")
 
 
 _SHARDED = mend("leave its gradient as it is", "this parameter is sharded among the ranks and saw all tokens")
-_REPLICATED = mend("sum it over the ranks", "This parameter is replicated, and each rank's copy saw only s/t tokens")
+_REPLICATED = mend(
+    "sum it over the ranks once, and divide by nothing",
+    "This parameter is replicated, and each rank's copy saw only s/t tokens",
+)
 
 
 def dropout_generators(r: CaseRun) -> None:
@@ -185,7 +188,8 @@ def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel
     of_seed = "make each generator's seed from seed, on rank 0 too, where a product with the rank is 0"
     for name in ("core", "block"):
         again = any(own[name] != own[f"{name} the second time"] for own in everyone)
-        yield again, "the same seed gives other numbers the second time", "seed each with manual_seed, from seed alone"
+        seeded = "seed each with manual_seed, from seed and the rank"
+        yield again, "the same seed gives other numbers the second time", seeded
         same = any(own[name] == own[f"{name} with another seed"] for own in everyone)
         yield same, "another seed gives the same numbers", of_seed
     for seed in ("", " with seed 0"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.verdict import Fault, Wrong, mend
-from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, random_weights
+from actmem_course.reference_layer import Dropouts, LayerWeights, random_weights
 
 _P = 0.17  # no rate that one would write oneself
 _SHAPE = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=24, num_attention_heads=4)
@@ -28,9 +29,9 @@ _OF_ITS_OWN = mend(
 )
 
 
-def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
+def checkpoint(r: CaseRun) -> None:
     factors = {factor: r.each(3, 4, 5) for factor in "xyz"}
-    r.passes(lambda *inputs: r[name](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
+    r.passes(lambda *inputs: r["checkpoint"](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
 
     given = {"the first input": r.each(16, 4, 64), "the second input": r.each(16, 4, 1)}
     weights, mask = {"a parameter": r.each(256, 64), "another parameter": r.each(64, 256)}, r.each(16, 4, 256) > 0
@@ -45,7 +46,7 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
             return F.linear(torch.tanh(F.linear(x, up) * gate) * mask, down) + x
 
         runs = 0
-        result = r[name](region, x, gate, mask.clone())
+        result = r["checkpoint"](region, x, gate, mask.clone())
         in_forward = runs
         return result
 
@@ -62,7 +63,7 @@ def checkpoint(r: CaseRun, name: str = "checkpoint") -> None:
     )  # fmt: skip
 
 
-def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
+def checkpoint_of_dropout(r: CaseRun) -> None:
     weight, up, down, x = r.each(32, 16), r.each(16, 16), r.each(16, 16), r.each(8, 4, 16)
     runs = 0
 
@@ -72,7 +73,7 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
         return F.dropout(torch.tanh(F.dropout(F.linear(y, weight), 0.5)), 0.5)
 
     def draws_afterwards(y: Tensor) -> Tensor:
-        result = r[name](function, y)
+        result = r["checkpoint"](function, y)
         read = "forward may read the generator's state, not change it"
         r.see_tensor("what is drawn after forward", torch.rand(8, device=r.device).double(), read)
         return result
@@ -101,28 +102,14 @@ def checkpoint_of_dropout(r: CaseRun, name: str = "checkpoint") -> None:
     for after_first, words in ((second, "in a row"), (first, "of the same function")):
         seed_and_draw(r.device)
         prefix = f"with two regions {words}, "
-        chain = partial(lambda then, y: r[name](then, r[name](first, y) * 1), after_first)
+        chain = partial(lambda then, y: r["checkpoint"](then, r["checkpoint"](first, y) * 1), after_first)
         r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
     seed_and_draw(r.device)
-    r.see_side_by_side(partial(r[name], first), partial(r[name], second), x, _OF_ITS_OWN)
-
-
-def checkpoint_stopping_early(r: CaseRun) -> None:
-    name = "checkpoint_stopping_early"
-    try:
-        checkpoint(r, name)
-    except (KeyError, IndexError) as error:
-        raise Wrong(
-            f"backward asks for a tensor that the second run has not saved ({type(error).__name__})",
-            "run it with grad enabled, from inputs that need gradients as the first run's did, and stop it only after "
-            "the last tensor that the first run saved",
-        ) from None
-    checkpoint_of_dropout(r, name)
-    _see_flops(
-        r, lambda *qkv: r[name](core_attention, *qkv), [r.each(4, 12, 8) for _ in range(3)], "of core_attention take",
-        "stop it after QKᵀ, softmax and dropout: the matmul with V computes only the result, which nothing reads",
-        "the second run goes on after what backward needs",
-    )  # fmt: skip
+    leaf = x.clone().requires_grad_()
+    for result in [r["checkpoint"](first, leaf * 1), r["checkpoint"](second, leaf * 2)]:
+        result.backward(x)
+    words = "with two regions side by side, the first one's backward first, the gradient of x"
+    r.see_tensor(words, leaf.grad, _OF_ITS_OWN, gradient_of="x")
 
 
 def seed_and_draw(device: str) -> None:
@@ -135,41 +122,18 @@ def seed_and_draw(device: str) -> None:
 
 
 def selective_layer(r: CaseRun) -> None:
-    x, weights = _same_numbers(r, "selective_layer")
-    r.saves(as_block(r["selective_layer"]), x, *weights, what="all but the three tensors of the core attention")
-    _see_flops(
-        r, as_block(r["selective_layer"]), [x, *weights], "take", "recompute the core attention once, and nothing else"
-    )
+    again = mend("recompute the core attention once, and nothing else")
+    _see_layer(r, "selective_layer", again, what="all but the three tensors of the core attention")
 
 
 def full_layer(r: CaseRun) -> None:
-    x, weights = _same_numbers(r, "full_layer")
-    what, repair = "the layer's input", "run the whole layer under checkpoint"
-    r.saves(as_block(r["full_layer"]), x, *weights, what=what, repair=repair, itself=True)
-    _see_flops(
-        r,
-        as_block(r["full_layer"]),
-        [x, *weights],
-        "take",
-        "checkpoint layer itself, once",
-        "something runs a third time",
-    )
+    again = mend("checkpoint layer itself, once", "something runs a third time")
+    whole = "run the whole layer under checkpoint"
+    _see_layer(r, "full_layer", again, what="the layer's input", repair=whole, itself=True)
 
 
-def _see_flops(
-    r: CaseRun, function: Callable[..., Tensor], inputs: Sequence[Tensor], take: str, repair: str, cause: str = ""
-) -> None:
-    """FLOPs of matmuls, forward and backward, by torch's counter."""
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    with FlopCounterMode(display=False) as counter:
-        result = function(*leaves)
-        result.backward(torch.ones_like(result))
-    words = f"forward and backward {take} {{found:,}} FLOPs where {{enough:,}} are enough"
-    r.see_cost(words, counter.get_total_flops(), repair, cause)
-
-
-def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Result and gradients; the input and the weights of the layer."""
+def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
+    """Result, gradients, bytes and FLOPs.  again: what to say where too much runs again."""
     x = r.each(_SHAPE.seq_length, _SHAPE.micro_batch_size, _SHAPE.hidden_size)
     named = random_weights(_SHAPE.hidden_size, _SHAPE.num_attention_heads, seed=5, device=r.device).named()
     outside = Fault(
@@ -185,8 +149,13 @@ def _same_numbers(r: CaseRun, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         return result
 
     seed_and_draw(r.device)
-    r.passes(function, {"x": x, **named}, twice=outside)
-    return x, tuple(named.values())
+    given = {"x": x, **named}
+    r.passes(function, given, twice=outside)
+    r.saves(as_block(r[name]), x, *named.values(), **saves)
+    with FlopCounterMode(display=False) as counter:
+        as_block(r[name])(*(tensor.clone().requires_grad_() for tensor in given.values())).sum().backward()
+    words = "forward and backward take {found:,} FLOPs where {enough:,} are enough"
+    r.see_cost(words, counter.get_total_flops(), again.repair, again.cause)
 
 
 def as_block(function: Callable) -> Callable[..., Tensor]:

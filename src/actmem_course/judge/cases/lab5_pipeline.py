@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping
-from typing import Any
 from weakref import ref
 
 import torch
@@ -15,7 +12,7 @@ from actmem.formulas import schedule
 from actmem.formulas.schedule import Action, Schedule, peak_in_flight
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number, dtype_name
-from actmem_course.judge.observations import Clue, ExactTensor
+from actmem_course.judge.observations import Clue
 from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.others.timeline import timeline, validate
 
@@ -25,8 +22,6 @@ BUDGETS = (
     (85, 3, 40, 7), (100, 4, 10, 10), (30, 4, 10, 10),
     (2**62 + 39, 4, 2**60 + 10, 10),  # one byte too few for four, which a float can't tell
 )  # fmt: skip
-#: p, rank, microbatches, places.
-WINDOWS = ((4, 0, 9, 2), (4, 1, 9, 1), (4, 3, 5, 1), (4, 0, 9, 4), (3, 0, 7, 0), (4, 0, 2, 1), (5, 1, 13, 3))
 
 
 def _see_orders(r: CaseRun, *sizes: tuple[int, int, int]) -> None:
@@ -106,7 +101,7 @@ def free_output(r: CaseRun) -> None:
     if first() is not None and first() is not now:
         left = size  # the tensor has another storage now, and something still holds the first
     as_it_is = "empty the tensor's storage and leave the tensor itself as it is"
-    r.see_tensor("the stage's input", leaf, "free only the output", ExactTensor)
+    r.see_tensor("the stage's input", leaf, "free only the output")
     shape = "backward compares the gradient's shape with it"
     r.see_value("the output's shape", list(output.shape), as_it_is, shape)
     r.see_value("the output's dtype", dtype_name(output), as_it_is)
@@ -123,39 +118,6 @@ def free_output(r: CaseRun) -> None:
     output.backward(upstream)
     only = "free only the output's memory, not what backward reads"
     r.see_tensor("the gradient of the stage's input", leaf.grad, only, gradient_of="the stage's input")
-
-
-def microbatches_to_keep(r: CaseRun) -> None:
-    for p, rank, n, places in WINDOWS:
-        case = f"p={p} rank={rank} microbatches={n} places={places}"
-        found = _microbatches(r["microbatches_to_keep"](p, rank, n, places), n, case)
-        r.see(Clue(f"{case}: those that save everything", found))
-        held, most = 0, 0
-        for action in schedule.one_forward_one_backward(p, n)[rank]:
-            held += (action.microbatch in found) * (1 if action.kind == "F" else -1)
-            most = max(most, held)
-        words = f"{case}: {sorted(found)} need {{found}} places at once"
-        free = "a place becomes free only after the backward of the microbatch that holds it"
-        r.see_cost(words, max(most, places), cause=free, name=f"{case}: places")
-        words = f"{case}: {sorted(found)} leaves {{found}} of {n} to recompute, where {{enough}} are enough"
-        r.see_cost(words, n - len(found), "take a place whenever one is free", name=f"{case}: recomputed")
-
-
-def _microbatches(found: Any, n: int, case: str) -> list[int]:
-    """What the learner's function returned as a list: a set, a range or numpy's array will do.  Raises Wrong if it
-    is none."""
-    asked = f"{case}: expected a list of different microbatches from 0 to {n - 1}, got "
-    if isinstance(found, Iterator):
-        raise Wrong(f"{asked}a {type(found).__name__}", "put list(…) around it")
-    try:
-        if isinstance(found, (str, Mapping)) or any(isinstance(i, bool) for i in found):
-            raise TypeError
-        numbers = [operator.index(i) for i in found]
-    except TypeError:
-        raise Wrong(f"{asked}{found!r}") from None
-    if not all(0 <= i < n for i in numbers) or len(set(numbers)) < len(numbers):
-        raise Wrong(f"{asked}{found!r}")
-    return numbers
 
 
 def how_many_fit(r: CaseRun) -> None:

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import Parallel
 from actmem.rows import by_term
 from actmem_course.judge.case import Advice, CaseRun
 from actmem_course.judge.compare import check_tensors
-from actmem_course.judge.observations import Clue, ExactTensor, HalfTensor, TensorSeen
+from actmem_course.judge.observations import Clue, HalfTensor
 from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
@@ -105,51 +103,6 @@ def swiglu(r: CaseRun) -> None:
     r.saves(lambda both: r["swiglu"](both[0], both[1]), torch.stack([gate, up]).bfloat16(), what="gate and up")
 
 
-def recipe_linear(r: CaseRun) -> None:
-    weight, x, norm, up = r.each(4, 8), r.each(5, 3, 8), r.each(8), r.each(5, 3, 8)
-    upstream = torch.round(4 * r.each(5, 3, 4))
-    # Whole numbers, so that no order of a sum changes a bit.
-    whole = [torch.round(4 * factor) for factor in (weight, x, up)]
-    for recipe, words, given, kind in (
-        (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, TensorSeen),
-        (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, TensorSeen),
-        (torch.mul, "a multiplication", dict(zip(("weight", "first factor", "second factor"), whole)), ExactTensor),
-    ):
-        runs = []
-
-        def counted(*sources: Tensor) -> Tensor:
-            runs.append(sources)
-            return recipe(*sources)  # noqa: B023  it runs in this round only
-
-        def own(w: Tensor, *sources: Tensor) -> Tensor:
-            return r["recipe_linear"](counted, w, *sources)  # noqa: B023
-
-        prefix = f"with {words} as the recipe, "
-        with FlopCounterMode(display=False) as flops:
-            r.passes(own, given, upstream=upstream, kind=kind, prefix=prefix)
-        matmuls = flops.get_total_flops() // (2 * x[..., 0].numel() * weight.numel())
-        again = "backward runs the linear again, and nobody reads its result"
-        many = f"{prefix}forward and backward run {{found}} matmuls where {{enough}} are enough"
-        r.see_cost(many, matmuls, "recompute the recipe alone", again)
-        once = "once in forward and once in backward are enough"
-        r.see_cost(f"{prefix}the recipe runs {{found}} times", len(runs), once)
-
-    def on_norm(x: Tensor, w: Tensor, norm: Tensor) -> Tensor:
-        return r["recipe_linear"](plain_norm, w, x, norm)
-
-    r.saves(on_norm, x.bfloat16(), weight.bfloat16(), norm.bfloat16(), what="the recipe's sources")
-
-
-def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm out of torch's operators."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _EPS) * weight
-
-
-def plain_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """SwiGLU out of torch's operators."""
-    return F.silu(gate) * up
-
-
 def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
     """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more.
 
@@ -190,15 +143,7 @@ def sum_shared_gradients(r: CaseRun) -> None:
         for name, weight in weights.items():
             weight.grad = found[name].clone()
         with r.watching() as seen:
-            try:
-                r["sum_shared_gradients"](*weights.values(), k, r.group)
-            finally:
-                if seen.groups:
-                    raise Wrong(
-                        "it makes a process group",
-                        "stay within group: a place for each head, with zeros for the others', and one all-reduce",
-                        "all ranks must make it together, at each call",
-                    )
+            r["sum_shared_gradients"](*weights.values(), k, r.group)
         r.see(Clue(f"{words}whether it runs a collective", bool(seen.collectives)))
         add = f"add up what the {share} ranks that share a key head computed, each from its own query heads"
         for name, weight in weights.items():

@@ -62,19 +62,4 @@ MISTAKES["10.3"] = (
     Mistake("GeLU between the two matmuls is missing in forward", "call mlp",
         {"[mlp(rows, up, down) for": "[F.linear(F.linear(rows, up), down) for"}),
 )
-MISTAKES["10.4"] = (
-    Mistake("where x needs no gradient, the weights that function uses get none either",
-        "apply must be given a tensor that needs one", {"x if x.requires_grad else x.detach().requires_grad_()": "x"}),
-    Mistake("the weights that function uses get no gradient",
-        "use torch.autograd.backward, which reaches all",
-        {"torch.autograd.backward(y, grad)\n        return None, None, x.grad":
-            "return None, None, *torch.autograd.grad(y, x, grad)"}),
-    Mistake("all that function saves goes to the host, and function runs once",
-        "put x alone, and run function again in backward",
-        {"return _OffloadingCheckpoint":
-            'with torch.autograd.graph.saved_tensors_hooks(lambda y: host.put(y, "y"), lambda fetch: fetch()):\n'
-            "        return function(x)\n    return _OffloadingCheckpoint"}),
-    Mistake("the host holds x rounded to 16 bits", "put it in the dtype that it has",
-        {'host.put(x, "x")\n': 'host.put(x.bfloat16(), "x")\n', "ctx.fetch()": "ctx.fetch().to(grad.dtype)"}),
-)
 # fmt: on

@@ -21,6 +21,9 @@ MISTAKES["2.3"] = (
     Mistake("bias is used on rank 0 only", "each rank's bias is that of its own features, so add it on every rank",
         {"weight, bias": "weight, bias if dist.get_rank(group) == 0 else None"}),
     Mistake("f_bar is called where f belongs", "call f on x", {"F.linear(f(x, group)": "F.linear(f_bar(x, group)"}),
+    Mistake("f is not called on x, so nothing sums x's gradient over the ranks", "call f on x, before the matmul",
+        *ways("F.linear(f(x, group), weight, bias)", "F.linear(x, weight, bias)", "F.linear(x, f(weight, group), bias)",
+            "f(F.linear(x, weight, bias), group)")),
     Mistake("bias is missing", "add it after the matmul",
         {"F.linear(f(x, group), weight, bias)": "F.linear(f(x, group), weight)"}),
 )
@@ -81,8 +84,12 @@ MISTAKES["2.6"] = (
         {"y, down_weight, down_bias,": "y, down_weight, 0 * down_bias,"}),
     Mistake("row_parallel_linear is called where column_parallel_linear belongs",
         "the first linear shards its output features", {"gelu(column_parallel_linear(": "gelu(row_parallel_linear("}),
-    Mistake("column_parallel_linear is called where row_parallel_linear belongs", "it shards its input features",
+    Mistake("nothing sums the second linear over the ranks", "row_parallel_linear does, before it adds its bias",
         {"return row_parallel_linear(y": "return column_parallel_linear(y"}),
+    Mistake("f is not called on x, so nothing sums x's gradient over the ranks", "column_parallel_linear does it",
+        {"column_parallel_linear(x, up_weight, up_bias, group)": "F.linear(x, up_weight, up_bias)"}),
+    Mistake("down_bias comes before the sum over the ranks", "add it once, after the sum: before it, it counts t times",
+        {"row_parallel_linear(y, down_weight, down_bias": "f_bar(F.linear(y, down_weight, down_bias)"}),
 )
 MISTAKES["2.7"] = (
     Mistake("Q, K and V are taken in another order",
@@ -117,8 +124,13 @@ MISTAKES["2.7"] = (
         {"context, projection_weight, projection_bias,": "context, projection_weight, 0 * projection_bias,"}),
     Mistake("row_parallel_linear is called where column_parallel_linear belongs", "Q, K, V shard their outputs",
         {"split_heads(column_parallel_linear(": "split_heads(row_parallel_linear("}),
-    Mistake("column_parallel_linear is called where row_parallel_linear belongs", "it shards its input features",
+    Mistake("nothing sums the projection over the ranks", "row_parallel_linear does, before it adds its bias",
         {"return row_parallel_linear(context": "return column_parallel_linear(context"}),
+    Mistake("f is not called on x, so nothing sums x's gradient over the ranks", "column_parallel_linear does it",
+        {"column_parallel_linear(x, qkv_weight, qkv_bias, group)": "F.linear(x, qkv_weight, qkv_bias)"}),
+    Mistake("projection_bias comes before the sum over the ranks", "add it once, after the sum",
+        {"row_parallel_linear(context, projection_weight, projection_bias":
+            "f_bar(F.linear(context, projection_weight, projection_bias)"}),
 )
 MISTAKES["2.8"] = (
     Mistake("a rank's range of ids is off by one at an end", "rank r holds the ids from r·v/t to (r + 1)·v/t − 1",

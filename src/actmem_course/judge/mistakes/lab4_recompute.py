@@ -63,12 +63,4 @@ MISTAKES["4.4"] = (
     Mistake("dropout runs at a rate of its own, 0.1", "pass the dropouts that you are given on to layer",
         {"layer(y, w, dropouts)": "layer(y, w, Dropouts(0.1))"}),
 )
-MISTAKES["4.5"] = (
-    Mistake("the second run's tensors are handed out from the last to the first", "its n-th is the first run's n-th",
-        {"self.found.pop(index)": "self.found.pop(self.count - 1 - index)"}),
-    Mistake("after backward the generator is where the second run left it",
-        "restore the state from before in finally, because the exception that ends the run skips what follows",
-        {"        except _Enough:\n            pass\n        finally:\n            _restore(before)":
-            "            _restore(before)\n        except _Enough:\n            pass"}),
-)
 # fmt: on

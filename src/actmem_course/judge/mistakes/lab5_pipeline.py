@@ -114,25 +114,4 @@ MISTAKES["5.4"] = (
     Mistake("the quotient is rounded up, and there is no room for the last one", "round down",
         {"left // more": "-(-left // more)"}),
 )
-MISTAKES["5.5"] = (
-    Mistake("these are the microbatches that are recomputed", "return the others",
-        {"return kept": "return [i for i in range(num_microbatches) if i not in kept]"}),
-    *replacing("len(taken) < places",
-        ("one microbatch too many holds a place at once", "take a place only while fewer than places are taken",
-            "len(taken) <= places"),
-        ("one place is never used", "take one while fewer than places are taken", "len(taken) + 1 < places"),
-        ("one place is used, however many there are", "", "len(taken) < min(places, 1)"),
-        ("rank r holds p − r microbatches at once, not p", "take a place whenever one is free",
-            "i % pipeline_parallel_size < places"),
-        ("where there are no places, no microbatch can save everything", "", "len(taken) < max(places, 1)")),
-    Mistake("no place becomes free again", "a microbatch's backward frees its place for the next one",
-        {"taken.discard(i)": "pass"}),
-    Mistake("all microbatches are saved, however few places there are", "", {"elif len(taken) < places:": "else:"}),
-    Mistake("rank r holds p − r microbatches at once, not r + 1", "",
-        {"rank, num_microbatches": "pipeline_parallel_size - 1 - rank, num_microbatches"}),
-    Mistake("a place becomes free one microbatch late", "a microbatch's own backward frees its place",
-        {"taken.discard(i)": "taken.discard(i - 1)"}),
-    Mistake("every places-th microbatch is saved", "what counts is how many hold a place at once",
-        {"return kept": "return [i for i in range(num_microbatches) if places and i % places == 0]"}),
-)
 # fmt: on

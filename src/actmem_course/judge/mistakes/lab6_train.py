@@ -5,11 +5,11 @@ from actmem_course.judge.mistake import Mistake, replacing, ways
 MISTAKES: dict[str, tuple[Mistake, ...]] = {}
 
 # fmt: off
-MISTAKES["6.2"] = (
+MISTAKES["6.1"] = (
     Mistake("GPT's p is the probability to drop, as dropout is", "pass dropout itself, not 1 − dropout",
         {"p=dropout": "p=1.0 - dropout"}),
 )
-MISTAKES["6.3"] = (
+MISTAKES["6.2"] = (
     Mistake("only this rank's parameters are counted", "sum the squares of those that are sharded over the ranks",
         {"dist.all_reduce(cut, group=model.tp.group)": "pass"}),
     Mistake("parameters that are replicated are counted t times",
@@ -39,7 +39,7 @@ MISTAKES["6.3"] = (
     Mistake("the largest element of each gradient is taken", "the 2-norm adds up the squares of all",
         {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().max() ** 2"}),
 )
-MISTAKES["6.4"] = (
+MISTAKES["6.3"] = (
     Mistake("the gradients of the step before are still there", "call optimizer.zero_grad() before the first backward",
         {"optimizer.zero_grad()": "pass"}),
     Mistake("reduce_partial_gradients is missing",

@@ -71,21 +71,7 @@ MISTAKES["7.3"] = (
     Mistake("the gradients ignore the incoming gradient", "multiply both by it",
         {"grad * up * slope, grad * gate * sigmoid": "up * slope, gate * sigmoid"}),
 )
-MISTAKES["7.4"] = (
-    Mistake("the recipe is left out", "the first source is the linear's input",
-        {"return F.linear(recipe(*sources), weight)": "return F.linear(sources[0], weight)"}),
-    Mistake("the gradient of weight comes from the first source", "the linear's input is recipe(*sources)",
-        {"x.detach().flatten(0, -2)": "sources[0].flatten(0, -2)"}),
-    Mistake("the gradient of a source is that of the linear's input", "go on through the recipe",
-        {"torch.autograd.grad(x, leaves, grad @ weight)":
-            "[grad @ weight if s.dim() > 1 else (grad @ weight).sum((0, 1)) for s in sources]"}),
-    Mistake("the gradients ignore the incoming gradient", "start from it",
-        {"grad @ weight)": "torch.ones_like(grad) @ weight)"},
-        {"grad_weight = grad.flatten": "grad_weight = torch.ones_like(grad).flatten"}),
-)
 MISTAKES["7.5"] = (
-)
-MISTAKES["7.6"] = (
     Mistake("the sum is added to .grad, which has this rank's own part already", "it takes its place",
         {"weight.grad.copy_(heads[own])": "weight.grad.add_(heads[own])"}),
     Mistake("the weights are added up, not their gradients", "",

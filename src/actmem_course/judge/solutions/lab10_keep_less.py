@@ -1,6 +1,6 @@
 """python my/labs/lab10_keep_less.py
 
-Lab 10: save less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
+Lab 10: save less (frozen weights, adapters, an MLP in tiles).
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 10.1.
@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-
-from actmem_more.store import HostMemory
 
 
 # given: the dtype to compute in
@@ -147,41 +145,3 @@ class _TiledMlp(Function):
             grad_up += of_up
             grad_down += of_down
         return torch.cat(grads_x), grad_up.to(up.dtype), grad_down.to(down.dtype), None
-
-
-# 10.4
-def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
-    """function(x), recomputed in backward from an x that was on the host in between.
-
-    Copy x once out in forward, and once back in backward; the copy on the host is freed with the graph.
-
-    Args:
-        function: takes a tensor and returns one, and draws no random numbers.  It has weights of its own, which get
-            their gradients even if x needs none.
-        x: a tensor of any shape.
-        host: host.put(tensor, name) copies a tensor to the host's memory and returns a function without arguments:
-            call it, and a copy is back on the device.
-
-    Returns:
-        What function returns.  Gradients are bit-identical to those of function(x).
-
-    Saves: nothing on the device, and x's bytes on the host.
-    Source: 2205.05198 section 5 counts 2sbhL bytes for full recomputation of L layers, of which none stay.
-    """
-    # An x that needs no gradient would start no graph, and function's weights would get none.
-    return _OffloadingCheckpoint.apply(function, host, x if x.requires_grad else x.detach().requires_grad_())
-
-
-class _OffloadingCheckpoint(Function):
-    @staticmethod
-    def forward(ctx, function, host, x):
-        ctx.function, ctx.fetch = function, host.put(x, "x")
-        return function(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x = ctx.fetch().requires_grad_()
-        with torch.enable_grad():
-            y = ctx.function(x)
-        torch.autograd.backward(y, grad)
-        return None, None, x.grad

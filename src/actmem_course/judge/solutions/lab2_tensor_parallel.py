@@ -23,6 +23,8 @@ from actmem_course.reference_layer import core_attention, gelu, merge_heads, spl
 def f(x: Tensor, group) -> Tensor:
     """Enter a tensor-parallel block: from here on each rank computes a different part of the output.
 
+    Write a torch.autograd.Function, and call its apply.
+
     Args:
         x: [s, b, h], the same on every rank.
 
@@ -211,7 +213,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tens
     Returns:
         [s, b], the same on every rank.
 
-    Collectives: of a few numbers per position, and of no logits.
+    Collectives: of three numbers per position, and of no logits.
     Source: 2205.05198 section 4.3.
     """
     return _CrossEntropy.apply(logits, targets, group)

@@ -29,7 +29,7 @@ from actmem_course.reference_layer import (
 
 # 3.1
 def g(x: Tensor, group) -> Tensor:
-    """Enter a tensor-parallel block: gather the tokens of all ranks.
+    """Enter a tensor-parallel block: gather the tokens of all ranks.  x and its gradient need not be contiguous.
 
     Args:
         x: [s/t, b, h], this rank's tokens.
@@ -127,9 +127,11 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
 
     Args:
         x: [s/t, b, h], this rank's tokens.
-        w: this rank's weights; w.num_attention_heads is a, of all ranks together.
+        w: this rank's weights: norm1_weight, norm1_bias, qkv_weight, qkv_bias, projection_weight, projection_bias,
+            norm2_weight, norm2_bias, up_weight, up_bias, down_weight, down_bias.  w.num_attention_heads is a, of all
+            ranks together.
         dropouts: core is for the attention weights, block for what is added to x.
-        linear: the column-parallel linear to use, called like gathering_linear.
+        linear: the column-parallel linear to use, with gathering_linear's arguments; it gathers the tokens.
 
     Returns:
         [s/t, b, h].
@@ -189,7 +191,7 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
     those and leave the others unchanged.
 
     Args:
-        w: w.norm1_weight and so on; w.named() is a dict of all twelve tensors by name.
+        w: the weights of layer; w.named() is a dict of all twelve by name.
 
     Source: 2205.05198 section 4.2.2.
     """

@@ -5,17 +5,14 @@ Lab 4: recomputation (2205.05198 section 5).
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 4.1.
 
-Save tensors for backward with ctx.save_for_backward, or with keep, which does that outside of a
-Function: kept = keep(x, y), later kept.tensors().  What is held in any other way escapes the
+Save tensors for backward with ctx.save_for_backward; what is held in any other way escapes the
 count.  No function may write to a tensor that it was given.
 """
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.keep import keep
 from actmem_course.reference_layer import Dropouts, LayerWeights, core_attention, layer
 
 
@@ -112,66 +109,3 @@ def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     Source: 2205.05198 section 5.
     """
     return checkpoint(lambda y: layer(y, w, dropouts), x)
-
-
-# 4.5, advanced
-def checkpoint_stopping_early(function, *inputs: Tensor) -> Tensor:
-    """Like checkpoint, but the second run stops at the last tensor that backward reads.
-
-    What function computes after that, often its last matmul, gives only the result, which exists already.
-
-    Args:
-        function: as in checkpoint.
-        inputs: as in checkpoint.
-
-    Returns:
-        What function returns.
-
-    Saves: the inputs.
-    Source: 2205.05198 section 5 counts the whole region instead.
-    """
-    region = _Region(function, inputs)
-    with saved_tensors_hooks(region.pack, region.unpack):
-        return function(*inputs)
-
-
-class _Enough(Exception):
-    """The second run has computed everything that backward reads."""
-
-
-class _Region:
-    def __init__(self, function, inputs):
-        self.function, self.needs = function, [x.requires_grad for x in inputs]
-        self.kept = keep(*inputs, *_states(inputs[0]))
-        self.count, self.found = 0, {}
-
-    def pack(self, tensor):
-        # A number instead of the tensor: the n-th that autograd wants to keep.
-        self.count += 1
-        return self.count - 1
-
-    def unpack(self, index):
-        if index not in self.found:
-            self.run_again()
-        return self.found.pop(index)
-
-    def run_again(self):
-        tensors = self.kept.tensors()
-        inputs, states = tensors[: len(self.needs)], tensors[len(self.needs) :]
-        starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.needs)]
-        self.found = {}
-
-        def fill(tensor):
-            self.found[len(self.found)] = tensor.detach()
-            if len(self.found) == self.count:
-                raise _Enough
-
-        before = _states(starts[0])
-        _restore(states)
-        try:
-            with torch.enable_grad(), saved_tensors_hooks(fill, lambda nothing: nothing):
-                self.function(*starts)
-        except _Enough:
-            pass
-        finally:
-            _restore(before)

@@ -98,30 +98,3 @@ def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_
     if left < 0:
         return -1
     return min(in_flight, left // more) if more else in_flight
-
-
-# 5.5
-def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
-    """Which microbatches save everything under 1F1B, if at most ``places`` may at any one time.
-
-    A microbatch holds its place from its forward to its backward.
-
-    Args:
-        pipeline_parallel_size: p.
-        rank: from 0 to p − 1.
-        num_microbatches: n.
-        places: how many may save everything at once.
-
-    Returns:
-        Numbers from 0 to n − 1, as many as possible.
-
-    Source: 2205.05198 appendix C.
-    """
-    kept, taken = [], set()
-    for kind, i in one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches):
-        if kind == "B":
-            taken.discard(i)
-        elif len(taken) < places:
-            taken.add(i)
-            kept.append(i)
-    return kept

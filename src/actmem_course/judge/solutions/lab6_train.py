@@ -1,7 +1,8 @@
 """python my/labs/lab6_train.py
 
 Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
-mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
+mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.  You write the model, the
+gradient's norm and the step; batch and train are written for you.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 6.1.
@@ -30,11 +31,9 @@ LEARNING_RATE = 3e-3
 MAX_NORM = 1.0
 
 
-# 6.1
+# given: the data of a step
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Training data of one step: inputs and next-token targets.
-
-    The ranks of a tensor-parallel group work on the same batch.  Each step has a different batch.
+    """Inputs and next-token targets, by step alone: the ranks of a tensor-parallel group work on the same batch.
 
     Args:
         text: [length], token ids.
@@ -51,7 +50,7 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
     return windows[:, :-1], windows[:, 1:]
 
 
-# 6.2
+# 6.1
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
     """A GPT in this mode, shared among the ranks of group where the mode says so.
 
@@ -72,7 +71,7 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
     return GPT(shape, tp, recompute=mode.recompute, p=dropout, seed=SEED, **factory)
 
 
-# 6.3
+# 6.2
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
@@ -97,7 +96,7 @@ def gradient_norm(model: GPT) -> float:
     return math.sqrt(cut + whole)
 
 
-# 6.4
+# 6.3
 def training_step(
     model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float
 ) -> float:
@@ -130,12 +129,10 @@ def training_step(
     return total
 
 
-# 6.5
+# 6.4
+# given: what puts the three together
 def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
     """The losses of num_steps training steps in one mode: the same numbers in every mode.
-
-    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences each,
-    torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.
 
     Args:
         text: [length], token ids.

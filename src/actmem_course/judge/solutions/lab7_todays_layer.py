@@ -142,44 +142,6 @@ class _SwiGLU(Function):
 
 
 # 7.4
-def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
-    """F.linear(recipe(*sources), weight), saving the sources in place of the linear's own input.
-
-    Backward runs recipe once, to recompute the linear's input, and no matmul but the two of a linear's backward.
-    Results and gradients are the plain ones, up to rounding.
-
-    Args:
-        recipe: a function without a matmul, such as a norm of (x, its weight) or swiglu of (gate, up); it returns
-            [s, b, in].
-        weight: [out, in].
-        sources: the arguments of recipe; all get gradients.
-
-    Returns:
-        [s, b, out].
-
-    Saves: the sources.
-    """
-    return _RecipeLinear.apply(recipe, weight, *sources)
-
-
-class _RecipeLinear(Function):
-    @staticmethod
-    def forward(ctx, recipe, weight, *sources):
-        ctx.recipe = recipe
-        ctx.save_for_backward(weight, *sources)
-        return F.linear(recipe(*sources), weight)
-
-    @staticmethod
-    def backward(ctx, grad):
-        weight, *sources = ctx.saved_tensors
-        leaves = [source.detach().requires_grad_() for source in sources]
-        with torch.enable_grad():
-            x = ctx.recipe(*leaves)
-        grad_weight = grad.flatten(0, -2).t() @ x.detach().flatten(0, -2)
-        return None, grad_weight, *torch.autograd.grad(x, leaves, grad @ weight)
-
-
-# 7.5
 def split_grouped_heads(
     q_weight: Tensor,
     k_weight: Tensor,
@@ -219,7 +181,7 @@ def split_grouped_heads(
     )
 
 
-# 7.6
+# 7.5
 def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
     """Complete k_weight.grad and v_weight.grad after the backward of grouped-query attention.
 

@@ -28,12 +28,10 @@ def test_every_row_of_table_4_is_there():
 
 
 def test_emulated_with_all_files(tmp_path):
-    files = {name: tmp_path / name for name in ("json", "html", "trace")}
+    files = {name: tmp_path / name for name in ("json", "trace")}
     shown = shown_in_80_columns(SPEED, "--emulate", 2, *TINY, *(f"--{name}={path}" for name, path in files.items()))
     check_lines(json.loads(files["json"].read_text()))
     assert "collectives send nothing here" in " ".join(shown.split()) and "All 8 layers hold" in shown
-    assert "Noise: the baseline against itself" in shown
-    assert "Full recomputation costs" in files["html"].read_text()
     assert "core attention recompute" in files["trace"].read_text()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -40,13 +41,23 @@ def memory_bytes(device: str) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_fits(bytes_of_a_rank: int, args: argparse.Namespace, remedy: str = "take smaller sizes") -> None:
-    """Raise ConfigError if real tensors of this host's ranks do not fit into memory.  remedy: what to do then."""
-    sharing = ranks_here(args)
-    needed, there = (size / 2**30 for size in (bytes_of_a_rank * sharing, memory_bytes(args.device)))
-    if needed > there:
-        sizes = f"{sharing} ranks need about {needed:.1f} GiB for real tensors, and there are {there:.1f} GiB"
-        raise ConfigError("model shape", f"{sizes}; {remedy}")
+def first_that_fits(
+    shapes: Sequence[ModelShape],
+    bytes_of_a_rank: Sequence[int],
+    args: argparse.Namespace,
+    remedy: str = "take smaller sizes",
+) -> ModelShape:
+    """The first of some shapes whose real tensors fit into the memory that this host's ranks share.
+
+    Raises:
+        ConfigError: if none does; remedy: what to do then.
+    """
+    sharing, there = ranks_here(args), memory_bytes(args.device)
+    for shape, needed in zip(shapes, bytes_of_a_rank):
+        if needed * sharing <= there:
+            return shape
+    sizes = f"{sharing} ranks need about {needed * sharing / 2**30:.1f} GiB for real tensors"
+    raise ConfigError("model shape", f"{sizes}, and there are {there / 2**30:.1f} GiB; {remedy}")
 
 
 def local_rank() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
-from actmem_course.files import replacing, write_text
+from actmem_course.files import write_text
 from actmem_tools.command_line import screen
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def write_rows(path: Path | None, rank: int, rows: object) -> None:
 
 def write_figure(path: Path, drawing: Drawing) -> None:
     """Put a figure into the file of --html."""
-    from actmem_course.lab_figures import write_page  # plotly is loaded only to draw
+    from actmem_course.lab_figures import figure_html  # loaded only to draw
 
-    with replacing(path) as beside:
-        write_page(drawing, beside)
+    write_text(path, f"<!doctype html><meta charset=utf-8>\n{figure_html(drawing)}\n")
 
 
 def show_progress(rank: int, text: str = "") -> None:

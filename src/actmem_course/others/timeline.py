@@ -1,6 +1,6 @@
 """When each action of a schedule runs: every action starts as early as its rank and its inputs allow.
 
-Idle time, the memory over time and the drawing are read off it.
+Idle time and the memory over time are read off it.
 """
 
 from __future__ import annotations
@@ -134,27 +134,3 @@ def memory_curve(
     for span, holds in zip(own, held([span.action for span in own], weight)):
         steps[span.start if span.action.kind == "F" else span.end] = holds
     return sorted(steps.items())
-
-
-def draw(spans: list[Span]) -> str:
-    """The timeline as text: a line for each rank, a column for each unit of time.
-
-    "F3" is the forward pass of microbatch 3, "B3" its backward pass; later columns of the same pass are "--".  If
-    there are several chunks, a letter after the number says which.
-    """
-    chunks = any(span.action.chunk for span in spans)
-
-    def label(action: Action) -> str:
-        return f"{action.kind}{action.microbatch}" + (chr(ord("a") + action.chunk) if chunks else "")
-
-    whole = _end(spans)
-    width = max(len(label(span.action)) for span in spans)
-    lines = []
-    for rank in sorted({span.rank for span in spans}):
-        cells = ["·".ljust(width)] * whole
-        for span in (span for span in spans if span.rank == rank):
-            cells[span.start : span.end] = [label(span.action).ljust(width)] + ["-" * width] * (
-                span.end - span.start - 1
-            )
-        lines.append(f"rank {rank} | " + " ".join(cells).rstrip())
-    return "\n".join(lines)

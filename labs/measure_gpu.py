@@ -27,7 +27,6 @@ from gpu_steps.layer_bytes import measure_layer_bytes
 from gpu_steps.session import NO_TIME, Session
 from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_snapshot, measure_stranger
 from gpu_steps.times import matmul_rate, measure_modes, measure_table4
-from gpu_steps.trace import measure_trace
 from gpu_steps.wall import LADDER, climb
 from measure_peers import measure_peers
 
@@ -125,7 +124,6 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
         session.step("modes", name, partial(measure_modes, shape, ranks, dtype, rounds))
 
     one = shapes["22B"]
-    session.step("trace", "selective", partial(measure_trace, one, "selective", device, dtype))
     session.step("peers", "22B", lambda: {"rows": measure_peers(one, ranks, dtype, rounds=rounds)})
 
 

@@ -25,7 +25,7 @@ from gpu_steps.session import machine
 from rich.console import Console
 
 from actmem.config import ConfigError, check_size
-from actmem_course.files import check_files, replacing, write_text
+from actmem_course.files import check_files, write_text
 from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.options import add_file_argument, lab_parser
 from actmem_course.lab_tools.trace import hidden_collectives
@@ -105,8 +105,7 @@ def main() -> int:
         if args.json:  # after each, so that nothing is lost
             write_text(args.json, json.dumps(results, indent=1) + "\n")
     if args.html:
-        with replacing(args.html) as beside:
-            beside.write_text(page(results), encoding="utf-8")
+        write_text(args.html, page(results))
         screen.print(f"wrote {args.html}")
     failed = [title for title, found in results["labs"].items() if found.get("exit_code")]
     skipped = [title for title, found in results["labs"].items() if "skipped" in found]

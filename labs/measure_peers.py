@@ -182,10 +182,9 @@ def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
         assert op.lower() == "sum" and scatter_dim == 0
         return reduce_scatter(x, tp)
 
-    names = ("reduce_scatter_single", "reduce_scatter_tensor")  # from torch 2.13 on, and before
-    with patch.multiple(
-        placement_types.funcol, **{name: functional for name in names if hasattr(placement_types.funcol, name)}
-    ):
+    old, new = "reduce_scatter_tensor", "reduce_scatter_single"  # the name before torch 2.13, and from then on
+    name = new if hasattr(placement_types.funcol, new) else old
+    with patch.object(placement_types.funcol, name, functional):
         yield
 
 

@@ -67,7 +67,7 @@ def main() -> int:
         size = check_ranks(args, parser.prog)
         plan = plan_from(args, size)
         plan.check(size)
-        first_that_fits([plan.shape], [plan.largest_bytes(options.ELEMENT_SIZES[args.dtype])], args)
+        first_that_fits({plan.shape: plan.largest_bytes(options.ELEMENT_SIZES[args.dtype])}, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)

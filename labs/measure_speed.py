@@ -11,7 +11,6 @@ import argparse
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from actmem.rows import total
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files, replacing
+from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described, first_that_fits
@@ -101,8 +100,6 @@ def main() -> int:
             screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
-        if not all(row["finite"] for row in rows):
-            screen.print("A layer's output has infinities or NaNs, on which kernels can run faster.", style=WRONG)
         for row in wrong:
             held, predicted = row["held_bytes"], row["predicted_bytes"]
             screen.print(f"{row['name']}: holds {held:,} B, by formula {predicted:,} B", style=WRONG)
@@ -119,7 +116,7 @@ def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
     shapes = options.layer_shapes(args)
     check_layer(shapes[0], Parallel(size, sequence_parallel=True))
     element_size = options.ELEMENT_SIZES[dtype]
-    return first_that_fits(shapes, [needed_bytes(shape, size, element_size) for shape in shapes], args)
+    return first_that_fits({shape: needed_bytes(shape, size, element_size) for shape in shapes}, args)
 
 
 def needed_bytes(shape: ModelShape, size: int, e: int) -> int:
@@ -147,7 +144,6 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "recompute": variant.recompute,
             "literal": variant.literal,
             **timed.medians(name),
-            "recompute_seconds": median(sample.recompute_seconds for sample in timed.samples[name]),
             "over": None if name == BASELINE else timed.over(name, BASELINE),
             "flops_overhead": float(layer_overhead(shape, variant.recompute)),
             "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
@@ -171,11 +167,7 @@ def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, 
 def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> None:
     """A profiler trace of all variants; every rank runs them, rank 0 writes."""
     work = {name: runner.work() for name, runner in runners_of(shape, here, dtype).items()}
-    if here.rank:
-        write_trace(work, None, here.device)
-    else:
-        with replacing(path) as beside:
-            write_trace(work, beside, here.device)
+    write_trace(work, None if here.rank else path, here.device)
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:

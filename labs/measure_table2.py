@@ -63,8 +63,8 @@ def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelS
         check_layer(shapes[0], configuration.parallel(size))
     if args.emulate is not None:
         return shapes[0]
-    needed = [needed_bytes(shape, dtype) for shape in shapes]
-    return first_that_fits(shapes, needed, args, "use --emulate, or smaller sizes")
+    needed = {shape: needed_bytes(shape, dtype) for shape in shapes}
+    return first_that_fits(needed, args, "use --emulate, or smaller sizes")
 
 
 def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:

@@ -152,7 +152,7 @@ class Case:
         if args.device == "cuda":
             self.kernel("cuda")
         elif args.emulate is None:
-            first_that_fits([self.shape], [self.largest_bytes()], args, "use --emulate, or smaller sizes")
+            first_that_fits({self.shape: self.largest_bytes()}, args, "use --emulate, or smaller sizes")
 
     def largest_bytes(self) -> int:
         """Bytes of one rank in the first configuration, which every rank has whole, with its weights.

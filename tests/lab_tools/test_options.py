@@ -27,7 +27,7 @@ def test_on_gpus_the_22b_layer_with_as_many_tokens_as_fit(room, tokens, monkeypa
     """A token needs one byte."""
     monkeypatch.setattr(machine, "memory_bytes", lambda device: room)
     shapes = layer_shapes(asked("cuda"))
-    shape = machine.first_that_fits(shapes, [shape.seq_length for shape in shapes], asked("cuda"))
+    shape = machine.first_that_fits({shape: shape.seq_length for shape in shapes}, asked("cuda"))
     assert shape == LARGE.with_sizes(seq_length=tokens)
     more = f"The 22B model's layer with {tokens} of its 2,048 tokens: more do not fit."
     assert shortened(shape) == ("" if tokens == 2048 else more)
@@ -36,4 +36,4 @@ def test_on_gpus_the_22b_layer_with_as_many_tokens_as_fit(room, tokens, monkeypa
 def test_where_nothing_fits_one_line_says_what_is_needed(monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda device: 2**30)
     with pytest.raises(ConfigError, match="1 ranks need about 1.5 GiB for real tensors, and there are 1.0 GiB; buy"):
-        machine.first_that_fits([LARGE], [3 * 2**29], asked("cuda"), "buy")
+        machine.first_that_fits({LARGE: 3 * 2**29}, asked("cuda"), "buy")

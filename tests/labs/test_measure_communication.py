@@ -93,7 +93,7 @@ def test_the_hidden_share_is_said_only_if_there_is_a_difference(rounds, is_real,
     steps = {"with overlap": (1, 3), "without": (1, 4), "collectives alone": (2, 0)}
 
     def timed(work, ranks, *, rounds, part):
-        return Timings({name: [Sample(*steps[name], 0)] * rounds for name in work}, part)
+        return Timings({name: [Sample(*steps[name])] * rounds for name in work}, part)
 
     monkeypatch.setattr(communication, "time_in_turns", timed)
     with emulated_rank(2, real_tensors=True):

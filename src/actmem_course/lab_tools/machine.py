@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from actmem.config import ConfigError, ModelShape
 
 if TYPE_CHECKING:
     from actmem_course.ranks import Ranks
+
+Shape = TypeVar("Shape")
 
 #: What a lab says below times of an emulated rank.
 EMULATED = (
@@ -42,18 +44,15 @@ def memory_bytes(device: str) -> int:
 
 
 def first_that_fits(
-    shapes: Sequence[ModelShape],
-    bytes_of_a_rank: Sequence[int],
-    args: argparse.Namespace,
-    remedy: str = "take smaller sizes",
-) -> ModelShape:
+    bytes_of_a_rank: Mapping[Shape, int], args: argparse.Namespace, remedy: str = "take smaller sizes"
+) -> Shape:
     """The first of some shapes whose real tensors fit into the memory that this host's ranks share.
 
     Raises:
         ConfigError: if none does; remedy: what to do then.
     """
     sharing, there = ranks_here(args), memory_bytes(args.device)
-    for shape, needed in zip(shapes, bytes_of_a_rank):
+    for shape, needed in bytes_of_a_rank.items():
         if needed * sharing <= there:
             return shape
     sizes = f"{sharing} ranks need about {needed * sharing / 2**30:.1f} GiB for real tensors"

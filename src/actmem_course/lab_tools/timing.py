@@ -2,7 +2,7 @@
 
 A machine's speed drifts: other programs, heat, clocks.  So each round runs every candidate once,
 in a new random order, and candidates are compared within a round.  Forward and backward are timed
-separately, and within backward the second runs of recomputed regions.
+separately.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ctypes
 import gc
 import random
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ContextDecorator
 from dataclasses import astuple, dataclass
 from math import comb
 from statistics import median
@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import check_size
-from actmem.recompute import around_second_runs
 from actmem_course.lab_tools.output import show_progress
 from actmem_course.ranks import Ranks
 
@@ -32,11 +31,10 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed step.  recompute_seconds: the part of backward that recomputes forward."""
+    """One timed step."""
 
     forward_seconds: float
     backward_seconds: float
-    recompute_seconds: float
 
     @property
     def seconds(self) -> float:
@@ -52,17 +50,9 @@ class Work:
     backward: Callable[[Any], None]
     finish: Callable[[], None] = lambda: None
 
-    def under(self, context: Callable[[], AbstractContextManager[object]]) -> Work:
+    def under(self, context: Callable[[], ContextDecorator]) -> Work:
         """The same, forward and backward each in a ``context()`` of its own."""
-
-        def inside(run: Callable) -> Callable:
-            def entered(*args):
-                with context():
-                    return run(*args)
-
-            return entered
-
-        return Work(inside(self.forward), inside(self.backward), self.finish)
+        return Work(context()(self.forward), context()(self.backward), self.finish)
 
 
 class Stopwatch:
@@ -116,28 +106,26 @@ def take_turns(
     gc.freeze()  # collect looks only at what is made from here on
     gc.disable()
     try:
-        with _timed_second_runs(watch) as second_runs:
-            for number in range(-warm_up, rounds):
-                gc.collect()
-                # The same order on every rank, because they communicate.
-                for name in random.Random(number).sample(list(candidates), len(candidates)):
-                    sample = _step(candidates[name], watch, second_runs, meet, lead=device == "cuda")
-                    if number >= 0:
-                        samples[name].append(sample)
-                on_round(number + warm_up + 1)
+        for number in range(-warm_up, rounds):
+            gc.collect()
+            # The same order on every rank, because they communicate.
+            for name in random.Random(number).sample(list(candidates), len(candidates)):
+                sample = _step(candidates[name], watch, meet, lead=device == "cuda")
+                if number >= 0:
+                    samples[name].append(sample)
+            on_round(number + warm_up + 1)
     finally:
         gc.enable()
         gc.unfreeze()
     return samples
 
 
-def _step(work: Work, watch: Stopwatch, second_runs: list, meet: Callable[[], None], lead: bool) -> Sample:
+def _step(work: Work, watch: Stopwatch, meet: Callable[[], None], lead: bool) -> Sample:
     watch.wait()
     meet()
     if lead:
         work.backward(work.forward())
         work.finish()
-    second_runs.clear()
     start = watch.mark()
     output = work.forward()
     middle = watch.mark()
@@ -145,23 +133,7 @@ def _step(work: Work, watch: Stopwatch, second_runs: list, meet: Callable[[], No
     end = watch.mark()
     watch.wait()
     work.finish()
-    again = sum(watch.seconds(*pair) for pair in second_runs)
-    return Sample(watch.seconds(start, middle), watch.seconds(middle, end), again)
-
-
-@contextmanager
-def _timed_second_runs(watch: Stopwatch) -> Iterator[list]:
-    """Notes when each second run of a checkpoint starts and ends."""
-    pairs: list = []
-
-    @contextmanager
-    def timed(function: Callable) -> Iterator[None]:
-        start = watch.mark()
-        yield
-        pairs.append((start, watch.mark()))
-
-    with around_second_runs(timed):
-        yield pairs
+    return Sample(watch.seconds(start, middle), watch.seconds(middle, end))
 
 
 @dataclass(frozen=True)

@@ -163,13 +163,16 @@ def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
 
 def memory_figure(rows: list[dict[str, Any]]) -> str:
     """The memory of each stage's first rank over the step, as HTML that needs no network."""
+    import plotly.graph_objects as go  # loaded only to draw
+
     from actmem.formulas.schedule import one_forward_one_backward
     from actmem_course.figures.ch06_pipeline import measured_schedule
-    from actmem_course.lab_figures import figure_html
 
     stages = max(row["pipeline_rank"] for row in rows) + 1
     firsts = [next(row for row in rows if row["pipeline_rank"] == stage) for stage in range(stages)]
-    return figure_html(measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts))
+    spec = measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts).spec()
+    figure = go.Figure({"data": spec["data"], "layout": spec["layout"]})
+    return figure.to_html(full_html=False, include_plotlyjs=True, config=spec["config"])
 
 
 if __name__ == "__main__":

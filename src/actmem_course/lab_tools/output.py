@@ -15,7 +15,6 @@ from actmem_course.files import write_text
 from actmem_tools.command_line import screen
 
 if TYPE_CHECKING:
-    from actmem_course.figures.marks import Drawing
     from actmem_course.ranks import Ranks
 
 #: The style of a line that does not agree.
@@ -41,13 +40,6 @@ def write_rows(path: Path | None, rank: int, rows: object) -> None:
     """Put rows into the file of --json, if there is one."""
     if path is not None and rank == 0:
         write_text(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
-
-
-def write_figure(path: Path, drawing: Drawing) -> None:
-    """Put a figure into the file of --html."""
-    from actmem_course.lab_figures import figure_html  # loaded only to draw
-
-    write_text(path, f"<!doctype html><meta charset=utf-8>\n{figure_html(drawing)}\n")
 
 
 def show_progress(rank: int, text: str = "") -> None:

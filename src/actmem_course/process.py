@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
@@ -40,7 +41,7 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
         except Exception as error:
             fail(error)
         if "RANK" in os.environ:
-            leave(code)
+            atexit.register(leave, code)
         return code
 
     return run

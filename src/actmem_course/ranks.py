@@ -32,8 +32,6 @@ from actmem_course.rank_store import RankStore, connect
 
 #: How long a rank waits for another that is still computing.
 TIMEOUT = timedelta(minutes=10)
-#: How long ranks that are told to end may take.
-GRACE_SECONDS = 8
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
             context.start()
             result = context.wait(period=0.05)
         except SignalException as ended:
-            context.close(timeout=GRACE_SECONDS)
+            context.close(timeout=8)  # seconds that the ranks may take to end
             if ended.sigval != signal.SIGINT:
                 print_error(program, f"ended by {ended.sigval.name}")
             return 128 + ended.sigval

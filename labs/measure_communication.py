@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from measure_parity import FORMS
-from measure_speed import check_speed
+from measure_speed import speed_shape
 from rich.table import Table
 
 from actmem.config import ModelShape, Parallel, check_layer
@@ -27,18 +27,18 @@ from actmem.ledger.storages import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.arguments import add_shape_arguments, shape_from
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import layer_runner
 from actmem_course.lab_tools.machine import clock_name, described
-from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
+from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import Work, time_in_turns
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 
 COUNTED_MODES = ("none", "selective", "full", "paper-full")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
@@ -51,7 +51,7 @@ LEAST_ROUNDS = 10
 @lab
 def main() -> int:
     parser = options.lab_parser("measure_communication.py", __doc__ or "")
-    add_shape_arguments(parser, options.DEFAULT_LAYER)
+    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
     options.add_timing_arguments(parser)
     args = parser.parse_args()
@@ -60,9 +60,9 @@ def main() -> int:
         size = check_ranks(args, parser.prog)
         dtype = options.check_timing(args)
         if args.emulate is None:
-            shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
+            shape = speed_shape(args, size, dtype)
         else:  # an emulated rank needs no memory: it only counts
-            shape = shape_from(args)
+            shape = options.shape_from(args)
             check_layer(shape, Parallel(size, sequence_parallel=True))
 
     with ranks(args) as here:
@@ -159,13 +159,11 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
             "reduce-scatter": lambda whole=whole: reduce_scatter(whole, tp),
         }
         work = {kind: Work(call, lambda _: None) for kind, call in calls.items()}
-        show_progress(here.rank, f"collectives of {size_text(size)}")
-        timed = time_in_turns(work, "all-reduce", here, rounds=max(rounds, LEAST_ROUNDS))
+        timed = time_in_turns(work, here, rounds=max(rounds, LEAST_ROUNDS))
         for kind in calls:
             sent = wire_bytes([PredictedCollective(kind, "forward", "", here.size, whole.numel() * 4)])
             seconds = timed.medians(kind)["forward_seconds"]
             rows.append({"kind": kind, "bytes": size, "sent_bytes": sent, "seconds": seconds, "bus": sent / seconds})
-    show_progress(here.rank)
     return rows
 
 
@@ -177,7 +175,6 @@ def compare_overlap(
     hidden: the share of the collectives' own time that overlap takes off backward; None if that could be noise.
     """
     title = f"Backward, tensor {'+ sequence' if sequence_parallel else 'parallel'}"
-    show_progress(here.rank, title)
     tp = tensor_parallel(sequence_parallel=sequence_parallel)
     layer = layer_runner(shape, tp, here.device, dtype).work()
     full = layer_input(shape, TensorParallel(), here.device, dtype).detach()
@@ -194,11 +191,10 @@ def compare_overlap(
 
     first, second, alone = "with overlap", "without", "collectives alone"
     work = {first: layer, second: layer.under(without_overlap), alone: Work(overlapped, lambda _: None)}
-    timed = time_in_turns(work, first, here, rounds=rounds, part="backward_seconds")
+    timed = time_in_turns(work, here, rounds=rounds, part="backward_seconds")
     seconds = [timed.medians(name)["backward_seconds"] for name in (first, second)]
     over = timed.over(second, first)
     saved = seconds[1] - seconds[0]
-    show_progress(here.rank)
     return {
         "comparison": title,
         "first": first,

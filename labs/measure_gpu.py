@@ -1,7 +1,7 @@
 """python labs/measure_gpu.py
 
 All that one GPU can tell in 8 minutes, as one emulated rank of 8: Table 2 by the allocator, the wall of the 22B model,
-Table 4, models that others wrote, attention kernels, the caching allocator, torch's own parallel layers.
+Table 4, models that others wrote, attention kernels, the caching allocator, torch's own parallel layer.
 
 Writes labs/results/DEVICE-DATE.json after every step, so that what was measured is kept whatever happens.
 Try it without a GPU: --device cpu --quick
@@ -27,7 +27,6 @@ from gpu_steps.layer_bytes import measure_layer_bytes
 from gpu_steps.session import NO_TIME, Session
 from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_snapshot, measure_stranger
 from gpu_steps.times import matmul_rate, measure_modes, measure_table4
-from gpu_steps.trace import measure_trace
 from gpu_steps.wall import LADDER, climb
 from measure_peers import measure_peers
 
@@ -125,9 +124,7 @@ def measure_all(session: Session, args: Namespace, memory: int) -> None:
         session.step("modes", name, partial(measure_modes, shape, ranks, dtype, rounds))
 
     one = shapes["22B"]
-    session.step("trace", "selective", partial(measure_trace, one, "selective", device, dtype))
-    peers = partial(measure_peers, one, ranks, dtype, rounds=rounds, peers=("DTensor", "FSDP2"))
-    session.step("peers", "22B", lambda: {"rows": peers()})
+    session.step("peers", "22B", lambda: {"rows": measure_peers(one, ranks, dtype, rounds=rounds)})
 
 
 def measure_kept(session: Session, args: Namespace) -> None:

@@ -25,7 +25,7 @@ from gpu_steps.session import machine
 from rich.console import Console
 
 from actmem.config import ConfigError, check_size
-from actmem_course.files import check_files, replacing, write_text
+from actmem_course.files import check_files, write_text
 from actmem_course.lab_tools.machine import counted
 from actmem_course.lab_tools.options import add_file_argument, lab_parser
 from actmem_course.lab_tools.trace import hidden_collectives
@@ -105,8 +105,7 @@ def main() -> int:
         if args.json:  # after each, so that nothing is lost
             write_text(args.json, json.dumps(results, indent=1) + "\n")
     if args.html:
-        with replacing(args.html) as beside:
-            beside.write_text(page(results), encoding="utf-8")
+        write_text(args.html, page(results))
         screen.print(f"wrote {args.html}")
     failed = [title for title, found in results["labs"].items() if found.get("exit_code")]
     skipped = [title for title, found in results["labs"].items() if "skipped" in found]
@@ -140,14 +139,15 @@ def run(step: Step, arguments: tuple[object, ...], ranks: int, start: list[str])
 
 
 def page(results: dict[str, Any]) -> str:
-    """One page: what each lab printed, the overlap seen in the trace, Table 4 and the pipeline's memory as figures."""
+    """One page: what each lab printed, the overlap seen in the trace, and the pipeline's memory as a figure."""
     device = results["machine"]["device"]
     parts = [f"<h1>{results['ranks']} ranks on {html.escape(device)}, torch {results['machine']['torch']}</h1>"]
     for title, found in results["labs"].items():
         parts.append(f"<h2>{html.escape(title)}</h2>")
         parts.append(f"<pre>{html.escape(found.get('skipped') or found['printed'])}</pre>")
         parts.extend(f"<p>{html.escape(line)}</p>" for line in hidden_lines(found.get("hidden") or []))
-        parts.extend(figures(found, has_plotly=any("Plotly.newPlot" in part for part in parts)))
+        if found.get("rows") and found["script"] == "measure_pipeline.py":
+            parts.append(memory_figure(found["rows"]))
     style = "body{font:16px sans-serif;max-width:60rem;margin:auto;padding:1rem}pre{overflow:auto;font-size:13px}"
     return f"<!doctype html><meta charset=utf-8><title>actmem</title><style>{style}</style>\n" + "\n".join(parts) + "\n"
 
@@ -161,19 +161,18 @@ def hidden_lines(hidden: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def figures(found: dict[str, Any], has_plotly: bool) -> Iterator[str]:
-    """The lab's figure, if it has one: HTML that needs no network.  has_plotly: its code is on the page."""
+def memory_figure(rows: list[dict[str, Any]]) -> str:
+    """The memory of each stage's first rank over the step, as HTML that needs no network."""
+    import plotly.graph_objects as go  # loaded only to draw
+
     from actmem.formulas.schedule import one_forward_one_backward
     from actmem_course.figures.ch06_pipeline import measured_schedule
-    from actmem_course.lab_figures import figure_html, speed_figure
 
-    rows = found.get("rows")
-    if rows and found["script"] == "measure_speed.py":
-        yield figure_html(speed_figure(rows, "one layer"), not has_plotly)
-    elif rows and found["script"] == "measure_pipeline.py":
-        stages = max(row["pipeline_rank"] for row in rows) + 1
-        firsts = [next(row for row in rows if row["pipeline_rank"] == stage) for stage in range(stages)]
-        yield figure_html(measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts), not has_plotly)
+    stages = max(row["pipeline_rank"] for row in rows) + 1
+    firsts = [next(row for row in rows if row["pipeline_rank"] == stage) for stage in range(stages)]
+    spec = measured_schedule(one_forward_one_backward(stages, 2 * stages), firsts).spec()
+    figure = go.Figure({"data": spec["data"], "layout": spec["layout"]})
+    return figure.to_html(full_html=False, include_plotlyjs=True, config=spec["config"])
 
 
 if __name__ == "__main__":

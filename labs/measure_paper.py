@@ -17,9 +17,9 @@ from paper_steps import sections
 from paper_steps.sections import PaperEntry
 from paper_steps.tables import parts_of
 
-from actmem.config import PAPER_MODELS, check_size
+from actmem.config import PAPER_MODELS, ConfigError, check_size
 from actmem_course.files import check_files
-from actmem_course.lab_tools.options import add_choices_argument, check_single_process, chosen, lab_parser
+from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import WRONG, screen_of, status, write_rows
 from actmem_course.process import lab
 
@@ -40,8 +40,9 @@ SECTIONS: dict[str, Callable[[str], list[PaperEntry]]] = {
 @lab
 def main() -> int:
     parser = lab_parser("measure_paper.py", __doc__ or "")
-    add_choices_argument(parser, "model", tuple(PAPER_MODELS), "NAME")
-    add_choices_argument(parser, "section", tuple(SECTIONS), "NAME")
+    for name, choices in (("model", PAPER_MODELS), ("section", SECTIONS)):
+        meaning = f"one of {', '.join(choices)}; may be repeated (default: all)"
+        parser.add_argument(f"--{name}", action="append", choices=tuple(choices), metavar="NAME", help=meaning)
     parser.add_argument(
         "--processes",
         type=int,
@@ -52,11 +53,13 @@ def main() -> int:
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
-        check_single_process(parser.prog)
+        if "RANK" in os.environ:
+            raise ConfigError("started by torchrun", "needs a single process: python labs/measure_paper.py")
         check_size("processes", args.processes, largest=64)
 
     screen = screen_of(0)
-    names, models = chosen(args.section, tuple(SECTIONS)), chosen(args.model, tuple(PAPER_MODELS))
+    names = [name for name in SECTIONS if name in (args.section or SECTIONS)]
+    models = [name for name in PAPER_MODELS if name in (args.model or PAPER_MODELS)]
     started = time.monotonic()
     with status(0, f"measuring {len(models)} models"):
         found = measure_paper(names, models, args.processes)

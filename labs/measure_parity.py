@@ -18,13 +18,13 @@ from actmem.ledger.comms import count_collectives
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
-from actmem_course.arguments import add_shape_arguments, shape_from
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
-from actmem_course.lab_tools.options import lab_parser
+from actmem_course.lab_tools.options import add_shape_arguments, lab_parser, shape_from
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 
 #: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
 FORMS: dict[str, dict[str, Any]] = {

@@ -1,237 +1,250 @@
 """torchrun --nproc-per-node 2 labs/measure_peers.py
 
-The same transformer layer by this course, by torch's DTensor plan and under FSDP2, in one run: time of the forward and
-the backward pass in turns, bytes saved by one ledger, bytes at the peak. Over gloo DTensor runs as shipped and with our
-reduce-scatter. A peer that cannot run here is named and left out.
+The same transformer layer by this course and by torch's DTensor plan, with tensor and sequence parallelism, in one run:
+time of the forward and the backward pass in turns, bytes saved by one ledger, bytes at the peak. Over gloo DTensor runs
+as shipped, and once more with our reduce-scatter.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
 Exit code 0, or 2 on wrong use.
 """
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from measure_speed import check_speed
+import torch.nn.functional as F
+from measure_speed import PARTS, speed_shape
 from rich.table import Table
-from rich.text import Text
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, placement_types
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ModelShape
+from actmem.layers.attention import causal_mask
+from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.layer_rows import layer_input
+from actmem.parallel.collectives import reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem_course.arguments import add_shape_arguments
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
 from actmem_course.files import check_files
 from actmem_course.lab_tools import options
-from actmem_course.lab_tools.held_bytes import Held, Runner, held_by
+from actmem_course.lab_tools.held_bytes import Runner, held_by
 from actmem_course.lab_tools.machine import EMULATED, clock_name, described
 from actmem_course.lab_tools.output import screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, table, two_lines
-from actmem_course.lab_tools.timing import Timings, Work, time_in_turns
-from actmem_course.peers import OURS, PEERS, PeerUnavailable, build, our_reduce_scatter
+from actmem_course.lab_tools.timing import Work, time_in_turns
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 
-PEER_MODES = ("none", "selective", "elementwise", "full")
-#: Appended to a peer's name: it ran with our reduce-scatter.
-OUR_COLLECTIVE = ", our collective"
-NOTES = {
-    "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under "
-    "sequence parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
-    "FSDP2": "shards weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes "
-    "are compared per sequence",
-}
-#: Printed if the collectives are gloo's.
+OURS, DTENSOR, OUR_COLLECTIVE = "ours", "DTensor", "DTensor, our collective"
+MODES = ("none", "selective", "full")
+NOTE = (
+    "DTensor: torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint. It keeps the "
+    "gathered inputs whole, 30/t + 4 in place of 34/t. ours ÷ it: below 1, ours is faster."
+)
 OVER_GLOO = (
-    "ours: its reduce-scatter over gloo sends only what is kept; DTensor uses torch's as shipped, an all-reduce that "
-    "forgets the rest, and ours where the line says so. On GPUs all use NCCL's."
+    "Over gloo our reduce-scatter sends only what is kept; DTensor uses torch's as shipped, an all-reduce that forgets "
+    "the rest, and ours where the line says so. On GPUs all use NCCL's."
 )
 
 
 @lab
 def main() -> int:
     parser = options.lab_parser("measure_peers.py", __doc__ or "")
-    add_shape_arguments(parser, options.DEFAULT_LAYER)
+    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
     options.add_timing_arguments(parser)
-    options.add_choices_argument(parser, "peer", tuple(PEERS), "NAME")
-    options.add_choices_argument(parser, "recompute", PEER_MODES, "MODE")
-    parser.add_argument(
-        "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
-    )
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
         size = check_ranks(args, parser.prog)
         dtype = options.check_timing(args)
-        shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
-    # What peers and torch warn of while they are built is not this lab's to say.
+        shape = speed_shape(args, size, dtype)
+    # What torch warns of while DTensors are made is not this lab's to say.
     warnings.filterwarnings("ignore")
-    sequence_parallel = not args.no_sequence_parallel
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
         torch.manual_seed(1234)
-        modes = options.chosen(args.recompute, PEER_MODES)
-        rows = measure_peers(
-            shape, here, getattr(torch, dtype), rounds=args.rounds, peers=options.chosen(args.peer, tuple(PEERS)),
-            modes=modes, sequence_parallel=sequence_parallel,
-        )  # fmt: skip
-        screen.print(f"One layer by others: {described(shape, here, dtype)}", style="bold")
-        screen.print(*(peers_table(rows, mode) for mode in modes))
-        if any(row["over"] for row in rows):
-            screen.print(overheads_table(rows))
-        screen.print(
-            f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {clock_name(here.device)}; ours against "
-            f"itself came out up to {100 * (rows[0]['noise'] or 0):.1f}% apart. "
-            "Below each: 95% interval; for bytes, over ours."
-        )
-        ran = {row["name"].removesuffix(OUR_COLLECTIVE) for row in rows if not row["unavailable"]}
-        for name in PEERS:
-            if name in ran:
-                screen.print(f"{name}: {NOTES[name]}.")
-        for line in missing_lines(rows):
-            screen.print(line, markup=False)
-        if here.device == "cpu" and here.size > 1 and not here.emulated:
+        rows = measure_peers(shape, here, getattr(torch, dtype), rounds=args.rounds)
+        screen.print(peers_table(rows, f"One layer by others: {described(shape, here, dtype)}"))
+        screen.print(NOTE)
+        screen.print(f"Medians of {args.rounds} rounds ({clock_name(here.device)}), and below them the 95% interval.")
+        if any(row["name"] == OUR_COLLECTIVE for row in rows):
             screen.print(OVER_GLOO)
         if note := options.shortened(shape):
             screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
-        if strange := ", ".join(sorted({row["name"] for row in rows if row["finite"] is False})):
-            screen.print(f"Infinities or NaNs in {strange}: kernels can run faster on those.")
         write_rows(args.json, here.rank, rows)
     return 0
 
 
-def runner_of(
-    name: str, shape: ModelShape, here: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True
-) -> Runner:
-    """A peer's layer and its input: a shard of one microbatch, or for FSDP2 whole sequences of its own."""
-    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+class PlainLayer(nn.Module):
+    """The paper's layer as one writes it for a single device: ``[s, b, h]`` in and out.
+
+    recompute: one of MODES, by ``torch.utils.checkpoint``.
+    """
+
+    mask: Tensor
+
+    def __init__(self, shape: ModelShape, recompute: str, p: float, **factory):
+        super().__init__()
+        h = shape.hidden_size
+        self.head_size, self.p, self.recompute = shape.head_size, p, recompute
+        self.norm1, self.norm2 = nn.LayerNorm(h, **factory), nn.LayerNorm(h, **factory)
+        self.qkv, self.projection = nn.Linear(h, 3 * h, **factory), nn.Linear(h, h, **factory)
+        self.up, self.down = nn.Linear(h, 4 * h, **factory), nn.Linear(4 * h, h, **factory)
+        self.register_buffer("mask", causal_mask(shape.seq_length, factory["device"]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._layer, x, use_reentrant=False) if self.recompute == "full" else self._layer(x)
+
+    def _layer(self, x: Tensor) -> Tensor:
+        x = x + dropout(self.attention(self.norm1(x)), self.p)
+        return x + dropout(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")), self.p)
+
+    def attention(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x)  # [s, b, 3h/t], a plain tensor
+        s, b, _ = qkv.shape
+        q, k, v = (part.transpose(0, 1) for part in qkv.view(s, -1, 3, self.head_size).unbind(2))
+        core = partial(checkpoint, self.core, use_reentrant=False) if self.recompute == "selective" else self.core
+        return self.projection(core(q, k, v).transpose(0, 1).reshape(s, b, -1))
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.bmm(q, k.transpose(1, 2)).mul_(self.head_size**-0.5).masked_fill_(self.mask, float("-inf"))
+        return torch.bmm(dropout(F.softmax(scores, dim=-1), self.p), v)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Dropout with a 1-byte mask; on CPU F.dropout would keep one of the activations' dtype."""
+    return torch.native_dropout(x, p, True)[0] if p else x
+
+
+class DTensorLayer(nn.Module):
+    """PlainLayer sharded by torch's plan; ``[s/t, b, h]`` in and out, plain tensors.
+
+    ours: the layer of the same rank whose weights it takes.
+    """
+
+    def __init__(self, shape: ModelShape, tp: TensorParallel, recompute: str, p: float, ours: TransformerLayer):
+        super().__init__()
+        weight = ours.norm1.weight
+        self.layer = PlainLayer(shape, recompute, p, device=weight.device.type, dtype=weight.dtype)
+        assert tp.group is not None
+        self.mesh = DeviceMesh.from_group(tp.group, weight.device.type)
+        norm, row = SequenceParallel(sequence_dim=0), RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
+        parallelize_module(self.layer, self.mesh, {
+            "norm1": norm,
+            # The core attention works on plain tensors, each rank on its own heads.
+            "qkv": ColwiseParallel(input_layouts=Shard(0)),
+            "projection": row,
+            "norm2": norm,
+            "up": ColwiseParallel(input_layouts=Shard(0), use_local_output=False),
+            "down": row,
+        })  # fmt: skip
+        # torch scatters weights from rank 0, which an emulated rank is never sent.
+        own = {".".join(name.split(".")[-2:]): parameter for name, parameter in ours.named_parameters()}
+        with torch.no_grad():
+            for name, parameter in self.layer.named_parameters():
+                assert isinstance(parameter, DTensor)
+                parameter.to_local().copy_(own[name])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(DTensor.from_local(x, self.mesh, [Shard(0)], run_check=False)).to_local()
+
+
+class WithMask(nn.Module):
+    """Our layer with a causal mask made once, as PlainLayer has it and as layers of one model share it."""
+
+    def __init__(self, layer: TransformerLayer, mask: Tensor):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.mask)
+
+
+@contextmanager
+def our_reduce_scatter(tp: TensorParallel) -> Iterator[None]:
+    """In the block DTensor's reduce-scatters over ``tp`` are ours, so that what is left is the layer's own time."""
+
+    def functional(x: Tensor, op: str, scatter_dim: int, group) -> Tensor:
+        assert op.lower() == "sum" and scatter_dim == 0
+        return reduce_scatter(x, tp)
+
+    old, new = "reduce_scatter_tensor", "reduce_scatter_single"  # the name before torch 2.13, and from then on
+    name = new if hasattr(placement_types.funcol, new) else old
+    with patch.object(placement_types.funcol, name, functional):
+        yield
+
+
+def runners_of(
+    shape: ModelShape, here: Ranks, dtype: torch.dtype, recompute: str, p: float = 0.1
+) -> tuple[Runner, Runner]:
+    """Our layer and DTensor's, with the same weights and the same input."""
+    tp = tensor_parallel(sequence_parallel=True)
+    ours = TransformerLayer(shape, tp, recompute=recompute, p=p, device=here.device, dtype=dtype)
     leaf = layer_input(shape, tp, here.device, dtype)
-    if name == "FSDP2":
-        shape = shape.with_sizes(micro_batch_size=own_sequences(shape, here))
-        leaf = layer_input(shape, TensorParallel(), here.device, dtype)
-    return Runner(build(name, shape, tp, mode, here.device, dtype), leaf)
+    masked = WithMask(ours, causal_mask(shape.seq_length, here.device))
+    return Runner(masked, leaf), Runner(DTensorLayer(shape, tp, recompute, p, ours), leaf)
 
 
-def own_sequences(shape: ModelShape, here: Ranks) -> int:
-    """How many sequences each rank runs under FSDP2: its part of the microbatch, at least 1."""
-    return max(1, shape.micro_batch_size // here.size)
-
-
-def measure_peers(
-    shape: ModelShape,
-    here: Ranks,
-    dtype: torch.dtype,
-    *,
-    rounds: int,
-    peers: Sequence[str] = tuple(PEERS),
-    modes: Sequence[str] = PEER_MODES,
-    sequence_parallel: bool = True,
-) -> list[dict[str, Any]]:
+def measure_peers(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
     """A row for each mode and layer, ours first.  Every rank must call it.
 
-    All modes of all layers take turns in every round, so that modes can be compared too.  DTensor over gloo
-    runs as shipped, and once more with our reduce-scatter.
+    All modes of all layers take turns in every round, so that modes can be compared too.
+
+    Returns: of each its bytes and times; ours: our time over this one's; over: its time over its own without
+    recomputation.
     """
-    over_gloo = sequence_parallel and here.device == "cpu" and here.size > 1 and not here.emulated
-    ours = partial(our_reduce_scatter, tensor_parallel(sequence_parallel=sequence_parallel))
+    over_gloo = here.device == "cpu" and here.size > 1 and not here.emulated
     work: dict[tuple[str, str], Work] = {}
-    held: dict[tuple[str, str], Held | str] = {}  # or why it is missing
-    for mode, name in product(modes, (OURS, *peers)):
-        show_progress(here.rank, f"building {name}, recompute: {mode}")
-        try:
-            runner = runner_of(name, shape, here, mode, dtype, sequence_parallel)
-            held[mode, name] = held_by(runner)
-        except Exception as error:
-            if name == OURS:
-                raise
-            first = str(error).strip().partition("\n")[0]
-            held[mode, name] = first if isinstance(error, PeerUnavailable) else f"{type(error).__name__}: {first}"
-            continue
-        work[mode, name] = runner.work()
-        if over_gloo and name == "DTensor":
-            same = mode, name + OUR_COLLECTIVE
-            work[same], held[same] = runner.work().under(ours), held[mode, name]
-    show_progress(here.rank, f"timing {len(work)} layers in turns")
-    timed = time_in_turns(work, (modes[0], OURS), here, rounds=rounds)
-    show_progress(here.rank)
-    return [row_of(*key, timed, found, shape, here) for key, found in held.items()]
+    held = {}
+    for mode in MODES:
+        show_progress(here.rank, f"counting bytes, recompute: {mode}")
+        for name, runner in zip((OURS, DTENSOR), runners_of(shape, here, dtype, mode)):
+            work[mode, name], held[mode, name] = runner.work(), held_by(runner)
+        if over_gloo:
+            ours = partial(our_reduce_scatter, tensor_parallel(sequence_parallel=True))
+            work[mode, OUR_COLLECTIVE] = work[mode, DTENSOR].under(ours)
+            held[mode, OUR_COLLECTIVE] = held[mode, DTENSOR]
+    timed = time_in_turns(work, here, rounds=rounds)
+    return [
+        {
+            "mode": mode,
+            "name": name,
+            **timed.medians((mode, name)),
+            "ours": None if name == OURS else timed.over((mode, OURS), (mode, name)),
+            "over": None if mode == "none" else timed.over((mode, name), ("none", name)),
+            **asdict(held[mode, name]),
+        }
+        for mode, name in work
+    ]
 
 
-def row_of(mode: str, name: str, timed: Timings, found: Held | str, shape: ModelShape, here: Ranks) -> dict[str, Any]:
-    """One library's layer in one mode; unavailable: why it did not run, and the rest is None then.
-
-    ours: our time over this one's, per sequence.  over: this one's time over its own without recomputation.
-    sequences: how many the ranks ran together.
-    """
-    row: dict[str, Any] = {"mode": mode, "name": name, "unavailable": ""}
-    times = dict.fromkeys(("forward_seconds", "backward_seconds", "combined_seconds"))
-    compared = dict.fromkeys(("ours", "over", "noise"))
-    if isinstance(found, str):
-        counts = dict.fromkeys(("held_bytes", "peak_bytes", "finite"))
-        return {**row, "unavailable": found, **times, **compared, "sequences": 1, **counts}
-    key, without = (mode, name), ("none", name)
-    sequences = here.size * own_sequences(shape, here) if name == "FSDP2" else shape.micro_batch_size
-    per_sequence = sequences / shape.micro_batch_size
-    if name != OURS:
-        compared["ours"] = timed.over((mode, OURS), key, factor=per_sequence)
-    if mode != "none" and without in timed.samples:
-        compared["over"] = timed.over(key, without)
-    compared["noise"] = timed.noise
-    return {**row, **timed.medians(key), **compared, "sequences": sequences, **asdict(found)}
-
-
-def peers_table(rows: list[dict[str, Any]], mode: str) -> Table:
-    """The rows of one mode: medians, our time over each, bytes held (and over ours) and at the peak.
-
-    Ours is the first row.  What is over ours is per sequence.
-    """
-    columns = map(numbers, ("forward", "backward", "both, ms", "ours ÷ it", "holds", "peak"))
-    made = table(f"recompute: {mode}", "layer", *columns, tight=True)
-    ours = None
-    for row in (row for row in rows if row["mode"] == mode and not row["unavailable"]):
-        each = row["held_bytes"] / row["sequences"]
-        ours = ours or each
-        times = (milliseconds(row[f"{part}_seconds"]) for part in ("forward", "backward", "combined"))
-        holds = two_lines(size_text(row["held_bytes"]), f"× {each / ours:.2f}")
-        name = row["name"].replace(", ", "\n  ")
-        made.add_row(name, *times, ratio_text(row["ours"]), holds, size_text(row["peak_bytes"]))
+def peers_table(rows: list[dict[str, Any]], title: str) -> Table:
+    """A mode and layer a line: medians, our time over it, the overhead of recomputation, bytes held and at the peak."""
+    columns = map(numbers, ("milliseconds", "ours ÷ it", "overhead", "holds, peak"))
+    made = table(title, "layer", *columns, tight=True)
+    for mode in MODES:
+        made.add_row(f"recompute: {mode}", style="bold")
+        for row in (row for row in rows if row["mode"] == mode):
+            forward, backward, both = (milliseconds(row[f"{part}_seconds"]) for part in PARTS)
+            ours, sizes = row["ours"], (size_text(row["held_bytes"]), size_text(row["peak_bytes"]))
+            ratio = ours and two_lines(f"{1 + ours['value']:.2f}", f"{1 + ours['low']:.2f}–{1 + ours['high']:.2f}")
+            times = two_lines(both, f"{forward} + {backward}")
+            made.add_row(f"  {row['name']}", times, ratio or "–", overhead_text(row["over"]), two_lines(*sizes))
     return made
-
-
-def ratio_text(ours: dict[str, Any] | None) -> Text:
-    """A ratio and its interval; "same" where it could be noise."""
-    if ours is None:
-        return Text("–")
-    if not ours["is_real"]:
-        return two_lines("same", f"within {ours['within']:.2f}")
-    return two_lines(f"{ours['ratio']:.2f}", ours["interval"])
-
-
-def overheads_table(rows: list[dict[str, Any]]) -> Table:
-    """What each way to recompute costs each layer, over the same layer without."""
-    over = {(row["name"], row["mode"]): row["over"] for row in rows if row["over"]}
-    modes = list(dict.fromkeys(mode for _, mode in over))
-    made = table("overhead of recomputation", "layer", *map(numbers, modes), tight=True)
-    for name in dict.fromkeys(name for name, _ in over):
-        made.add_row(name, *(overhead_text(over[name, mode]) if (name, mode) in over else "" for mode in modes))
-    return made
-
-
-def missing_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """One sentence for each peer that did not run, and in which modes."""
-    missing: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row["unavailable"]:
-            missing.setdefault((row["name"], row["unavailable"]), []).append(row["mode"])
-    return [f"{name} did not run ({', '.join(modes)}): {reason}" for (name, reason), modes in missing.items()]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2
 
 One training step on a pipeline (2205.05198 section 4.2.3): what every rank holds when it holds
-most, by formula and counted, and the schedule that torch ran; --html draws each rank's memory over the step.
+most, by formula and counted, and whether torch ran the planned schedule.
 Exit code 0 if all agrees to the byte, 1 if anything does not, 2 on wrong use.
 """
 
@@ -23,16 +23,16 @@ from actmem.formulas.states import parameter_counts
 from actmem.ledger.layer_rows import rows_by_term
 from actmem.ledger.recorder import Ledger, record
 from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
-from actmem.rows import Row, compare, extra_rows, merge, paper_rows, total
-from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, given_sizes, shape_from
+from actmem.rows import Row, extra_rows, merge, paper_rows, total
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
-from actmem_course.lab_tools.machine import check_fits
-from actmem_course.lab_tools.options import add_dtype_argument, add_file_argument, lab_parser
-from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, status, write_figure, write_rows
+from actmem_course.lab_tools import options
+from actmem_course.lab_tools.layer_bytes import compared
+from actmem_course.lab_tools.machine import described, first_that_fits
+from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, status, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table
-from actmem_course.others.timeline import draw, timeline
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 
 SPELLED = {
     "pipeline_parallel_size": "--pipeline",
@@ -40,58 +40,49 @@ SPELLED = {
     "num_model_chunks": "--chunks",
     "num_microbatches": "--microbatches",
 }
-CHUNKS = "model chunks a rank, m; more than 1 interleaves (default: 1)"
 OUTPUTS_HELD = "torch holds a stage's output although the next stage has a copy (appendix B)"
 BUFFERS_HELD = "torch makes a receive buffer for every microbatch before the first one runs"
 
 
 @lab
 def main() -> int:
-    parser = lab_parser("measure_pipeline.py", __doc__ or "", SPELLED)
+    parser = options.lab_parser("measure_pipeline.py", __doc__ or "", SPELLED)
     option = parser.add_argument
     option("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
     option("--tensor", type=int, metavar="T", help="tensor-parallel ranks a stage, t (default: all that there are)")
-    option("--chunks", type=int, default=1, metavar="M", help=CHUNKS)
+    option("--chunks", type=int, default=1, metavar="M", help="model chunks a rank, m (default: 1)")
     option("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
     option("--recompute", choices=("none", "selective", "full"), default="none")
     option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
     option("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
-    add_shape_arguments(parser, "tiny; on GPUs 22B with a layer for each chunk")
+    options.add_shape_arguments(parser, "tiny; on GPUs 22B with a layer for each chunk")
     option("--num-layers", type=int, metavar="N", help="layers of the model (L)")
-    add_dtype_argument(parser)
+    options.add_dtype_argument(parser)
     add_rank_arguments(parser, emulate=False)
-    add_file_argument(parser, "html", "write the schedule and the memory curves as a figure (needs plotly)")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json", "html")
+        check_files(args, "json")
         size = check_ranks(args, parser.prog)
         plan = plan_from(args, size)
         plan.check(size)
-        check_fits(plan.largest_bytes(ELEMENT_SIZES[args.dtype]), args)
+        first_that_fits({plan.shape: plan.largest_bytes(options.ELEMENT_SIZES[args.dtype])}, args)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
         torch.manual_seed(1234)
         with status(here.rank, "running one step"):
             rows = gather_rows(here, [measure(plan, here, getattr(torch, args.dtype))])
-        screen.print(bytes_table(rows, plan.shape))
-        screen.print("Schedule, a backward taking twice a forward's time:", style="bold")
-        screen.print(draw(timeline(plan.schedule)), markup=False, soft_wrap=True)
+        screen.print(bytes_table(rows, described(plan.shape, here, args.dtype)))
         beside = ", ".join(f"{row['output_bytes']:,} + {row['buffer_bytes']:,}" for row in rows)
         screen.print(f"Beside the graphs, outputs held and idle receive buffers of each rank: {beside}")
         for row in rows:
             if not row["exact"]:
                 screen.print(f"rank {row['rank']}:\n{row['disagreement']}", style=WRONG, markup=False)
             if not row["order_as_drawn"]:
-                screen.print(f"rank {row['rank']} ran its actions in another order than the one drawn", style=WRONG)
+                screen.print(f"rank {row['rank']} ran its actions in another order than planned", style=WRONG)
         agree = sum(row["exact"] for row in rows)
         screen.print(f"{agree} of {len(rows)} ranks agree with the formulas to the byte")
         write_rows(args.json, here.rank, rows)
-        if args.html and here.rank == 0:
-            from actmem_course.figures.ch06_pipeline import measured_schedule
-
-            write_figure(args.html, measured_schedule(plan.schedule, rows))
-            screen.print(f"wrote {args.html}")
     return 0 if all(row["exact"] and row["order_as_drawn"] for row in rows) else 1
 
 
@@ -120,14 +111,11 @@ class Plan:
 
         These are two score tensors, two of logits, and the batch's tokens and targets.
         """
-        a, b, _, s = self.shape.letters()
-        t, p, _ = self.sizes
-        passing = 2 * element_size * a * s * s * b // t + 8 * s * b * self.shape.vocab_size // t
-        passing += 16 * self.num_microbatches * b * s
-        saved = bytes_by_rank(
-            self.shape, self.parallel, self.recompute, self.num_microbatches, element_size, self.free_outputs
-        )
-        weights = [2 * element_size * sum(parameter_counts(self.shape, self.parallel, r).values()) for r in range(p)]
+        shape, n, (t, p, _) = self.shape, self.num_microbatches, self.sizes
+        a, b, _, s = shape.letters()
+        passing = 2 * element_size * a * s * s * b // t + 8 * s * b * shape.vocab_size // t + 16 * n * b * s
+        saved = bytes_by_rank(shape, self.parallel, self.recompute, n, element_size, self.free_outputs)
+        weights = [2 * element_size * sum(parameter_counts(shape, self.parallel, r).values()) for r in range(p)]
         return passing + max(map(sum, zip(weights, saved)))
 
     @property
@@ -154,8 +142,8 @@ class Plan:
 def plan_from(args: argparse.Namespace, size: int) -> Plan:
     """The step that the arguments describe, on ``size`` ranks.  Raises ConfigError on sizes that do not fit."""
     tensor = max(1, size // max(1, args.pipeline)) if args.tensor is None else args.tensor
-    shape = shape_from(args)
-    if args.device == "cuda" and args.model is None and not given_sizes(args):
+    shape = options.shape_from(args)
+    if args.device == "cuda" and not options.names_a_shape(args):
         shape = PAPER_MODELS["22B"].shape.with_sizes(num_layers=max(1, args.pipeline) * max(1, args.chunks))
     if args.num_layers is not None:
         shape = shape.with_sizes(num_layers=args.num_layers)
@@ -236,36 +224,27 @@ def measure(plan: Plan, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
     predicted = stage_rows(*place, device_type=here.device, microbatches_per_round=plan.per_round)
     measured = paper_rows(watcher.peak_rows)  # what torch's runtime holds besides the graphs is marked as extra
     outputs, buffers = (row.bytes for row in extra_rows(watcher.peak_rows))
-    comparison = compare(predicted, measured)
     order = [(action.kind, action.chunk * p + action.rank, action.microbatch) for action in plan.schedule[stage]]
     return {
         "rank": here.rank,
         "pipeline_rank": stage,
         "predicted_in_flight": in_flight(parallel, stage, plan.num_microbatches, plan.per_round),
         "measured_in_flight": max(sample["in_flight"] for sample in watcher.samples),
-        "predicted_bytes": total(paper_rows(predicted)),
-        "extra_bytes": total(extra_rows(predicted)),
-        "measured_bytes": total(measured),
-        "difference_bytes": comparison.difference,
+        **compared(paper_rows(predicted), extra_rows(predicted), measured),
         "output_bytes": outputs,
         "buffer_bytes": buffers,
-        "exact": comparison.exact,
-        "disagreement": "" if comparison.exact else comparison.describe(),
         "order_as_drawn": [(one["kind"], one["stage"], one["microbatch"]) for one in watcher.samples] == order,
         "samples": watcher.samples,
     }
 
 
-def bytes_table(rows: list[dict[str, Any]], shape: ModelShape) -> Table:
+def bytes_table(rows: list[dict[str, Any]], where: str) -> Table:
     """A rank a line: microbatches in flight and bytes, predicted and measured."""
     columns = ("rank", "stage", "in flight", "predicted", "extra", "measured", "diff.")
-    a, b, h, s = shape.letters()
-    sizes = f"s={s} b={b} h={h} a={a} L={shape.num_layers}"
-    made = table(f"One step, when each rank holds most: {sizes}", *map(numbers, columns))
+    made = table(f"One step, when each rank holds most: {where}", *map(numbers, columns))
     for row in rows:
-        flight = f"{row['measured_in_flight']}"
-        if row["measured_in_flight"] != row["predicted_in_flight"]:
-            flight = f"{flight} ≠ {row['predicted_in_flight']}"
+        predicted, measured = row["predicted_in_flight"], row["measured_in_flight"]
+        flight = f"{measured}" if measured == predicted else f"{measured} ≠ {predicted}"
         counts = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
         made.add_row(str(row["rank"]), str(row["pipeline_rank"]), flight, *counts, style=red_if(not row["exact"]))
     return made

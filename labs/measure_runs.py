@@ -73,7 +73,7 @@ def runs_table(runs: list[NanotronRun]) -> Table:
     for run in runs:
         numbers = (f"{run.predicted_mib:,.2f}", f"{run.logged_mib:,.2f}", f"{run.difference_percent:+.3f}%")
         style = "" if abs(run.difference_percent) <= LIMIT_PERCENT else "bold red"
-        table.add_row(run.setting, run.bill.moment, *numbers, style=style)
+        table.add_row(run.setting, run.fullest[0], *numbers, style=style)
     return table
 
 
@@ -94,7 +94,7 @@ def results(pairs: list[LoggedPair], runs: list[NanotronRun]) -> dict:
         {
             "setting": run.setting,
             "logged_mib": run.logged_mib,
-            "predicted_bytes": run.bill.by_part(),
+            "predicted_bytes": run.fullest[1],
             "difference_percent": run.difference_percent,
         }
         for run in runs

@@ -9,10 +9,8 @@ Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on 
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,20 +22,20 @@ from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
-from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.figures.text import overhead_text
 from actmem_course.figures.units import milliseconds, size_text
-from actmem_course.files import check_files, replacing
+from actmem_course.files import check_files
 from actmem_course.lab_tools import options
 from actmem_course.lab_tools.held_bytes import Runner, held_by, layer_runner
-from actmem_course.lab_tools.machine import EMULATED, check_fits, clock_name, described
-from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_figure, write_rows
+from actmem_course.lab_tools.machine import EMULATED, clock_name, described, first_that_fits
+from actmem_course.lab_tools.output import WRONG, gather_rows, screen_of, show_progress, write_rows
 from actmem_course.lab_tools.tables import numbers, red_if, table, two_lines
 from actmem_course.lab_tools.timing import time_in_turns
 from actmem_course.lab_tools.trace import write_trace
 from actmem_course.others import paper
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 
 BASELINE = "baseline, no recompute"
 PARTS = ("forward", "backward", "combined")
@@ -73,17 +71,16 @@ VARIANTS = (
 @lab
 def main() -> int:
     parser = options.lab_parser("measure_speed.py", __doc__ or "")
-    add_shape_arguments(parser, options.DEFAULT_LAYER)
+    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
     add_rank_arguments(parser)
     options.add_timing_arguments(parser)
-    options.add_file_argument(parser, "html", "write figure 8: forward, recomputation, backward (needs plotly)")
     options.add_file_argument(parser, "trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     args = parser.parse_args()
     with parser.refusing():
-        check_files(args, "json", "html", "trace")
+        check_files(args, "json", "trace")
         size = check_ranks(args, parser.prog)
         dtype = options.check_timing(args)
-        shape = options.layer_shape(args, lambda layer: check_speed(layer, size, args, dtype))
+        shape = speed_shape(args, size, dtype)
 
     with ranks(args, real_tensors=True) as here:
         screen = screen_of(here.rank)
@@ -94,35 +91,38 @@ def main() -> int:
             trace(args.trace, *place)
         wrong = [row for row in gather_rows(here, rows) if not row["exact"]]
         title = f"Table 4 measured: {described(shape, here, dtype)}"
-        screen.print(speed_table(rows, title), noise_line(rows[0]["noise"], args.rounds, clock_name(here.device)))
+        screen.print(speed_table(rows, title))
+        screen.print(
+            f"Medians of {args.rounds} rounds ({clock_name(here.device)}); overheads by round, with half of their 95% "
+            "interval. “within”: no more than noise can make."
+        )
         if note := options.shortened(shape):
             screen.print(note)
         if here.emulated:
             screen.print(EMULATED)
-        if not all(row["finite"] for row in rows):
-            screen.print("A layer's output has infinities or NaNs, on which kernels can run faster.", style=WRONG)
         for row in wrong:
             held, predicted = row["held_bytes"], row["predicted_bytes"]
             screen.print(f"{row['name']}: holds {held:,} B, by formula {predicted:,} B", style=WRONG)
         if not wrong:
             screen.print(f"All {len(rows)} layers hold what their formulas say, to the byte.")
         write_rows(args.json, here.rank, rows)
-        if args.html and here.rank == 0:
-            from actmem_course.lab_figures import speed_figure
-
-            write_figure(args.html, speed_figure(rows, title.replace("\n", ", ")))
-            screen.print(f"wrote {args.html}")
         if args.trace:
             screen.print(f"wrote {args.trace}")
     return 1 if wrong else 0
 
 
-def check_speed(shape: ModelShape, size: int, args: argparse.Namespace, dtype: str) -> None:
-    """Raise ConfigError where the ranks cannot share the layer, or real tensors of it cannot fit into memory."""
-    check_layer(shape, Parallel(size, sequence_parallel=True))
-    e, (a, b, h, s) = ELEMENT_SIZES[dtype], shape.letters()
-    weights = (len(VARIANTS) + 1) * 12 * h * h * e // size
-    check_fits(weights + 2 * eq2(shape, size, e) + 2 * e * a * s * s * b // size, args)
+def speed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
+    """The layer to time.  Raises ConfigError where the ranks cannot share it, or have no room for real tensors."""
+    shapes = options.layer_shapes(args)
+    check_layer(shapes[0], Parallel(size, sequence_parallel=True))
+    element_size = options.ELEMENT_SIZES[dtype]
+    return first_that_fits({shape: needed_bytes(shape, size, element_size) for shape in shapes}, args)
+
+
+def needed_bytes(shape: ModelShape, size: int, e: int) -> int:
+    """Of one rank: the weights of every variant, and of one what it saves, twice, and two tensors of scores."""
+    a, b, h, s = shape.letters()
+    return (len(VARIANTS) + 1) * 12 * h * h * e // size + 2 * eq2(shape, size, e) + 2 * e * a * s * s * b // size
 
 
 def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds: int) -> list[dict[str, Any]]:
@@ -131,10 +131,7 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
     for name, runner in runners.items():
         show_progress(here.rank, f"counting bytes: {name}")
         held[name] = held_by(runner)
-    work = {name: runner.work() for name, runner in runners.items()}
-    say: Callable[[int], None] = lambda n: show_progress(here.rank, f"timing: round {n} of {rounds + 2}")  # noqa: E731
-    timed = time_in_turns(work, BASELINE, here, rounds=rounds, on_round=say)
-    show_progress(here.rank)
+    timed = time_in_turns({name: runner.work() for name, runner in runners.items()}, here, rounds=rounds)
     rows = []
     for variant in VARIANTS:
         name = variant.name
@@ -147,9 +144,7 @@ def measure_speed(shape: ModelShape, here: Ranks, dtype: torch.dtype, *, rounds:
             "recompute": variant.recompute,
             "literal": variant.literal,
             **timed.medians(name),
-            "recompute_seconds": median(sample.recompute_seconds for sample in timed.samples[name]),
             "over": None if name == BASELINE else timed.over(name, BASELINE),
-            "noise": timed.noise,
             "flops_overhead": float(layer_overhead(shape, variant.recompute)),
             "paper_overhead_percent": paper.TABLE4[variant.paper_row].overhead_percent,
             "predicted_bytes": predicted,
@@ -172,11 +167,7 @@ def runners_of(shape: ModelShape, here: Ranks, dtype: torch.dtype) -> dict[str, 
 def trace(path: Path, shape: ModelShape, here: Ranks, dtype: torch.dtype) -> None:
     """A profiler trace of all variants; every rank runs them, rank 0 writes."""
     work = {name: runner.work() for name, runner in runners_of(shape, here, dtype).items()}
-    if here.rank:
-        write_trace(work, None, here.device)
-    else:
-        with replacing(path) as beside:
-            write_trace(work, beside, here.device)
+    write_trace(work, None if here.rank else path, here.device)
 
 
 def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
@@ -193,14 +184,6 @@ def speed_table(rows: list[dict[str, Any]], title: str) -> Table:
             below.append(f"paper {row['paper_overhead_percent']:+}%")
         made.add_row(label, *times, two_lines(overhead_text(row["over"]), "\n".join(below)))
     return made
-
-
-def noise_line(noise: float, rounds: int, clock: str) -> str:
-    """How noisy the runs were, in one sentence."""
-    return (
-        f"Noise: the baseline against itself, in the same {rounds} rounds, came out up to {100 * noise:.1f}% apart "
-        f"({clock}). Smaller overheads are not shown."
-    )
 
 
 if __name__ == "__main__":

@@ -14,29 +14,28 @@ import torch
 from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.rows import Row
-from actmem_course.arguments import add_shape_arguments
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
+from actmem_course.lab_tools import options
 from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
-from actmem_course.lab_tools.machine import check_fits
-from actmem_course.lab_tools.options import DEFAULT_LAYER, add_dtype_argument, lab_parser, layer_shape, shortened
+from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 
 
 @lab
 def main() -> int:
-    parser = lab_parser("measure_table2.py", __doc__ or "")
-    add_shape_arguments(parser, DEFAULT_LAYER)
-    add_dtype_argument(parser)
+    parser = options.lab_parser("measure_table2.py", __doc__ or "")
+    options.add_shape_arguments(parser, options.DEFAULT_LAYER)
+    options.add_dtype_argument(parser)
     add_rank_arguments(parser)
-    parser.set_defaults(can_fake_cuda=True)
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
         size = check_ranks(args, parser.prog)
         dtype = getattr(torch, args.dtype)
-        shape = layer_shape(args, lambda layer: check_shape(layer, size, args, dtype))
+        shape = shape_for(args, size, dtype)
 
     with ranks(args) as here:
         screen = screen_of(here.rank)
@@ -48,24 +47,33 @@ def main() -> int:
         sizes = f"s={s} b={b} h={h} a={a} f={shape.ffn_hidden_size}"
         title = f"Table 2 measured: {sizes}, {args.dtype}\n{ranks_in_words(here)}"
         exact = print_layers(screen, rows, title, extra)
-        if note := shortened(shape):
+        if note := options.shortened(shape):
             screen.print(note)
         write_rows(args.json, here.rank, rows)
     return 0 if exact else 1
 
 
-def check_shape(shape: ModelShape, size: int, args: argparse.Namespace, dtype: torch.dtype) -> None:
-    """Raise ConfigError if ``size`` ranks can't measure every configuration, or real tensors can't fit into memory.
+def shape_for(args: argparse.Namespace, size: int, dtype: torch.dtype) -> ModelShape:
+    """The layer to measure.
 
-    The largest configuration is the first, whole on every rank at once, with its weights; two score tensors (as²b each)
-    come and go as well.
+    Raises ConfigError if ``size`` ranks can't measure every configuration, or real tensors can't fit into memory.
     """
+    shapes = options.layer_shapes(args)
     for configuration in TABLE2:
-        check_layer(shape, configuration.parallel(size))
-    if args.emulate is None:
-        a, b, h, s = shape.letters()
-        each = eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)
-        check_fits(each, args, "use --emulate, or smaller sizes")
+        check_layer(shapes[0], configuration.parallel(size))
+    if args.emulate is not None:
+        return shapes[0]
+    needed = {shape: needed_bytes(shape, dtype) for shape in shapes}
+    return first_that_fits(needed, args, "use --emulate, or smaller sizes")
+
+
+def needed_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Of the largest configuration: the first, whole on every rank at once, with its weights.
+
+    Two score tensors (as²b each) come and go as well.
+    """
+    a, b, h, s = shape.letters()
+    return eq1(shape, dtype.itemsize) + dtype.itemsize * (12 * h * h + 2 * a * s * s * b)
 
 
 def predict(

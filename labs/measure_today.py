@@ -9,7 +9,6 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +19,15 @@ from actmem.formulas.activations import Configuration, eq1, layer_extra_rows, la
 from actmem.ledger.layer_rows import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
-from actmem_course.lab_tools.gpu_kernel import kernel_by_table, kernel_here
+from actmem_course.lab_tools.gpu_kernel import kernel_here
 from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
-from actmem_course.lab_tools.machine import check_fits
+from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.options import add_dtype_argument, lab_parser
 from actmem_course.lab_tools.output import gather_rows, screen_of, status, write_rows
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 from actmem_more.context import ContextParallel, layer_groups
 from actmem_more.llama import LlamaLayer
 from actmem_more.llama_measured import measure_llama_layer
@@ -85,7 +85,6 @@ def main() -> int:
     parser.add_argument("--context-kind", choices=CONTEXT_KINDS, default="gather", help=CONTEXT_KIND)
     add_dtype_argument(parser)
     add_rank_arguments(parser)
-    parser.set_defaults(can_fake_cuda=True)
     args = parser.parse_args()
     with parser.refusing():
         check_files(args, "json")
@@ -151,9 +150,9 @@ class Case:
             else:
                 check_layer(self.shape, parallel)
         if args.device == "cuda":
-            self.kernel("cuda", kernel_by_table)
+            self.kernel("cuda")
         elif args.emulate is None:
-            check_fits(self.largest_bytes(), args, "use --emulate, or smaller sizes")
+            first_that_fits({self.shape: self.largest_bytes()}, args, "use --emulate, or smaller sizes")
 
     def largest_bytes(self) -> int:
         """Bytes of one rank in the first configuration, which every rank has whole, with its weights.
@@ -189,14 +188,14 @@ class Case:
         t = parallel.tensor_parallel_size * (self.context if self.context_kind == "ulysses" else 1)
         return rows, attention_rows(kernel, shape.micro_batch_size, shape.num_attention_heads // t, shape.seq_length, t)
 
-    def kernel(self, device: str, find: Callable[[LlamaShape, torch.dtype], str] = kernel_here) -> str:
+    def kernel(self, device: str) -> str:
         """The attention kernel of this rank; ``""`` on a CPU, for the paper's layer, and for parts of a sequence.
 
         Those call the flash kernel themselves.  Raises ConfigError where more is saved than the formulas say.
         """
         whole = self.context == 1 or self.context_kind == "ulysses"
         if device == "cuda" and whole and isinstance(self.shape, LlamaShape):
-            return find(self.shape, self.dtype)
+            return kernel_here(self.shape, self.dtype)
         return ""
 
     def title(self, here: Ranks) -> str:

@@ -28,12 +28,13 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.parallel.weights import child_seed
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
 from actmem_course.lab_tools.options import lab_parser
 from actmem_course.lab_tools.output import screen_of, write_rows
 from actmem_course.lab_tools.training_saves import check_save, load_training, lock_folder, newest_save, save_training
 from actmem_course.process import lab
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.ranks import Ranks, check_ranks, ranks
 from actmem_course.standard_library import standard_library
 from actmem_more.llama import LlamaStage
 from actmem_more.llama_shape import LlamaShape, check_llama_ranks

@@ -97,7 +97,7 @@ FAULTS = [
     (lambda r: r[0].append(Action("F", 0, 0, 3)), "rank 0 has F3, and there is no such pass"),
     (lambda r: r[0].append(Action("F", 0, 1, 0)), "rank 0 has F0 of chunk 1, and there is no such pass"),
     (lambda r: r[0].append(Action("F", 1, 0, 0)), "rank 0 has F0, which belongs to rank 1"),
-    (lambda r: r[0].append(replace(r[0][0], kind="X")), "rank 0: kind must be F or B, got 'X'"),
+    (lambda r: r[0].append(replace(r[0][0], kind="X")), "rank 0 has X0: kind must be F or B"),
     (lambda r: r[0].sort(key=lambda a: (a.microbatch, a.kind == "B")), None),
     # Rank 0 waits for B2 before it sends F2's output on: nobody can move.
     (lambda r: (r[1].sort(key=lambda a: (-a.microbatch, a.kind == "B")), r[0].sort(key=lambda a: (a.microbatch, a.kind == "B"))),

@@ -17,8 +17,7 @@ ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
 LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
 #: Folders in which every test starts programs, a browser or a lab on ranks; so do tests that use ``pools``.
 SLOW = tuple(
-    f"tests/{folder}/"
-    for folder in ("lab_tools", "labs", "notebooks", "peers", "right_answers", "verify", "wrong_answers")
+    f"tests/{folder}/" for folder in ("lab_tools", "labs", "notebooks", "right_answers", "verify", "wrong_answers")
 )
 _left_out = pytest.StashKey[Counter]()
 

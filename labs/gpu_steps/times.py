@@ -34,7 +34,7 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
         for mode in modes
     }
     work["matmuls alone"] = matmuls_alone(shape, ranks, dtype)
-    timed = time_in_turns(work, "none", ranks, rounds=rounds)
+    timed = time_in_turns(work, ranks, rounds=rounds)
     whole = timed.medians("none")["combined_seconds"]
     rows = []
     for name in work:
@@ -43,7 +43,6 @@ def measure_modes(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rounds: i
         row["flops_overhead"] = float(layer_overhead(shape, name)) if name in modes else None
         rows.append(row)
     return {
-        "noise": timed.noise,
         "matmul_share": timed.medians("matmuls alone")["combined_seconds"] / whole,
         "matmul_flops": 3 * _forward_flops(shape, ranks.size),
         "rows": rows,

@@ -247,15 +247,24 @@ checks.show()
 
 # %% jupyter={"source_hidden": true}
 from fractions import Fraction
+from actmem.formulas.activations import CORE_ATTENTION_TERMS
+from actmem.formulas.flops import layer_matmuls
 from actmem_course.figures import size_text
-from actmem_course.predicted.recomputation import rebuilds
 
-frees = {group.name: Fraction(group.bytes, group.flops) for group in rebuilds(GPT3) if group.flops}
-lines = [
-    (group.name, group.how, size_text(group.bytes), f"{group.flops / 1e9:,.0f}", f"{1000 * float(frees[group.name]):.3f}")
-    for group in sorted(rebuilds(GPT3), key=lambda group: -frees.get(group.name, 0))
-    if group.flops
-]
+# What is recomputed together: its terms, by what, and the matmul among that.
+GROUPS = {
+    "Q, K, V": (("Q", "K", "V"), "QKV projection", "QKV projection"),
+    "core attention": (CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
+    "attention projection input": (("attention projection input",), "attention over V", "attention over V"),
+    "layer-norm 2 input": (("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
+    "GeLU input": (("GeLU input",), "h→4h", "h→4h"),
+}
+lines, frees = [], {}
+for name, (terms, how, matmul) in GROUPS.items():
+    size, flops = sum(row.bytes for row in am.layer_rows(GPT3) if row.term in terms), layer_matmuls(GPT3)[matmul]
+    frees[name] = Fraction(size, flops)
+    lines.append((name, how, size_text(size), f"{flops / 1e9:,.0f}", f"{1000 * float(frees[name]):.3f}"))
+lines.sort(key=lambda line: -frees[line[0]])
 print(text_table(("recomputed", "by", "frees", "GFLOP", "bytes per 1,000 FLOPs"), lines, "  rrr"))
 ratio = frees["core attention"] / frees["GeLU input"]
 checks.add(

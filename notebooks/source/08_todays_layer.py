@@ -184,13 +184,21 @@ checks.show()
 # the rotation's tables.)
 
 # %%
-from actmem_course.others.others_keep import OTHERS, bytes_of_other
-
-sbh = LLAMA.seq_length * LLAMA.micro_batch_size * LLAMA.hidden_size
+# As read from transformers 5.23 and torch 2.13.
+OTHERS = {
+    "Hugging Face Llama, sdpa": {"sbh": 20, "sbkd": 4, "sbf": 8, "asb": 4, "sb": 8, "sd": 4},
+    "torchtitan's style, torch.compile": {"sbh": 12, "sbkd": 4, "sbf": 6, "asb": 4, "sb": 8},
+    "ours": {"sbh": 12, "sbkd": 4, "sbf": 6, "asb": 4, "sb": 8},
+    "ours, elementwise": {"sbh": 8, "sbkd": 4, "sbf": 4, "asb": 4, "sb": 8},
+}
+a, k, h, f = LLAMA.num_attention_heads, LLAMA.num_key_value_heads, LLAMA.hidden_size, LLAMA.ffn_hidden_size
+s, sb, d = LLAMA.seq_length, LLAMA.seq_length * LLAMA.micro_batch_size, LLAMA.d
+products = {"sbh": sb * h, "sbkd": sb * k * d, "sbf": sb * f, "asb": a * sb, "sb": sb, "sd": s * d}
 lines = []
 for name, terms in OTHERS.items():
     formula = " + ".join(f"{count}{product}" for product, count in terms.items())
-    lines.append((name, formula, f"{bytes_of_other(name, LLAMA) / sbh:.1f} sbh"))
+    size = sum(count * products[product] for product, count in terms.items())
+    lines.append((name, formula, f"{size / products['sbh']:.1f} sbh"))
 print(text_table(("layer", "bytes in 16 bits", "Llama 3 8B"), lines, "  r"))
 
 # %% [markdown]

@@ -16,20 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from actmem.config import PAPER_MODELS, ConfigError, ModelShape, model_shape
+from actmem.config import ConfigError
 from actmem_tools.command_line import whole_number
 
 #: Set where ``--ranks`` started this rank: its parent prints the error of the first rank that failed.
 PARENT_REPORTS = "ACTMEM_PARENT_REPORTS"
-#: Bytes of one activation element by the name on the command line.
-ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
-
-_SIZES = {
-    "seq_length": "tokens of one sequence (s)",
-    "micro_batch_size": "sequences of one microbatch (b)",
-    "hidden_size": "hidden size (h)",
-    "num_attention_heads": "attention heads (a)",
-}
 
 
 def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
@@ -43,13 +34,19 @@ def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
     if asked == "cpu" or not gpus:
         return "cpu"
     if ranks > gpus and (asked == "cuda" or not alone):
-        found = gpus_found(gpus)
+        found = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
         raise ConfigError("device", f"{ranks} processes on this host but {found}: start {gpus}, or add --device cpu")
     return "cuda" if ranks <= gpus else "cpu"
 
 
-def gpus_found(number: int) -> str:
-    return f"{number} GPU{'s' * (number > 1)}"
+def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
+    """--ranks N and --device; --emulate T where one rank can do the work alone."""
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks here (default: one for each GPU)")
+    if emulate:
+        parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process")
+    where = "default: GPUs if there is one for each rank"
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
+    parser.set_defaults(emulate=None)
 
 
 class LabParser(argparse.ArgumentParser):
@@ -101,25 +98,6 @@ def tell_torchrun(message: str) -> None:
         beside = Path(f"{file}.part")
         beside.write_text(json.dumps(error), encoding="utf-8")
         beside.replace(file)  # at once: this rank may be ended over another's error while it writes
-
-
-def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") -> None:
-    """--model, and a size option for each of s, b, h, a that overrides the model's own.  default: in words."""
-    parser.add_argument(
-        "--model", choices=("tiny", *PAPER_MODELS), help=f"model whose layer is used (default: {default})"
-    )
-    for name, meaning in _SIZES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
-
-
-def shape_from(args: argparse.Namespace) -> ModelShape:
-    """The shape that the arguments name.  Raises ConfigError on sizes that do not fit together."""
-    return model_shape(args.model or "tiny").with_sizes(**given_sizes(args))
-
-
-def given_sizes(args: argparse.Namespace) -> dict[str, int]:
-    """The sizes that the command line states, by name."""
-    return {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from actmem.config import ConfigError
@@ -33,8 +31,8 @@ def check_files(args: argparse.Namespace, *names: str) -> None:
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise OSError if ``path`` can't be written; an existing file keeps its contents."""
-    for place in {path, _beside(path)} if _replaceable(path) else {path}:
+    """Raise OSError if ``path``, or the file beside it, can't be written; an existing file keeps its contents."""
+    for place in {path, _beside(path)}:
         existed = place.exists()
         with open(place, "a"):
             pass
@@ -42,41 +40,27 @@ def _try_to_write(path: Path) -> None:
             place.unlink()
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of ``path`` when the block is over.
+def write_text(path: Path, text: str) -> None:
+    """Put ``text`` into the file, or leave the old file as it is where the disk is full.
 
-    If the block fails, or the disk is full, the old file stays.  A device or a pipe is written itself.
+    A device or a pipe is written itself.
     """
-    beside = _beside(path) if _replaceable(path) else None
+    beside = _beside(path)
     try:
-        yield beside or path
-        if beside:
-            with open(beside, "rb") as written:
-                os.fsync(written.fileno())
+        beside.write_text(text, encoding="utf-8")
+        if beside != path:
             beside.replace(path.resolve())
     except OSError as error:
+        if beside != path:
+            beside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        if beside:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Put ``text`` into the file, or leave the old file as it is."""
-    with replacing(path) as place:
-        place.write_text(text, encoding="utf-8")
 
 
 def _beside(path: Path) -> Path:
     """Where the next contents are written, to take the place of ``path`` when they are complete."""
-    path = path.resolve()
-    return path.with_name(path.name + ".part")
-
-
-def _replaceable(path: Path) -> bool:
-    return path.is_file() or not path.exists()
+    if path.exists() and not path.is_file():  # a device or a pipe
+        return path
+    return path.resolve().with_name(path.name + ".part")
 
 
 def read_object(path: Path) -> dict:

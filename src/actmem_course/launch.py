@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,11 +38,6 @@ def rank_environment(number: int, size: int, address: tuple[str, int] | None = N
     return {**usual, **inherited, **{name: str(value) for name, value in place.items()}}
 
 
-def loopback_listener() -> socket.socket:
-    """A socket that listens where nobody on another machine reaches it; nobody else can take its port meanwhile."""
-    return socket.create_server(("127.0.0.1", 0))
-
-
 def run(script: str, *arguments: object, processes: int | None = None) -> subprocess.CompletedProcess:
     """Run a lab to its end.
 
@@ -54,18 +48,11 @@ def run(script: str, *arguments: object, processes: int | None = None) -> subpro
 
     Returns:
         The finished process with its text output.
-
-    Raises:
-        LabError: if the package is installed without its repository.
     """
-    if not LABS.is_dir():
-        raise LabError(f"{script} is in the repository's labs/, not in the installed package: pip install -e there")
     command = [sys.executable, str(LABS / script), *map(str, arguments)]
     if processes is not None:
         command += ["--ranks", str(processes)]
-    # A thread pool of its own for each rank would fight over the cores.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=environment, timeout=600)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600)
 
 
 def results(script: str, *arguments: object, processes: int | None = None) -> list[dict]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import atexit
 import io
 import os
 import sys
@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from types import TracebackType
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -20,8 +19,6 @@ from actmem_course.arguments import report_error
 
 #: Set, it shows the traceback of an error beside its line.
 TRACEBACK = "ACTMEM_TRACEBACK"
-#: How long a rank that has lost another waits to be ended, so that the other one's cause is what is said.
-LOST_RANK_SECONDS = 5
 
 
 def lab(main: Callable[..., int]) -> Callable[..., int]:
@@ -42,28 +39,33 @@ def lab(main: Callable[..., int]) -> Callable[..., int]:
         except KeyboardInterrupt:
             leave(130)
         except Exception as error:
-            fail(os.path.basename(sys.argv[0]), error)
-        gc.collect()  # what main held is free now
+            fail(error)
+        if "RANK" in os.environ:
+            atexit.register(leave, code)
         return code
 
     return run
 
 
-def fail(program: str, error: BaseException) -> NoReturn:
+def fail(error: BaseException) -> NoReturn:
     """Say what went wrong and end this rank; what started the ranks ends the others."""
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):  # who read the output has enough
         leave(1)
     if isinstance(error, dist.DistError) or "gloo" in str(error):  # another rank is gone, as far as the text tells
-        time.sleep(LOST_RANK_SECONDS)
+        time.sleep(5)  # to be ended, so that the other one's cause is what is said
     rank = f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    report_error(program, rank + cause_of(error))
+    report_error(os.path.basename(sys.argv[0]), rank + cause_of(error))
     leave(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End the process without the interpreter's own end, which may wait for other ranks."""
+    """End the process without the interpreter's own end.
+
+    That may wait for other ranks, and aborts where a thread of gloo still runs and frees a tensor that has a Python
+    object.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -80,10 +82,6 @@ def cause_of(error: BaseException) -> str:
         return f"out of memory: {text.rpartition('] ')[2]}".removesuffix(": ")
     if "NCCL" in text and len(lines) > 1:
         return f"{text}: {lines[-1]}"  # NCCL's own last error
-    where = _last_own(error.__traceback__)
-    return f"{type(error).__name__}: {text}{where and f' ({where}; for more, set {TRACEBACK}=1)'}"
-
-
-def _last_own(trace: TracebackType | None) -> str:
-    own = [frame for frame in traceback.extract_tb(trace) if "site-packages" not in frame.filename]
-    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}; for more, set {TRACEBACK}=1)" if own else ""
+    return f"{type(error).__name__}: {text}{where}"

@@ -8,7 +8,6 @@ interface.
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import signal
@@ -18,57 +17,39 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 
 import torch
 import torch.distributed as dist
-
-# Torch imports this on first use, and the default arguments in it then keep the default group alive.
-# Imported here, before there is a group, it keeps none.
-import torch.distributed.nn.functional  # noqa: F401
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, SubprocessContext
 
 from actmem.config import ConfigError, check_size
-from actmem_course.arguments import PARENT_REPORTS, device_for, gpus_found, print_error
-from actmem_course.launch import loopback_listener, rank_environment
+from actmem_course.arguments import PARENT_REPORTS, device_for, print_error
+from actmem_course.launch import rank_environment
 from actmem_course.rank_store import RankStore, connect
 
 #: How long a rank waits for another that is still computing.
 TIMEOUT = timedelta(minutes=10)
-#: How long ranks that are told to end may take.
-GRACE_SECONDS = 8
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks, seen from one.  size: how many; device: this one's; emulated: alone, playing one of many."""
+    """All ranks, seen from one.
+
+    size: how many; device: this one's; emulated: alone, playing one of many; store: where the ranks gather values.
+    """
 
     rank: int
     size: int
     device: str
     emulated: bool
+    store: RankStore = RankStore()
 
     def gather(self, value: object) -> list:
         """Every rank's ``value``, in the order of the ranks; only this rank's own when emulated."""
-        return [value] if self.emulated or self.size == 1 else _store().gather(value)
-
-
-@cache
-def _store() -> RankStore:
-    return connect("gather", TIMEOUT.total_seconds())
-
-
-def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
-    """--ranks N and --device; --emulate T where one rank can do the work alone."""
-    parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks here (default: one for each GPU)")
-    if emulate:
-        parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process")
-    where = "default: GPUs if there is one for each rank"
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=where)
-    parser.set_defaults(emulate=None)
+        return self.store.gather(value)
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
@@ -85,28 +66,22 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
     """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = args.ranks
-    if wanted is None and not started and args.emulate is None and args.device != "cpu":
-        wanted = gpus or None  # a rank for each GPU
-    if wanted is not None and PARENT_REPORTS not in os.environ:
-        if started or args.emulate is not None:
-            other = "torchrun has started the ranks" if started else "--emulate needs none"
-            raise ConfigError("ranks", f"{other}: leave one of them out")
-        sys.exit(start_ranks(sys.argv[0], sys.argv[1:], check_size("ranks", wanted, largest=64)))
     if args.emulate is not None:
-        if started:
+        if started or args.ranks is not None:
             raise ConfigError("emulate", f"needs a single process: python labs/{script} --emulate {args.emulate}")
-        fakes = getattr(args, "can_fake_cuda", False) and torch.version.cuda is not None
         # It stays on the CPU unless asked: there it needs no memory.
-        args.device = device_for(args.device, 1, int(gpus or fakes) if args.device == "cuda" else 0)
+        args.device = device_for(args.device, 1, gpus if args.device == "cuda" else 0)
         return check_size("emulate", args.emulate, largest=65536)
     if not started:
-        run = f"run torchrun --nproc-per-node 2 labs/{script}, or python labs/{script} --ranks 2"
-        raise ConfigError("not started by torchrun", run)
+        wanted = gpus or None if args.ranks is None and args.device != "cpu" else args.ranks  # a rank for each GPU
+        if wanted is None:
+            run = f"run torchrun --nproc-per-node 2 labs/{script}, or python labs/{script} --ranks 2"
+            raise ConfigError("not started by torchrun", run)
+        sys.exit(start_ranks(sys.argv[0], sys.argv[1:], check_size("ranks", wanted, largest=64)))
+    if args.ranks is not None and PARENT_REPORTS not in os.environ:
+        raise ConfigError("ranks", "torchrun has started the ranks: leave it out")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    asked, args.device = args.device, device_for(args.device, local, gpus, alone=local == size)
-    if asked == "auto" and args.device == "cpu" and gpus:
-        args.instead = f"{script}: {local} ranks and only {gpus_found(gpus)} here: they run on the CPU"
+    args.device = device_for(args.device, local, gpus, alone=local == size)
     return size
 
 
@@ -120,29 +95,21 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         args: parsed options of ``add_rank_arguments``, which ``check_ranks`` has seen.
         real_tensors: an emulated rank works on real tensors on a CPU too, as it must to be timed.
     """
-    device = args.device
     if args.emulate is not None:
-        # Loaded only here: real ranks need neither, and a lab's --help should not wait for them.
+        # Loaded only here: real ranks don't need it, and a lab's --help should not wait for it.
         from actmem.ledger.emulate import emulated_rank
-        from actmem_tools.no_device import cuda_without_device
 
-        stand_in = cuda_without_device() if device == "cuda" and not torch.cuda.is_available() else nullcontext()
-        with emulated_rank(args.emulate, device=device, real_tensors=real_tensors), stand_in:
-            yield Ranks(0, args.emulate, device, emulated=True)
+        with emulated_rank(args.emulate, device=args.device, real_tensors=real_tensors):
+            yield Ranks(0, args.emulate, args.device, emulated=True)
         return
-    if os.environ["RANK"] == "0" and (instead := getattr(args, "instead", "")):
-        print(instead, file=sys.stderr, flush=True)  # only now: bad input is one line
     end_with_parent()
-    join_group(device)
-    yield Ranks(dist.get_rank(), dist.get_world_size(), device, emulated=False)
+    join_group(args.device)
+    store = connect("gather", TIMEOUT.total_seconds())
+    yield Ranks(store.rank, store.size, args.device, False, store)
     dist.barrier()  # no rank leaves while another still talks to it
     # From here on each rank ends by itself: exit code 1 of one, a lab's result, must not cut off another's output.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _store.cache_clear()
     dist.destroy_process_group()
-    # gloo's threads end with the last reference to a group, and some are in cycles.  One that still runs when the
-    # interpreter ends can free a tensor that has a Python object, and that aborts the process.
-    gc.collect()
 
 
 def join_group(device: str) -> None:
@@ -184,7 +151,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
             context.start()
             result = context.wait(period=0.05)
         except SignalException as ended:
-            context.close(timeout=GRACE_SECONDS)
+            context.close(timeout=8)  # seconds that the ranks may take to end
             if ended.sigval != signal.SIGINT:
                 print_error(program, f"ended by {ended.sigval.name}")
             return 128 + ended.sigval
@@ -201,7 +168,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
 @contextmanager
 def served_store() -> Iterator[tuple[str, int]]:
     """The host and port of a store for the ranks, which nobody on another machine can reach."""
-    with loopback_listener() as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         served = dist.TCPStore(
             host, port, None, True, timedelta(seconds=50), wait_for_workers=False, master_listen_fd=listener.detach()

@@ -3,14 +3,13 @@
 A public function keeps its signature and docstring and loses its body; a private function or
 class goes; everything else stays.  The lines that call the judge come from here: the judge
 imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m
-actmem_course.strip_solutions`` after it: it writes labs/ anew, and leaves a file alone that has answers.
+actmem_course.strip_solutions`` after it, which writes labs/ anew.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,33 +80,10 @@ def _given(before: list[str]) -> bool:
     return any(line.startswith("# given") for line in before)
 
 
-def write_labs(folder: Path) -> list[Path]:
-    """Write every lab into ``folder``.  Returns the files that were left alone because they hold answers."""
-    left = []
+def main() -> None:
     for name in lab_names():
-        path, source = folder / f"{name}.py", lab_source(name)
-        old = path.read_text(encoding="utf-8") if path.exists() else None
-        if old is not None and _answered(old):
-            left.append(path)
-        else:
-            path.write_text(source, encoding="utf-8")
-    return left
-
-
-def _answered(text: str) -> bool:
-    """Whether a lab holds answers, or can't be read."""
-    try:
-        return cut(text) != text
-    except SyntaxError:
-        return True
-
-
-def main() -> int:
-    left = write_labs(LABS)
-    for path in left:
-        print(f"{path}: left alone, it has answers in it; make labs moves them to my/labs", file=sys.stderr)
-    return 1 if left else 0
+        (LABS / f"{name}.py").write_text(lab_source(name), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -60,7 +60,7 @@ def test_of_expandable_segments_whole_free_pages_go_back():
     assert memory.stuck == 28 * MEBIBYTE
     memory.free(last)
     assert memory.stuck == 18 * MEBIBYTE
-    memory.free(memory.segments[0])
+    memory.free(blocks_of(memory.segments[0])[0])
     assert memory.stuck == 0
 
 

@@ -5,46 +5,35 @@ from argparse import Namespace
 import pytest
 
 from actmem.config import PAPER_MODELS, TINY, ConfigError
-from actmem_course.lab_tools.options import layer_shape, shortened
+from actmem_course.lab_tools import machine
+from actmem_course.lab_tools.options import layer_shapes, shortened
 
 SIZES = dict.fromkeys(("seq_length", "micro_batch_size", "hidden_size", "num_attention_heads"))
+LARGE = PAPER_MODELS["22B"].shape
 
 
 def asked(device, model=None, **sizes):
-    return Namespace(device=device, model=model, **{**SIZES, **sizes})
+    return Namespace(device=device, emulate=None, model=model, **{**SIZES, **sizes})
 
 
-def at_most(tokens):
-    """A card with room for so many tokens."""
-
-    def check(shape):
-        if shape.seq_length > tokens:
-            raise ConfigError("model shape", "too large")
-
-    return check
+def test_what_is_named_and_a_tiny_one_on_cpus():
+    assert layer_shapes(asked("cpu")) == [TINY]
+    assert layer_shapes(asked("cuda", model="1T")) == [PAPER_MODELS["1T"].shape]
+    assert layer_shapes(asked("cuda", hidden_size=512)) == [TINY.with_sizes(hidden_size=512)]
 
 
-def test_the_22b_layer_on_gpus_and_a_tiny_one_on_cpus():
-    assert layer_shape(asked("cpu"), at_most(4096)) == TINY
-    assert layer_shape(asked("cuda"), at_most(4096)) == PAPER_MODELS["22B"].shape
-    assert shortened(PAPER_MODELS["22B"].shape) == shortened(TINY) == ""
+@pytest.mark.parametrize(("room", "tokens"), [(4096, 2048), (2048, 2048), (600, 512), (256, 256)])
+def test_on_gpus_the_22b_layer_with_as_many_tokens_as_fit(room, tokens, monkeypatch):
+    """A token needs one byte."""
+    monkeypatch.setattr(machine, "memory_bytes", lambda device: room)
+    shapes = layer_shapes(asked("cuda"))
+    shape = machine.first_that_fits({shape: shape.seq_length for shape in shapes}, asked("cuda"))
+    assert shape == LARGE.with_sizes(seq_length=tokens)
+    more = f"The 22B model's layer with {tokens} of its 2,048 tokens: more do not fit."
+    assert shortened(shape) == ("" if tokens == 2048 else more)
 
 
-def test_a_small_card_gets_fewer_tokens_and_is_told():
-    shape = layer_shape(asked("cuda"), at_most(600))
-    assert shape == PAPER_MODELS["22B"].shape.with_sizes(seq_length=512)
-    assert shortened(shape) == "The 22B model's layer with 512 of its 2,048 tokens: more do not fit."
-
-
-@pytest.mark.parametrize("named", [asked("cuda", model="1T"), asked("cuda", hidden_size=8192), asked("cpu")])
-def test_what_was_named_is_measured_or_refused(named):
-    with pytest.raises(ConfigError, match="model shape: too large"):
-        layer_shape(named, at_most(100))
-
-
-def test_a_rule_that_fewer_tokens_cannot_meet_is_refused():
-    def check(shape):
-        raise ConfigError("num_attention_heads", "must be divisible")
-
-    with pytest.raises(ConfigError, match="num_attention_heads"):
-        layer_shape(asked("cuda"), check)
+def test_where_nothing_fits_one_line_says_what_is_needed(monkeypatch):
+    monkeypatch.setattr(machine, "memory_bytes", lambda device: 2**30)
+    with pytest.raises(ConfigError, match="1 ranks need about 1.5 GiB for real tensors, and there are 1.0 GiB; buy"):
+        machine.first_that_fits({LARGE: 3 * 2**29}, asked("cuda"), "buy")

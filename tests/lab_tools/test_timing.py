@@ -5,9 +5,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from actmem.recompute import checkpoint
 from actmem_course.lab_tools import timing
 
 
@@ -47,24 +45,8 @@ def test_every_round_runs_every_candidate_once_in_an_order_of_its_own():
 def test_warm_up_does_not_count_and_parts_add_up(ticking):
     seen = []
     samples = timing.take_turns(Steps("ab").work, rounds=2, warm_up=1, on_round=seen.append)
-    assert samples == {name: [timing.Sample(1.0, 1.0, 0.0)] * 2 for name in "ab"}
+    assert samples == {name: [timing.Sample(1.0, 1.0)] * 2 for name in "ab"}
     assert samples["a"][0].seconds == 2.0 and seen == [1, 2, 3]
-
-
-def test_second_runs_are_timed_inside_backward(ticking):
-    x = torch.ones(3, requires_grad=True)
-    work = {
-        "plain": timing.Work(lambda: x.exp().sum(), lambda y: y.backward()),
-        "twice": timing.Work(
-            lambda: checkpoint(lambda x: checkpoint(torch.sin, x.exp()).sum(), x), lambda y: y.backward()
-        ),
-    }
-    samples = timing.take_turns(work, rounds=1, warm_up=0)
-    assert samples["plain"] == [timing.Sample(1.0, 1.0, 0.0)]
-    (twice,) = samples["twice"]
-    assert 0 < twice.recompute_seconds < twice.backward_seconds
-    work["twice"].backward(work["twice"].forward())  # nobody listens any more
-    assert samples["twice"] == [twice]
 
 
 def test_ranks_meet_before_each_step():
@@ -88,28 +70,25 @@ def test_garbage_is_collected_between_rounds_only_and_as_before_afterwards():
 # What noisy samples say
 
 
-def test_spread_of_known_samples():
-    assert timing.spread([3.0]) == timing.Spread(3, 3, 3, count=1)
-    found = timing.spread([5, 1, 4, 2, 3])
-    assert found.median == 3
+def over(ratios):
+    return timing.over(ratios, [1.0] * len(ratios))
+
+
+def test_a_ratio_and_its_spread():
+    assert (over([3.0])["value"], over([3.0])["low"], over([3.0])["high"]) == (2, 2, 2)
     # Of nine samples the true median lies outside the second and eighth with probability 2 · 10 / 512.
-    found = timing.spread(range(9))
-    assert (found.low, found.high, found.margin) == (1, 7, 3)
+    found = over([*range(9)])
+    assert (found["value"], found["low"], found["high"], found["margin"], found["within"]) == (3, 0, 6, 3, 6)
+    assert timing.over([2.0, 30.0, 4.0], [1.0, 10.0, 2.0])["value"] == 1.0  # each by the base of its own round
 
 
 def test_only_what_stands_out_of_the_noise_is_real():
-    noise = timing.noise_of([0.99, 1.01, 1.0, 1.02, 0.98, 1.0])
-    assert noise == pytest.approx(0.02)
-    assert (
-        timing.noise_of([0.9, 1.0, 1.01]) == pytest.approx(0.1) == timing.noise_of([1.1, 1.0, 0.99])
-    )  # the farther end
     steady = [1.05, 1.051, 1.049, 1.05, 1.05, 1.05]
-    assert timing.is_real(timing.spread(steady), noise)
-    assert timing.is_real(timing.spread([2 - ratio for ratio in steady]), noise)  # faster than the base is real too
-    assert not timing.is_real(timing.spread(steady), 0.06)
-    assert not timing.is_real(timing.spread(steady[:5]), noise)  # too few to say
-    assert not timing.is_real(timing.spread([1.05, 1.2, 0.9, 1.05, 1.1, 0.95]), noise)  # its own interval holds 1
-    assert not timing.is_real(timing.spread([1.01, 1.01, 1.05, 1.05, 1.4, 1.4]), 0.0)  # ±20% around 5%
+    assert over(steady)["is_real"]
+    assert over([2 - ratio for ratio in steady])["is_real"]  # faster than the base is real too
+    assert not over(steady[:5])["is_real"]  # too few to say
+    assert not over([1.05, 1.2, 0.9, 1.05, 1.1, 0.95])["is_real"]  # its own interval holds 1
+    assert not over([1.01, 1.01, 1.05, 1.05, 1.4, 1.4])["is_real"]  # ±20% around 5%
 
 
 # Freed memory stays with the process.
@@ -136,9 +115,3 @@ def test_freed_memory_stays():
     said = {how: subprocess.run([*command, how], capture_output=True, text=True) for how in ("keep", "not")}
     left = {how: int(done.stdout) for how, done in said.items()}
     assert left["not"] < 30 and left["keep"] > 130
-
-
-def test_a_candidate_that_did_twice_the_work_is_compared_per_piece():
-    found = timing.Timings({"one": [timing.Sample(1, 1, 0)] * 6, "two": [timing.Sample(1, 3, 0)] * 6}, noise=0.01)
-    assert (found.over("two", "one")["value"], found.over("two", "one", factor=1 / 2)["value"]) == (1.0, 0.0)
-    assert found.over("one", "two", factor=2)["value"] == 0.0

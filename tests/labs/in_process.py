@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from actmem_course import launch
 from actmem_course.launch import LABS
+from actmem_course.rank_store import connect
 from actmem_course.ranks import Ranks
 
 
@@ -32,11 +33,17 @@ def lab_results(pool, script, *arguments):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
+@cache
+def ranks_of_pool():
+    """What ``ranks`` gives a lab, on a rank of a RankPool, which has one connection for all labs."""
+    return Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False, connect("gather"))
+
+
 def _on_this_rank(script, arguments):
     """Exit code and standard output of a lab on one rank.  The process group is there already, and stays."""
     rank, size = dist.get_rank(), dist.get_world_size()
     module = lab_module(script)
-    here = Ranks(rank, size, "cpu", False)
+    here = ranks_of_pool()
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(value) for name, value in place.items()})
     sys.argv, printed = [script, *arguments], io.StringIO()

@@ -126,13 +126,6 @@ def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_pat
 
 
 EMULATED = [str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
-TRACED = [str(launch.LABS / "measure_speed.py"), "--emulate", "2", "--rounds", "1", "--trace", "/dev/full"]
-SMALL = ["--seq-length", "16", "--micro-batch-size", "1", "--hidden-size", "32", "--num-attention-heads", "4"]
-
-
-def test_a_trace_on_a_full_disk(tmp_path):
-    code, output, errors = Started([sys.executable, *TRACED, *SMALL], tmp_path).end()
-    assert (code, errors[-1]) == (1, "measure_speed.py: cannot write /dev/full: No space left on device")
 
 
 #: With the stream that PYTHONIOENCODING=ascii gives to a Python that starts.

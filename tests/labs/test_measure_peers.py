@@ -1,101 +1,86 @@
-"""measure_peers as a user starts it: every peer in every mode, and what cannot run is said."""
+"""measure_peers as a user starts it, and that DTensor's layer computes what ours does: else times say nothing."""
 
 import json
 import warnings
 from functools import partial
 
+import pytest
 import torch
-from measure_peers import PEER_MODES, measure_peers
+from measure_peers import DTENSOR, MODES, OUR_COLLECTIVE, OURS, our_reduce_scatter, runners_of
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import gathered_input_bytes, layer_rows
 from actmem.ledger.emulate import emulated_rank
+from actmem.ledger.recorder import record
 from actmem.ledger.storages import replaced
 from actmem.parallel import collectives
 from actmem.parallel.groups import tensor_parallel
-from actmem_course.lab_tools.held_bytes import Runner
-from actmem_course.peers import OURS, PEERS, PeerUnavailable, PlainLayer, build, our_reduce_scatter
+from actmem.rows import total
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import shown_in_80_columns
 
-SCRIPT = "measure_peers.py"
+SCRIPT, SHAPE = "measure_peers.py", ModelShape(16, 2, 32, 4)
 TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
 
 
-def test_every_mode_and_peer(tmp_path):
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_every_mode_and_layer(ranks, tmp_path):
     path = tmp_path / "peers.json"
-    shown = shown_in_80_columns(SCRIPT, "--emulate", 2, *TINY, "--json", path)
-    assert "gloo" not in shown  # an emulated rank sends nothing
-    lines = json.loads(path.read_text())
-    wanted = [(mode, name) for mode in PEER_MODES for name in (OURS, *PEERS)]
-    assert [(line["mode"], line["name"]) for line in lines] == wanted
-    by_name = {(line["mode"], line["name"]): line for line in lines}
-    for line in lines:
-        if line["unavailable"]:
-            assert line["mode"] == "elementwise" and line["name"] in ("DTensor", "FSDP2")
-            assert line["unavailable"] in " ".join(shown.split())
-            continue
-        assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
-        assert (line["ours"] is None) == (line["name"] == OURS)
-        assert (line["over"] is None) == (line["mode"] == "none")
-    assert by_name["none", "DTensor"]["held_bytes"] > by_name["none", OURS]["held_bytes"]
-    assert by_name["none", "FSDP2"]["sequences"] == 2
+    shown = shown_in_80_columns(SCRIPT, *TINY, "--json", path, *([] if ranks else ["--emulate", 2]), processes=ranks)
+    rows = json.loads(path.read_text())
+    names = [OURS, DTENSOR, OUR_COLLECTIVE] if ranks else [OURS, DTENSOR]
+    assert [(row["mode"], row["name"]) for row in rows] == [(mode, name) for mode in MODES for name in names]
+    assert ("gloo" in shown) == bool(ranks)  # an emulated rank sends nothing
+    for row in rows:
+        assert row["combined_seconds"] > 0 and row["peak_bytes"] >= row["held_bytes"] > 0
+        assert (row["ours"] is None) == (row["name"] == OURS) and (row["over"] is None) == (row["mode"] == "none")
 
 
-def test_on_two_ranks_with_the_same_collective(tmp_path):
-    path = tmp_path / "peers.json"
-    chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
-    shown = " ".join(shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2).split())
-    assert "its reduce-scatter over gloo sends only what is kept" in shown
-    lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
-    shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our collective"]
-    assert shipped["held_bytes"] == same["held_bytes"] and same["combined_seconds"] > 0
-    assert lines["elementwise", OURS]["held_bytes"] < lines["selective", OURS]["held_bytes"]
+def computed(runner, context=None):
+    work = runner.work().under(context) if context else runner.work()
+    output = work.forward()
+    work.backward(output)
+    found = output.detach(), runner.leaf.grad
+    work.finish()
+    return found
 
 
-def collectives_on_ranks(name):
-    """Outputs and gradients of a peer's layer as shipped and with our reduce-scatter, and how many were ours."""
+def differences_on_ranks():
+    """Of output and input's gradient between our layer and DTensor's, in float64 and without dropout; and how many
+    reduce-scatters were ours, as shipped and with our collective."""
     warnings.filterwarnings("ignore")
-    tp = tensor_parallel(sequence_parallel=True)
-    leaf = torch.arange(8 * 2 * 32, dtype=torch.float64).sin().view(8, 2, 32).requires_grad_()
-    shipped = Runner(build(name, ModelShape(16, 2, 32, 4), tp, "none", "cpu", torch.float64, p=0.0), leaf).work()
-    results = []
-    for work in (shipped, shipped.under(partial(our_reduce_scatter, tp))):
-        calls = []
-        with replaced(collectives, "start_sending_parts", lambda ours: lambda *a: calls.append(1) or ours(*a)):
-            output = work.forward()
-            work.backward(output)
-        results.append((output.detach(), leaf.grad, len(calls)))
-        work.finish()
-    (y, grad, of_torch), (y_same, grad_same, ours) = results
-    return float((y - y_same).abs().max()), float((grad - grad_same).abs().max()), of_torch, ours
+    tp, calls = tensor_parallel(sequence_parallel=True), []
+    here = Ranks(tp.rank, tp.size, "cpu", False)
+    found = []
+    for mode in MODES:
+        ours, theirs = runners_of(SHAPE, here, torch.float64, mode, p=0.0)
+        expected = computed(ours)
+        for context in (None, partial(our_reduce_scatter, tp)):
+            calls.clear()
+            with replaced(collectives, "start_sending_parts", lambda start: lambda *a: calls.append(1) or start(*a)):
+                pairs = zip(computed(theirs, context), expected)
+            found.append((max(float((one - other).abs().max()) for one, other in pairs), len(calls)))
+    return found
 
 
-def test_with_our_collective_dtensor_computes_the_same(pools):
-    for of_output, of_gradient, of_torch, ours in pools[2].run(collectives_on_ranks, "DTensor"):
-        assert max(of_output, of_gradient) < 1e-12
-        assert (of_torch, ours) == (0, 4)  # two of forward, two of backward
+def test_dtensor_computes_the_same_with_either_reduce_scatter(pools):
+    for found in pools[2].run(differences_on_ranks):
+        assert max(difference for difference, _ in found) < 1e-12
+        # Two of forward, two of backward; full recomputation runs the first one again, and stops before the second.
+        assert [calls for _, calls in found] == [0, 4, 0, 4, 0, 5]
 
 
-def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled(monkeypatch):
-    def uncut(shape, tp, recompute, *, p, device, dtype):
-        return PlainLayer(shape, recompute, p, device=device, dtype=dtype)
-
-    def failing(error):
-        def layer(*args, **options):
-            raise error
-
-        return layer
-
-    monkeypatch.setitem(PEERS, "DTensor", failing(PeerUnavailable("not here")))
-    monkeypatch.setitem(PEERS, "FSDP2", uncut)
-    monkeypatch.setitem(PEERS, "another", failing(ValueError("first line\nsecond line")))
-    with emulated_rank(4, real_tensors=True):
-        ranks = Ranks(0, 4, "cpu", True)
-        lines = measure_peers(
-            ModelShape(16, 1, 32, 4), ranks, torch.float32, rounds=3, peers=tuple(PEERS), modes=["none"]
-        )
-    ours, dtensor, fsdp, another = lines
-    assert ours["name"] == OURS and not ours["unavailable"]
-    assert (dtensor["unavailable"], another["unavailable"]) == ("not here", "ValueError: first line")
-    assert ours.keys() == dtensor.keys() and fsdp["sequences"] == 4
-    assert fsdp["ours"]["low"] <= fsdp["ours"]["value"] <= fsdp["ours"]["high"]
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("t", [2, 4])
+def test_dtensor_keeps_the_gathered_inputs(t):
+    statistics = 4 * 4 * SHAPE.micro_batch_size * 16 // t  # of two norms; the masks are buffers
+    by_formula = total(layer_rows(SHAPE, Parallel(t, sequence_parallel=True), element_size=4)) + statistics
+    saved = []
+    with emulated_rank(t, real_tensors=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for runner in runners_of(SHAPE, Ranks(0, t, "cpu", True), torch.float32, "none"):
+            with record(runner.module) as ledger:
+                output = runner.module(runner.leaf.clone())
+            saved.append(ledger.total_bytes)
+            del output
+    assert saved == [by_formula, by_formula + gathered_input_bytes(SHAPE, t, 4)]

@@ -1,7 +1,6 @@
 """Starting as a rank: what is refused before any process group exists; what ranks say comes back as it was."""
 
 import argparse
-import json
 import os
 import pickle
 import subprocess
@@ -15,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError
+from actmem_course.arguments import add_rank_arguments
 from actmem_course.rank_store import BadMessage, RankStore, decoded, encoded
-from actmem_course.ranks import add_rank_arguments, check_ranks, served_store
+from actmem_course.ranks import check_ranks, served_store
 
 
 def parse(*arguments):
@@ -31,18 +31,13 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-def test_more_ranks_than_gpus(monkeypatch, two_gpus, capsys):
+def test_more_ranks_than_gpus(monkeypatch, two_gpus):
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="device: 4 processes on this host but 2 GPUs: start 2, or add --device cpu"):
         check_ranks(parse("--device", "cuda"), "x.py")
-    assert capsys.readouterr().err == ""
-    args = parse()
-    assert (check_ranks(args, "x.py"), args.device) == (4, "cpu")
-    assert args.instead == "x.py: 4 ranks and only 2 GPUs here: they run on the CPU"
-    args = parse("--device", "cpu")
-    assert (check_ranks(args, "x.py"), args.device, "instead" in args) == (4, "cpu", False)
-    assert capsys.readouterr().err == ""  # until the ranks start
+    for args in (parse(), parse("--device", "cpu")):
+        assert (check_ranks(args, "x.py"), args.device) == (4, "cpu")
 
 
 def test_two_hosts_count_their_own_gpus(monkeypatch, two_gpus):
@@ -54,40 +49,6 @@ def test_two_hosts_count_their_own_gpus(monkeypatch, two_gpus):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="device: 3 processes on this host but 2 GPUs"):
         check_ranks(parse(), "x.py")
-
-
-#: What keeps a group alive beyond its end: each must be gone when ``ranks`` is over.
-HOLDERS = {
-    "nothing": "pass",
-    "torch's default arguments": "import torch.distributed.nn.functional",
-    "a cycle": "cycle = [dist.group.WORLD, dist.new_group([0])]; cycle.append(cycle); del cycle",
-}
-ONE_RANK = """
-import argparse, os
-import torch, torch.distributed as dist
-from actmem_course.ranks import add_rank_arguments, ranks
-parser = argparse.ArgumentParser()
-add_rank_arguments(parser)
-def gloo_threads():
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    return sum("gloo" in name for name in names)
-def run(holder):
-    with ranks(parser.parse_args(["--device", "cpu"])):
-        dist.all_reduce(torch.ones(2))
-        during = gloo_threads()
-        exec(holder, {"dist": dist})
-    return during, gloo_threads()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads threads from /proc")
-def test_no_thread_of_gloo_outlives_the_group():
-    code = f"{ONE_RANK}\nprint([run(holder) for holder in {list(HOLDERS.values())!r}])"
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **place})
-    found = dict(zip(HOLDERS, json.loads(done.stdout.replace("(", "[").replace(")", "]")), strict=True))
-    assert all(during > 0 for during, after in found.values()), done.stderr
-    assert {holder: after for holder, (during, after) in found.items()} == dict.fromkeys(HOLDERS, 0)
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "1"), ("8", "8")])

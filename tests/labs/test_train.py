@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import train
 from train import SHAPES, TEXT_BYTES, TrainingJob, check_folder
 
@@ -21,11 +20,10 @@ from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from actmem_course.lab_tools import training_saves
 from actmem_course.lab_tools.training_saves import check_save, newest_save
-from actmem_course.ranks import Ranks
 from actmem_course.standard_library import standard_library
 from actmem_more.llama_shape import LlamaShape
 from tests.labs.faults import Started
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import lab_exit, ranks_of_pool
 from tests.tiers import sampled
 
 SCRIPT = "train.py"
@@ -35,8 +33,7 @@ JOB = TrainingJob(SHAPE, MODES["tensor+sequence+selective"], 6, 0.1)
 
 
 def losses_of(job, folder=None, save_every=2):
-    here = Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False)
-    return train.train(job, here, standard_library(TEXT_BYTES) % job.shape.vocab_size, folder, save_every)
+    return train.train(job, ranks_of_pool(), standard_library(TEXT_BYTES) % job.shape.vocab_size, folder, save_every)
 
 
 @pytest.mark.by_day(1)

@@ -1,10 +1,15 @@
 """A notebook that is saved, and opened the next day with a new kernel: each figure is there as a picture."""
 
 import copy
+import runpy
+from types import SimpleNamespace
 
+from actmem_course.copies import NOTEBOOKS
 
-from actmem_course.keep_pictures import PICTURE, WIDGET_VIEW, add_pictures, course_pictures, drop_widgets
-
+SETTINGS = SimpleNamespace(ServerApp=SimpleNamespace(), ContentsManager=SimpleNamespace())
+CONFIG = runpy.run_path(str(NOTEBOOKS / "jupyter/jupyter_server_config.py"), {"c": SETTINGS})
+PICTURE, WIDGET_VIEW, course_pictures = CONFIG["PICTURE"], CONFIG["WIDGET_VIEW"], CONFIG["course_pictures"]
+add_pictures, drop_widgets = CONFIG["add_pictures"], CONFIG["drop_widgets"]
 VIEW = {"model_id": "a1", "version_major": 2, "version_minor": 0}
 
 

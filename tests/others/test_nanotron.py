@@ -5,13 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from actmem.config import Parallel, padded_vocab_size
-from actmem.rows import total
+from actmem.config import padded_vocab_size
 from actmem_course.others.nanotron import (
     NANOTRON_MODEL,
     first_stage_layers,
-    nanotron_bills,
-    nanotron_layer_rows,
+    layer_bytes,
+    loss_bytes,
     nanotron_runs,
 )
 
@@ -23,16 +22,15 @@ def test_a_layers_rows_are_the_closed_form(tp, mbz):
     h, f, a, s = MODEL.hidden_size, MODEL.ffn_hidden_size, MODEL.num_attention_heads, LENGTH
     inner = (9 if mbz > 1 else 8) * h + 4 * f
     closed = mbz * (2 * s * 2 * h + (2 * s * inner + 4 * s * a + 8 * s) // tp)
-    assert total(nanotron_layer_rows(mbz, tp)) == closed
+    assert sum(layer_bytes(mbz, tp).values()) == closed
 
 
 @pytest.mark.parametrize("tp", [1, 4])
 def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
     """The tensors of sharded_cross_entropy, made here in its order, and the inputs of the norm and of the head."""
-    layout, tokens = Parallel(tp, True, 1, micro_batch_size=2), 2 * LENGTH
-    (loss,) = (bill for bill in nanotron_bills(layout, 8) if bill.moment == "loss")
+    tokens, vocab_size = 2 * LENGTH, padded_vocab_size(MODEL.vocab_size, tp, multiple=1)
     with torch.device("meta"):
-        logits = torch.empty(tokens, padded_vocab_size(MODEL.vocab_size, tp, multiple=1) // tp)
+        logits = torch.empty(tokens, vocab_size // tp)
         highest = logits.amax(-1)
         shifted = logits - highest[:, None]
         target = torch.empty(tokens, dtype=torch.int64)
@@ -43,7 +41,7 @@ def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
     kept = [logits, highest, shifted, target, outside, places, flat, picked, sums]
     hidden = 2 * tokens * MODEL.hidden_size
     inputs = hidden // tp + 4 * tokens // tp + hidden
-    assert total(loss.parts["logits"]) == inputs + sum(tensor.nbytes for tensor in kept)
+    assert sum(loss_bytes(2, tp, vocab_size).values()) == inputs + sum(tensor.nbytes for tensor in kept)
 
 
 @pytest.mark.parametrize(("pp", "first"), [(1, 24), (2, 14), (4, 7), (8, 4), (16, 2)])

@@ -83,10 +83,7 @@ def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
     script, options, ranks = LAUNCHES[launch]
     settings = {"STANDIN_SDPA": kernel, "STANDIN_NCCL_DESTROY": "collective"}
     code, output, errors = run(gpus, script, *options, "--ranks", ranks, **settings)
-    found = f"{gpus} GPU{'s' * (gpus > 1)}"
-    said = f"{script}: {ranks} ranks and only {found} here: they run on the CPU"
-    assert code == 0 and (said in errors) == (gpus < ranks), output + errors
-    assert "error" not in errors.lower() and errors.count("\n") <= 1, errors
+    assert (code, errors) == (0, ""), output + errors
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Which attention kernel a layer's rank runs on its GPU, or would on an H100: by the table, and by asking the GPU."""
+"""Which attention kernel a layer's rank runs on its GPU."""
 
 from __future__ import annotations
 
@@ -10,51 +10,28 @@ import torch.nn.functional as F
 from actmem.config import ConfigError
 from actmem_course.lab_tools.machine import local_rank
 from actmem_more.llama_shape import LlamaShape
-from actmem_tools.attention_kernels import FLASH_WIDTH, KERNEL_NODES, AttentionCall, attention_kernel
-from actmem_tools.no_device import H100, gpu_of_this_build
-
-
-def kernel_by_table(shape: LlamaShape, dtype: torch.dtype) -> str:
-    """The kernel of this rank's GPU by the table, or of an H100 where there is none.
-
-    Raises ConfigError where more is saved than the formulas say.
-    """
-    here = torch.cuda.is_available()
-    gpu = gpu_of_this_build(torch.cuda.get_device_capability(local_rank()) if here else H100)
-    heads, s = (shape.num_attention_heads, shape.num_key_value_heads), shape.seq_length
-    call = AttentionCall(_name(dtype), shape.d, shape.value_size, *heads, s, s, causal=True)
-    kernel = attention_kernel(gpu, call)
-    if kernel == "math":
-        raise _no_fused_kernel(shape, dtype, "a GPU of capability {}.{}".format(*gpu.capability))
-    if kernel == "flash" and shape.d % FLASH_WIDTH:
-        rule = f"gives heads of {shape.d}: a GPU's flash kernel keeps copies padded to a multiple of {FLASH_WIDTH}"
-        raise ConfigError("num_attention_heads", rule)
-    return kernel
+from actmem_tools.attention_kernels import FLASH_WIDTH, KERNEL_NODES
 
 
 def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
-    """The kernel of this rank: its GPU is asked by a small call, and the node that autograd records tells."""
-    kernel = kernel_by_table(shape, dtype)
-    if not torch.cuda.is_available():
-        return kernel
-    make = partial(torch.zeros, device="cuda", dtype=dtype, requires_grad=True)
+    """The kernel of this rank: its GPU is asked by a small call, and the node that autograd records tells.
+
+    Raises:
+        ConfigError: where more is saved than the formulas say.
+    """
+    make = partial(torch.zeros, device=f"cuda:{local_rank()}", dtype=dtype, requires_grad=True)
     keys, length = shape.num_key_value_heads, min(shape.seq_length, 128)
     q = make(1, length, shape.num_attention_heads, shape.d).transpose(1, 2)
     k, v = (make(1, length, keys, width).transpose(1, 2) for width in (shape.d, shape.value_size))
     grouped = shape.num_attention_heads != keys
     node = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).grad_fn
     assert node is not None
-    for kernel, name in KERNEL_NODES.items():
-        if node.name().startswith(name):
-            return kernel
-    raise _no_fused_kernel(shape, dtype, "this GPU")
-
-
-def _no_fused_kernel(shape: LlamaShape, dtype: torch.dtype, gpu: str) -> ConfigError:
-    heads = f"{shape.num_attention_heads} query and {shape.num_key_value_heads} key heads of {shape.d}"
-    rule = f"{_name(dtype)} with {heads} has no fused attention kernel on {gpu}, which would keep the scores"
-    return ConfigError("dtype", f"{rule}: no formula here (--device cpu has one)")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    kernel = next((kernel for kernel, name in KERNEL_NODES.items() if node.name().startswith(name)), "math")
+    if kernel == "math":
+        heads = f"{shape.num_attention_heads} query and {keys} key heads of {shape.d}"
+        rule = f"{dtype} with {heads} has no fused attention kernel on this GPU, which would keep the scores"
+        raise ConfigError("dtype", f"{rule}: no formula here (--device cpu has one)")
+    if kernel == "flash" and shape.d % FLASH_WIDTH:
+        rule = f"gives heads of {shape.d}: a GPU's flash kernel keeps copies padded to a multiple of {FLASH_WIDTH}"
+        raise ConfigError("num_attention_heads", rule)
+    return kernel

@@ -61,13 +61,11 @@ def _backward(output: Tensor) -> None:
 class Held:
     """Bytes of one runner, beyond those that existed before forward (parameters and the input).
 
-    held_bytes: by the ledger.  peak_bytes: the most at once, including gradients of parameters.  finite: False if the
-    output holds an infinity or a NaN, on which kernels can run faster.
+    held_bytes: by the ledger.  peak_bytes: the most at once, including gradients of parameters.
     """
 
     held_bytes: int
     peak_bytes: int
-    finite: bool
 
 
 def held_by(runner: Runner) -> Held:
@@ -75,13 +73,12 @@ def held_by(runner: Runner) -> Held:
     for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
         with record(runner.module) as ledger:
             output = runner.module(runner.leaf.clone())
-        finite = bool(torch.isfinite(output).all())
         _backward(output)
         del output
         runner.clear_gradients()
     peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
     runner.clear_gradients()
-    return Held(ledger.total_bytes, peak, finite)
+    return Held(ledger.total_bytes, peak)
 
 
 def _allocator_peak(runner: Runner) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -35,12 +34,14 @@ def layer_row(
         predicted, extra: the formula's rows, and what it leaves out.
         measured: everything that autograd keeps.
     """
+    place = {"configuration": configuration, "formula": formula, "tensor_parallel_size": tensor_parallel_size}
+    return {**place, "rank": rank, **compared(predicted, extra, measured)}
+
+
+def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dict[str, Any]:
+    """The bytes of each, and where they disagree."""
     comparison = compare(predicted + extra, measured)
     return {
-        "configuration": configuration,
-        "formula": formula,
-        "tensor_parallel_size": tensor_parallel_size,
-        "rank": rank,
         "predicted_bytes": total(predicted),
         "extra_bytes": total(extra),
         "measured_bytes": total(measured),
@@ -92,6 +93,4 @@ def reasons_table(extra: Iterable[Row]) -> Table:
 def ranks_in_words(here: Ranks) -> str:
     """A title's second line: ranks, device and torch's version."""
     how = f"emulated rank 0 of {here.size}" if here.emulated else counted(here.size, "rank")
-    if here.device == "cuda" and not torch.cuda.is_available():
-        how = f"{how} (fake tensors, an H100's kernels)"
     return f"{how} on {here.device}, torch {version('torch')}"

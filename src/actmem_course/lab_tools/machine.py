@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -14,6 +15,8 @@ from actmem.config import ConfigError, ModelShape
 
 if TYPE_CHECKING:
     from actmem_course.ranks import Ranks
+
+Shape = TypeVar("Shape")
 
 #: What a lab says below times of an emulated rank.
 EMULATED = (
@@ -40,13 +43,20 @@ def memory_bytes(device: str) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_fits(bytes_of_a_rank: int, args: argparse.Namespace, remedy: str = "take smaller sizes") -> None:
-    """Raise ConfigError if real tensors of this host's ranks do not fit into memory.  remedy: what to do then."""
-    sharing = ranks_here(args)
-    needed, there = (size / 2**30 for size in (bytes_of_a_rank * sharing, memory_bytes(args.device)))
-    if needed > there:
-        sizes = f"{sharing} ranks need about {needed:.1f} GiB for real tensors, and there are {there:.1f} GiB"
-        raise ConfigError("model shape", f"{sizes}; {remedy}")
+def first_that_fits(
+    bytes_of_a_rank: Mapping[Shape, int], args: argparse.Namespace, remedy: str = "take smaller sizes"
+) -> Shape:
+    """The first of some shapes whose real tensors fit into the memory that this host's ranks share.
+
+    Raises:
+        ConfigError: if none does; remedy: what to do then.
+    """
+    sharing, there = ranks_here(args), memory_bytes(args.device)
+    for shape, needed in bytes_of_a_rank.items():
+        if needed * sharing <= there:
+            return shape
+    sizes = f"{sharing} ranks need about {needed * sharing / 2**30:.1f} GiB for real tensors"
+    raise ConfigError("model shape", f"{sizes}, and there are {there / 2**30:.1f} GiB; {remedy}")
 
 
 def local_rank() -> int:

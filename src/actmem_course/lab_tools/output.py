@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.status import Status
 
-from actmem_course.files import replacing, write_text
+from actmem_course.files import write_text
 from actmem_tools.command_line import screen
 
 if TYPE_CHECKING:
-    from actmem_course.figures.marks import Drawing
     from actmem_course.ranks import Ranks
 
 #: The style of a line that does not agree.
@@ -41,14 +40,6 @@ def write_rows(path: Path | None, rank: int, rows: object) -> None:
     """Put rows into the file of --json, if there is one."""
     if path is not None and rank == 0:
         write_text(path, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
-
-
-def write_figure(path: Path, drawing: Drawing) -> None:
-    """Put a figure into the file of --html."""
-    from actmem_course.lab_figures import write_page  # plotly is loaded only to draw
-
-    with replacing(path) as beside:
-        write_page(drawing, beside)
 
 
 def show_progress(rank: int, text: str = "") -> None:

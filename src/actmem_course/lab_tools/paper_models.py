@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel, check_divides
+from actmem.config import PAPER_MODELS, ModelShape, PaperModel, Parallel
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.formulas.first_stage import layers_per_chunk, stage_rows
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
@@ -57,17 +57,17 @@ class PaperStage:
     def num_microbatches(self) -> int:
         return num_microbatches(self.model)
 
-    @property
-    def _sizes(self) -> tuple:
-        return self.model.shape, self.parallel, self.pipeline_rank, self.configuration.recompute, self.num_microbatches
+    def _stage_rows(self) -> list[Row]:
+        model, recompute = self.model, self.configuration.recompute
+        return stage_rows(model.shape, self.parallel, self.pipeline_rank, recompute, self.num_microbatches)
 
     def rows(self) -> list[Row]:
         """Predicted: the paper's terms."""
-        return paper_rows(stage_rows(*self._sizes))
+        return paper_rows(self._stage_rows())
 
     def extra_rows(self) -> list[Row]:
         """Predicted: what the paper leaves out."""
-        return extra_rows(stage_rows(*self._sizes))
+        return extra_rows(self._stage_rows())
 
     def chunks(self) -> list[range]:
         """The layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""
@@ -131,22 +131,17 @@ def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
 def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
     """The same for a whole iteration of a paper model: all of its equal microbatches."""
     model = PAPER_MODELS[model_name]
-    b = model.shape.micro_batch_size
-    times = check_divides("global_batch_size", model.global_batch_size, "micro_batch_size", b)
-    return {operator: times * count for operator, count in count_flops(model.shape, recompute).items()}
+    counts = count_flops(model.shape, recompute)
+    return {operator: num_microbatches(model) * count for operator, count in counts.items()}
 
 
 @cache
 def count_parameters(model_name: str) -> tuple[int, int]:
     """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
-    model = PAPER_MODELS[model_name]
-    whole = sum(parameter.numel() for parameter in meta_model(model.shape).parameters())
-    return whole, _first_rank(model)
-
-
-def _first_rank(model: PaperModel) -> int:
-    chunks = PaperStage(model.name, "tensor+sequence").chunks()
+    model, chunks = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence").chunks()
+    models = [meta_model(model.shape)]
     with emulated_rank(model.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=True)
-        parts = [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
-        return sum(parameter.numel() for part in parts for parameter in part.parameters())
+        models += [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
+        whole, *share = (sum(parameter.numel() for parameter in one.parameters()) for one in models)
+    return whole, sum(share)

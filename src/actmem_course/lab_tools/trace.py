@@ -5,21 +5,17 @@ The functions are wrapped only while a trace is recorded, so the names cost noth
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from actmem.layers.attention import CoreAttention, SelfAttention
 from actmem.layers.transformer import MLP
 from actmem.ledger.storages import replaced
-from actmem.parallel import conjugates, linear, rng
+from actmem.parallel import conjugates, linear
 from actmem.recompute import around_second_runs
 from actmem_course.lab_tools.timing import Work
 
@@ -33,9 +29,7 @@ _RANGES = (
     (conjugates.FUNCTIONS["g"], "backward", "g backward: reduce-scatter"),
     (conjugates.FUNCTIONS["g_bar"], "forward", "g_bar: reduce-scatter"),
     (conjugates.FUNCTIONS["g_bar"], "backward", "g_bar backward: all-gather"),
-    (linear.FUNCTIONS["column_parallel"], "forward", "f or g, and linear"),
-    (linear.FUNCTIONS["column_parallel"], "backward", "f or g, and linear: backward"),
-    # Inside the two above.  What is only started here overlaps the matmuls.
+    # What is only started here overlaps the matmuls.
     (linear, "all_gather", "g: all-gather"),
     (linear, "start_all_gather", "g again for the weight gradient: start all-gather"),
     (linear, "start_reduce_scatter", "g backward: start reduce-scatter"),
@@ -43,10 +37,6 @@ _RANGES = (
     (SelfAttention, "forward", "attention"),
     (CoreAttention, "forward", "core attention"),
     (MLP, "forward", "MLP"),
-    (nn.LayerNorm, "forward", "layer norm"),
-    (rng.DropoutMask, "forward", "draw dropout mask"),
-    (rng.FUNCTIONS["drop"], "forward", "dropout"),
-    (rng.FUNCTIONS["drop"], "backward", "dropout backward"),
 )
 
 
@@ -55,7 +45,7 @@ def paper_ranges() -> Iterator[None]:
     """Show what runs in the block under the paper's names, as ranges of torch's profiler."""
     with ExitStack() as stack:
         for owner, name, text in _RANGES:
-            stack.enter_context(replaced(owner, name, _named(text)))
+            stack.enter_context(replaced(owner, name, record_function(text)))
         stack.enter_context(around_second_runs(_second_run_range))
         yield
 
@@ -81,13 +71,7 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
             del output
             work.finish()
     if path is not None:
-        with TemporaryDirectory() as folder:  # torch doesn't say when a disk is full
-            exported = Path(folder) / "trace.json"
-            recorded.export_chrome_trace(str(exported))
-            contents = exported.read_bytes()
-        if not contents.rstrip().endswith(b"}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
-        path.write_bytes(contents)
+        recorded.export_chrome_trace(str(path))
 
 
 def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -135,17 +119,6 @@ def _covered(start: float, end: float, spans: list[tuple[float, float]]) -> floa
         if finish > begin:
             covered, reached = covered + finish - begin, finish
     return covered
-
-
-def _named(text: str) -> Callable[[Callable], Callable]:
-    def make(function):
-        def run(*args, **kwargs):
-            with record_function(text):
-                return function(*args, **kwargs)
-
-        return run
-
-    return make
 
 
 def _second_run_range(function: Callable) -> record_function:

@@ -10,8 +10,6 @@ allocated: up to 1 MiB a tensor that no formula of tensors shows.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MEBIBYTE = 2**20
@@ -34,19 +32,35 @@ class MemoryBlock:
 
     address: int
     size: int
-    small: bool
-    before: MemoryBlock | None = None
-    after: MemoryBlock | None = None
     in_use: bool = False
     name: str = ""
 
 
-def blocks_of(first: MemoryBlock) -> Iterator[MemoryBlock]:
+@dataclass(eq=False)
+class Segment:
+    """What the GPU gave at once: blocks in their order.  small: of tensors up to 1 MiB."""
+
+    small: bool
+    blocks: list[MemoryBlock]
+
+    @property
+    def address(self) -> int:
+        return self.blocks[0].address
+
+    def join_free(self) -> None:
+        """Make one block of free neighbours."""
+        joined = self.blocks[:1]
+        for block in self.blocks[1:]:
+            if joined[-1].in_use or block.in_use:
+                joined.append(block)
+            else:
+                joined[-1].size += block.size
+        self.blocks = joined
+
+
+def blocks_of(segment: Segment) -> list[MemoryBlock]:
     """All blocks of a segment in their order."""
-    block: MemoryBlock | None = first
-    while block:
-        yield block
-        block = block.after
+    return segment.blocks
 
 
 @dataclass
@@ -54,7 +68,7 @@ class CachingAllocator:
     """Blocks taken and given back; ``expandable``: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
 
     allocated, peak: bytes of blocks in use, now and at most.
-    segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given
+    segments: an expandable one grows instead of having a second beside it.  None is given
     back to the GPU: torch does that only when it would run out of memory, or on ``empty_cache``, which both leave
     ``stuck`` there.
     """
@@ -62,24 +76,22 @@ class CachingAllocator:
     expandable: bool = False
     allocated: int = 0
     peak: int = 0
-    segments: list[MemoryBlock] = field(default_factory=list)
-    _free: dict[bool, list[tuple[int, int, MemoryBlock]]] = field(default_factory=lambda: {True: [], False: []})
+    segments: list[Segment] = field(default_factory=list)
     _end: int = 0
 
     def take(self, name: str, num_bytes: int) -> MemoryBlock:
         """A block for a tensor of ``num_bytes``."""
         size = rounded(num_bytes)
         small = size <= _SMALL
-        free = self._free[small]
-        place = bisect_left(free, (size, -1))
-        block = free.pop(place)[2] if place < len(free) else self._more(size, small)
+        own = (segment for segment in self.segments if segment.small == small)
+        places = ((segment, block) for segment in own for block in segment.blocks)
+        fitting = [(segment, block) for segment, block in places if not block.in_use and block.size >= size]
+        fitting.sort(key=lambda place: (place[1].size, place[1].address))
+        segment, block = fitting[0] if fitting else self._more(size, small)
         rest = block.size - size
         if rest >= _ROUND if small or self.expandable else rest > _SMALL:
-            beyond = MemoryBlock(block.address + size, rest, small, block, block.after)
-            if block.after:
-                block.after.before = beyond
-            block.after, block.size = beyond, size
-            self._insert(beyond)
+            segment.blocks.insert(segment.blocks.index(block) + 1, MemoryBlock(block.address + size, rest))
+            block.size = size
         block.in_use, block.name = True, name
         self.allocated += block.size
         self.peak = max(self.peak, self.allocated)
@@ -88,20 +100,14 @@ class CachingAllocator:
     def free(self, *blocks: MemoryBlock) -> None:
         """Give blocks back; a free neighbour becomes part of the block."""
         for block in blocks:
-            if not block.in_use:
-                raise ValueError(f"{block.name}: given back twice")
             block.in_use = False
             self.allocated -= block.size
-            if block.before and not block.before.in_use:
-                block = self._join(block.before, block)
-            if block.after and not block.after.in_use:
-                block = self._join(block, block.after)
-            self._insert(block)
+            next(segment for segment in self.segments if block in segment.blocks).join_free()
 
     @property
     def reserved(self) -> int:
         """Bytes of all segments: what the GPU has given."""
-        return sum(block.size for first in self.segments for block in blocks_of(first))
+        return sum(block.size for segment in self.segments for block in segment.blocks)
 
     @property
     def stuck(self) -> int:
@@ -111,56 +117,32 @@ class CachingAllocator:
         (``release_blocks``): what is left there are the pages that a free block shares with a tensor.
         """
         left = 0
-        for first in self.segments:
-            blocks = list(blocks_of(first))
-            free = [block for block in blocks if not block.in_use]
-            if self.expandable:
-                left += sum(block.size - self._whole_pages(block, block.address - first.address) for block in free)
-            elif len(free) < len(blocks):
+        for segment in self.segments:
+            free = [block for block in segment.blocks if not block.in_use]
+            if self.expandable or len(free) < len(segment.blocks):
                 left += sum(block.size for block in free)
+            if self.expandable:
+                left -= sum(_whole_pages(block, segment) for block in free)
         return left
 
-    @staticmethod
-    def _whole_pages(block: MemoryBlock, at: int) -> int:
-        """Bytes of the pages that lie in a block, which begins ``at`` so many bytes of its segment."""
-        page = _PAGES[block.small]
-        return max(0, (at + block.size) // page - -(-at // page)) * page
-
-    def _more(self, size: int, small: bool) -> MemoryBlock:
-        if self.expandable:
-            for first in self.segments:
-                if first.small == small:
-                    return self._grown(first, size)
+    def _more(self, size: int, small: bool) -> tuple[Segment, MemoryBlock]:
+        """A free block of a new segment, or of an expandable one that has grown."""
         shared = small or size < _LARGE_MINIMUM or self.expandable
-        whole = rounded(size, _PAGES[small] if shared else _ROUND_LARGE)
-        block = MemoryBlock(self._end, whole, small)
-        self.segments.append(block)
-        self._end += _APART if self.expandable else whole + _ROUND_LARGE
-        return block
+        unit = _PAGES[small] if shared else _ROUND_LARGE
+        for segment in self.segments:
+            if self.expandable and segment.small == small:
+                last = segment.blocks[-1]  # what is free there is the beginning of what is wanted
+                pages = rounded(size - (0 if last.in_use else last.size), unit)
+                segment.blocks.append(MemoryBlock(last.address + last.size, pages))
+                segment.join_free()
+                return segment, segment.blocks[-1]
+        segment = Segment(small, [MemoryBlock(self._end, rounded(size, unit))])
+        self.segments.append(segment)
+        self._end += _APART if self.expandable else rounded(size, unit) + _ROUND_LARGE
+        return segment, segment.blocks[-1]
 
-    def _grown(self, first: MemoryBlock, size: int) -> MemoryBlock:
-        """Whole pages more at the end of an expandable segment.
 
-        A free block there is the beginning of what is wanted.
-        """
-        *_, last = blocks_of(first)
-        had = 0 if last.in_use else last.size
-        pages = rounded(size - had, _PAGES[first.small])
-        block = MemoryBlock(last.address + last.size, pages, first.small, last)
-        last.after = block
-        return self._join(last, block) if had else block
-
-    def _join(self, left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
-        free = self._free[left.small]
-        for block in (left, right):
-            place = bisect_left(free, (block.size, block.address))
-            if place < len(free) and free[place][2] is block:
-                free.pop(place)
-        left.size += right.size
-        left.after = right.after
-        if right.after:
-            right.after.before = left
-        return left
-
-    def _insert(self, block: MemoryBlock) -> None:
-        insort(self._free[block.small], (block.size, block.address, block), key=lambda item: item[:2])
+def _whole_pages(block: MemoryBlock, segment: Segment) -> int:
+    """Bytes of the pages of an expandable segment that lie in a block."""
+    page, at = _PAGES[segment.small], block.address - segment.address
+    return max(0, (at + block.size) // page - -(-at // page)) * page

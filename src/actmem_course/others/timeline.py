@@ -1,13 +1,14 @@
 """When each action of a schedule runs: every action starts as early as its rank and its inputs allow.
 
-Idle time, the memory over time and the drawing are read off it.
+Idle time and the memory over time are read off it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 from actmem.config import ConfigError
 from actmem.formulas.schedule import Action, Schedule, held
@@ -17,31 +18,31 @@ def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) 
     """Raise ConfigError on the first fault: a missing or repeated action, one of another rank, a
     backward before its forward, or a deadlock."""
     for rank, actions in enumerate(ranks):
-        seen: set[Action] = set()
-        for action in actions:
-            if action.kind not in ("F", "B"):
-                raise ConfigError("schedule", f"rank {rank}: kind must be F or B, got {action.kind!r}")
-            if action.rank != rank:
-                raise ConfigError(
-                    "schedule",
-                    f"rank {rank} has {_named(action, num_model_chunks)}, which belongs to rank {action.rank}",
-                )
-            if not (0 <= action.chunk < num_model_chunks and 0 <= action.microbatch < num_microbatches):
-                raise ConfigError(
-                    "schedule", f"rank {rank} has {_named(action, num_model_chunks)}, and there is no such pass"
-                )
-            if action in seen:
-                raise ConfigError("schedule", f"rank {rank} runs {_named(action, num_model_chunks)} twice")
-            if action.kind == "B" and replace(action, kind="F") not in seen:
-                raise ConfigError("schedule", f"rank {rank} runs {_named(action, num_model_chunks)} before its forward")
-            seen.add(action)
-        for microbatch in range(num_microbatches):
-            for chunk in range(num_model_chunks):
-                for kind in "FB":
-                    action = Action(kind, rank, chunk, microbatch)
-                    if action not in seen:
-                        raise ConfigError("schedule", f"rank {rank} never runs {_named(action, num_model_chunks)}")
+        for fault in _faults(rank, actions, num_microbatches, num_model_chunks):
+            raise ConfigError("schedule", f"rank {rank} {fault}")
     timeline(ranks)
+
+
+def _faults(rank: int, actions: list[Action], num_microbatches: int, num_model_chunks: int) -> Iterator[str]:
+    """What is wrong with one rank's actions."""
+    seen: set[Action] = set()
+    for action in actions:
+        name = _named(action, num_model_chunks)
+        if action.kind not in ("F", "B"):
+            yield f"has {name}: kind must be F or B"
+        if action.rank != rank:
+            yield f"has {name}, which belongs to rank {action.rank}"
+        if not (0 <= action.chunk < num_model_chunks and 0 <= action.microbatch < num_microbatches):
+            yield f"has {name}, and there is no such pass"
+        if action in seen:
+            yield f"runs {name} twice"
+        if action.kind == "B" and replace(action, kind="F") not in seen:
+            yield f"runs {name} before its forward"
+        seen.add(action)
+    for microbatch, chunk, kind in product(range(num_microbatches), range(num_model_chunks), "FB"):
+        action = Action(kind, rank, chunk, microbatch)
+        if action not in seen:
+            yield f"never runs {_named(action, num_model_chunks)}"
 
 
 def _named(action: Action, num_model_chunks: int) -> str:
@@ -134,27 +135,3 @@ def memory_curve(
     for span, holds in zip(own, held([span.action for span in own], weight)):
         steps[span.start if span.action.kind == "F" else span.end] = holds
     return sorted(steps.items())
-
-
-def draw(spans: list[Span]) -> str:
-    """The timeline as text: a line for each rank, a column for each unit of time.
-
-    "F3" is the forward pass of microbatch 3, "B3" its backward pass; later columns of the same pass are "--".  If
-    there are several chunks, a letter after the number says which.
-    """
-    chunks = any(span.action.chunk for span in spans)
-
-    def label(action: Action) -> str:
-        return f"{action.kind}{action.microbatch}" + (chr(ord("a") + action.chunk) if chunks else "")
-
-    whole = _end(spans)
-    width = max(len(label(span.action)) for span in spans)
-    lines = []
-    for rank in sorted({span.rank for span in spans}):
-        cells = ["·".ljust(width)] * whole
-        for span in (span for span in spans if span.rank == rank):
-            cells[span.start : span.end] = [label(span.action).ljust(width)] + ["-" * width] * (
-                span.end - span.start - 1
-            )
-        lines.append(f"rank {rank} | " + " ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""One step tensor by tensor, what a FLOP of recomputation frees, and what a larger microbatch then brings."""
+"""One step tensor by tensor, and what a larger microbatch brings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from fractions import Fraction
 from functools import cache
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
-from actmem.formulas.flops import layer_matmuls
+from actmem.formulas.activations import layer_rows
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
@@ -66,44 +65,6 @@ def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment
 
 def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
     return tuple(map(tuple, held))
-
-
-@dataclass(frozen=True)
-class Rebuild:
-    """Tensors that are recomputed together.  how: from what, by what.  flops: of its matmuls."""
-
-    name: str
-    terms: tuple[str, ...]
-    how: str
-    bytes: int
-    flops: int
-
-
-#: Tensors that are recomputed together, how, and the matmuls that this takes.
-_GROUPS = (
-    ("layer-norm outputs", ("QKV projection input", "h→4h input"), "layer norm of its input", ""),
-    ("Q, K, V", ("Q", "K", "V"), "QKV projection", "QKV projection"),
-    ("core attention", CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
-    ("attention projection input", ("attention projection input",), "attention over V", "attention over V"),
-    ("layer-norm 2 input", ("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
-    ("GeLU input", ("GeLU input",), "h→4h", "h→4h"),
-    ("GeLU output", ("4h→h input",), "GeLU of its input", ""),
-    ("block dropout masks", ("attention dropout mask", "MLP dropout mask"), "draw again", ""),
-)
-
-
-def rebuilds(shape: ModelShape) -> list[Rebuild]:
-    """All tensors of a layer except its input, from which the rest is computed; 16 bits, one rank.
-
-    In the order of the forward pass.  Bytes add up to equation 1 without the input's 2sbh,
-    FLOPs to the forward pass without the last matmul, 4h→h, whose output nothing keeps.
-    """
-    matmuls = {"": 0, **layer_matmuls(shape)}
-    sizes = {row.term: row.bytes for row in layer_rows(shape)}
-    return [
-        Rebuild(name, terms, how, sum(sizes[term] for term in terms), matmuls[matmul])
-        for name, terms, how, matmul in _GROUPS
-    ]
 
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:

@@ -27,6 +27,7 @@ from actmem_tools.tape.extrapolate_blocks import (
     SELECTIVE,
     BlockModel,
     Need,
+    Peak,
     Sharded,
     adapter_code,
     recompute_code,
@@ -184,21 +185,32 @@ class OwnModel:
             rows.append(Row("gathered gradients", each * (early + block), source="FSDP2: the head, a block"))
         return rows
 
-    def bill(self, way: Way) -> list[Row]:
-        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy."""
-        need, static = self.need(way), self.static_rows(way)
+    def _at_peak(self, way: Way) -> tuple[list[Row], Peak]:
+        """The fullest moment of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy.
+
+        Returns: what is there beside weights and states, and of a microbatch what it has made besides.
+        """
+        need = self.need(way)
         number, size = self._held_weights(way)
-        copy = Row(
-            "AdamW's copy", size * number * self.optimizer.copies_in_step, source="foreach: the roots of the moments"
-        )
-        gradients = [] if self.num_microbatches(way) > 1 else [Row(GRADIENTS, size * number)]
-        moments = [[*(self._fsdp_rows(in_blocks) if way.sharded else ()), *peak.rows]
-                   for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
-        return [*static, *max([*moments, [*gradients, copy]], key=total)]
+        copied = size * number * self.optimizer.copies_in_step
+        in_step = [Row("AdamW's copy", copied, source="foreach: the roots of the moments")]
+        if self.num_microbatches(way) == 1:
+            in_step.insert(0, Row(GRADIENTS, size * number))
+        moments = [
+            (self._fsdp_rows(in_blocks) if way.sharded else [], peak)
+            for in_blocks, peak in ((False, need.ends), (True, need.blocks))
+        ]
+        return max([*moments, (in_step, Peak(0))], key=lambda moment: total(moment[0]) + moment[1].bytes)
+
+    def bill(self, way: Way) -> list[Row]:
+        """Everything at the peak."""
+        beside, peak = self._at_peak(way)
+        return [*self.static_rows(way), *beside, *peak.rows]
 
     def bytes(self, way: Way) -> int:
         """Of ``bill``."""
-        return total(self.bill(way))
+        beside, peak = self._at_peak(way)
+        return total([*self.static_rows(way), *beside]) + peak.bytes
 
     def fits(self, way: Way) -> bool:
         """Whether it leaves the allowance free."""

@@ -247,14 +247,16 @@ def _solved(
     runs = list(runs)
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
+    most = num_runs or max(12, len(free) + 6)
     for _ in range(100):  # few letters have fewer different sizes
-        if few and len(runs) >= few and _all_known(tape, runs, free):
-            break
         sizes = draw_sizes(tape.letters, rules, rng, fixed, decks)
-        if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
-            drawn.add(tuple(sizes.values()))
-            runs.append((sizes, record(sizes)))
-            _check_structure(runs[0], runs[-1])
+        if tuple(sizes.values()) in drawn:
+            continue
+        if len(runs) >= most or (few and len(runs) >= few and _all_known(tape, runs, free)):
+            break
+        drawn.add(tuple(sizes.values()))
+        runs.append((sizes, record(sizes)))
+        _check_structure(runs[0], runs[-1])
     fit = _Fit([sizes for sizes, _ in runs], free, rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
     # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
@@ -312,13 +314,20 @@ def _text(sizes: Mapping[str, int]) -> str:
 
 def _check_structure(*runs: tuple[dict[str, int], list[Event]]) -> None:
     """Raise NoFormula unless two runs have the same events, whatever their sizes."""
-    without_sizes = [[with_sizes(event, (0,) * len(sizes_of(event))) for event in events] for _, events in runs]
-    for i, both in enumerate(zip_longest(*without_sizes)):
-        if both[0] != both[1]:
+    for i, both in enumerate(zip_longest(*(events for _, events in runs))):
+        if not _is_same(*both):
             what = [f"{_text(sizes)}: {_event_text(event)}" for (sizes, _), event in zip(runs, both)]
             raise NoFormula(
                 "letters", f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}"
             )
+
+
+def _is_same(one: Event | None, other: Event | None) -> bool:
+    """Whether two events differ in sizes only."""
+    if type(one) is not type(other) or one is None or other is None:
+        return False
+    sizes = sizes_of(one)
+    return len(sizes) == len(sizes_of(other)) and with_sizes(other, sizes) == one
 
 
 def _event_text(event: Event | None) -> str:

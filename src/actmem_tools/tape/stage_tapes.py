@@ -17,7 +17,7 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem.rows import Row, by_term, merge
-from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_after, moments, unpacked
+from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_after, moments, unpacked, used_in
 
 #: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
 LAYERS = "layers"
@@ -169,4 +169,6 @@ def stored_tape(family: str, name: str) -> Tape:
 def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
     """A part at these sizes, in the order of the family's letters."""
     tape = stored_tape(family, name)
-    return stage_part_of(*tape.values(dict(zip(tape.letters, sizes))))
+    at = dict(zip(tape.letters, sizes))
+    events = tape.variants[tape.ones(at)]
+    return stage_part_of(events, tape.values(used_in(events), at))

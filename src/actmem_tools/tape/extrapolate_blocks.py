@@ -193,7 +193,7 @@ class Need:
 class BlockModel:
     """A model made of equal blocks: its tapes, and how many elements its weights have.
 
-    tapes: by (blocks that are recomputed, blocks that save everything).
+    tapes: of so many blocks that are recomputed and so many that save everything.
     names: of a tape's storages, by these two numbers and the letters that are 1; those that aren't there have their
         operation's.
     path: where the blocks are, as Python has it after ``model.``.
@@ -206,7 +206,7 @@ class BlockModel:
     shortest, longest: sequence that the model can read and the tapes hold for.
     """
 
-    tapes: Mapping[tuple[int, int], Tape]
+    tapes: Callable[[int, int], Tape]
     path: str
     elements: tuple[Formula, ...]
     element_size: int
@@ -220,7 +220,7 @@ class BlockModel:
     @property
     def letters(self) -> tuple[str, ...]:
         """Of the sizes that ``need`` takes, without the number of blocks."""
-        return self.tapes[0, 1].letters
+        return self.tapes(0, 1).letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Elements of all weights at these sizes.
@@ -248,9 +248,10 @@ class BlockModel:
             on_host: of the recomputed blocks only the one at work has here what it saves.
         """
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
+        fewest = self._moments(*base, at, is_first)  # first: its runs are the shortest
         more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
         more += [(whole - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if whole else []
-        return self._moments(*base, at, is_first).with_more(more, self._head(at), sharded, on_host and again > 0)
+        return fewest.with_more(more, self._head(at), sharded, on_host and again > 0)
 
     def _head(self, at: tuple) -> int:
         """Operations of backward before its first block; the same at all sizes, but for those that are 1.
@@ -258,14 +259,14 @@ class BlockModel:
         What follows the only block of a tape can begin as a block does: of two kinds of blocks the shorter is right.
         """
         sizes = dict(at)
-        pairs = [[self._structure(*each, self.tapes[each].ones(sizes), False) for each in some] for some in _ALIKE]
+        pairs = [[self._structure(*each, self.tapes(*each).ones(sizes), False) for each in some] for some in _ALIKE]
         return min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
 
     @cached_property
     def _structure(self) -> Callable[[int, int, tuple[str, ...], bool], _Structure]:
         return cache(
             lambda again, whole, ones, is_first: _Structure(
-                self.tapes[again, whole].variants[ones], is_first, partial(self.names, again, whole, ones)
+                self.tapes(again, whole).variants[ones], is_first, partial(self.names, again, whole, ones)
             )
         )
 
@@ -274,7 +275,7 @@ class BlockModel:
         """The last that were asked for: searches vary only the number of blocks."""
 
         def made(again: int, whole: int, at: tuple, is_first: bool) -> _Moments:
-            tape, sizes = self.tapes[again, whole], dict(at)
+            tape, sizes = self.tapes(again, whole), dict(at)
             tape.check(sizes)
             structure = self._structure(again, whole, tape.ones(sizes), is_first)
             return _Moments(structure, tape.values(structure.used, sizes))

@@ -94,8 +94,7 @@ def _parser() -> Parser:
         "--recompute",
         action="append",
         metavar="MODE",
-        help="only this mode; may be repeated (default: all of the model's); offload: a Llama's full, layers' inputs "
-        "on the host",
+        help="only this mode; may be repeated (default: all of the model's)",
     )
     layouts.add_argument(
         "--routing",

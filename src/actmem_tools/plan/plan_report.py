@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.config import Parallel
-from actmem.rows import total
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.framework_flags import settings_lines
 from actmem_tools.plan.frameworks import LACKS
@@ -29,7 +28,7 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
 #: What each line of a plan's time is: counted, with an assumed rate.
 SECONDS_SOURCES = {
     "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
-    "recompute": "as compute, for what runs again; copies to the host and back that take longer than a layer",
+    "recompute": "as compute, for what runs again",
     "tensor": "bytes counted, stated bandwidth; of backward's reductions what takes longer than weights' gradients",
     "pipeline": "bytes counted, stated bandwidth, nothing hidden",
     "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
@@ -100,7 +99,6 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
             for part, rows in bill.parts.items()
             for row in rows
         ],
-        "host_bytes": total(bill.host_rows),
         "allowance_bytes": cluster.allowance_bytes,
         "free_bytes": cluster.usable_bytes - bill.bytes,
     }
@@ -242,8 +240,6 @@ def _bill_table(bill: Mapping) -> Table:
     add("together", bill["bytes"])
     add("allowance", bill["allowance_bytes"])
     add("free", bill["free_bytes"])
-    if bill["host_bytes"]:
-        add("on the host, besides", bill["host_bytes"])
     return found
 
 

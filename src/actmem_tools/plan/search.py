@@ -22,7 +22,6 @@ from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
 from actmem.formulas.states import State
 from actmem.rows import Row, total
-from actmem_more.per_tensor_choices import copy_seconds
 from actmem_tools.plan.frameworks import some_framework_runs
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.step_time import (
@@ -46,14 +45,10 @@ _NOT_RUN = "no framework runs this whose settings are printed; --all plans it al
 
 @dataclass(frozen=True)
 class Bill:
-    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank.
-
-    Those on the host are apart.
-    """
+    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank."""
 
     moment: str
     parts: Mapping[str, Sequence[Row]]
-    host_rows: Sequence[Row] = ()
 
     @property
     def bytes(self) -> int:
@@ -220,18 +215,16 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
         return [replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows]
 
     held: dict[str, list[Row]] = {"activations": [], "logits and loss": []}
-    host: list[Row] = []
     for what, count in kept:
         held["logits and loss" if what == "last" else "activations"] += times(
             model.rows(layout.layer_axes, what), count
         )
-        host += times(model.host_rows(layout.layer_axes, what), count)
     *states, buffers = static_rows(model, layout, pipeline_rank).items()
     flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
     rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
     passes = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if flight > 1 else "microbatch"
     moment = f"{rank}, {flight} {passes} in flight"
-    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]), host)
+    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]))
 
 
 #: Microbatches of more sequences than this only hold more.
@@ -435,10 +428,9 @@ class _Search:
         """One layer: forward, recomputation, collectives; and the output layer's forward."""
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
         again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
-        copy = total(self.model.host_rows(layout, recompute)) / self.cluster.device.host_bytes_per_second
         return (
             forward,
-            again + copy_seconds(copy, forward, again),
+            again,
             layer_traffic(self.model, layout, recompute, self.cluster),
             work_seconds(self.model.last_work(layout), self.cluster),
         )

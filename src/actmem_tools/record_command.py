@@ -69,8 +69,8 @@ def _parser() -> Parser:
     add("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
     parser.add_json("the result")
-    viewers = "https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto"
-    add("--snapshot", metavar="FILE", type=writable, help=f"with --step: every allocation, for {viewers}")
+    viewer = "https://pytorch.org/memory_viz"
+    add("--snapshot", metavar="FILE", type=writable, help=f"with --step: every allocation, for {viewer}")
     add("--html", metavar="FILE", type=writable, help="one page with a treemap and, with --step, the curve")
     return parser
 

@@ -8,7 +8,6 @@ allocator did.  A stranger's pickle could run code, so the reader knows no class
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from pathlib import Path
@@ -20,8 +19,6 @@ from actmem.ledger.ledger_tables import SavedTensor
 if TYPE_CHECKING:  # to read needs no torch
     from actmem.ledger.whole_step import StepBill
 
-#: A GPU's allocator rounds each allocation up to a multiple of this.
-GRAIN_BYTES = 512
 _BEFORE = "from before"
 _TORCH = f"{os.sep}torch{os.sep}"
 
@@ -106,16 +103,13 @@ def _row(size: int, frames: list, kind: str) -> dict[str, Any]:
 
 
 def write_snapshot(bill: StepBill, path: str) -> None:
-    """Write a step's storages: a ``.json`` file as https://ui.perfetto.dev reads it, others as https://pytorch.org/memory_viz.
+    """Write a step's storages as https://pytorch.org/memory_viz reads them.
 
     Times are the moments of ``bill.curve``, as microseconds; an address is used once.
     """
     try:
         with open(path, "wb") as file:
-            if path.endswith(".json"):
-                file.write(json.dumps(_trace(bill)).encode())
-            else:
-                pickle.dump(_snapshot(bill), file)
+            pickle.dump(_snapshot(bill), file)
     except OSError as error:
         raise ConfigError(f"cannot write {path}", error.strerror or "") from error
 
@@ -144,15 +138,3 @@ def _snapshot(bill: StepBill) -> dict[str, Any]:
     segment |= {"is_expandable": False, "frames": [], "blocks": blocks}
     trace = [event for _, _, event in sorted(events, key=lambda one: one[:2])]
     return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
-
-
-def _trace(bill: StepBill) -> dict[str, Any]:
-    ends = [start for _, start in bill.phases[1:]] + [len(bill.curve)]
-    spans = [
-        {"ph": "X", "name": name, "ts": start, "dur": end - start, "pid": 0, "tid": 0}
-        for (name, start), end in zip(bill.phases, ends)
-    ]
-    counts = [
-        {"ph": "C", "name": "live bytes", "ts": i, "pid": 0, "args": {"B": size}} for i, size in enumerate(bill.curve)
-    ]
-    return {"traceEvents": spans + counts}

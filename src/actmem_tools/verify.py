@@ -123,9 +123,7 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     n = min(plan.num_microbatches, 4 * p)
     ranks = one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
-    layer, first, last = (
-        total(on_cpu.rows(layout, what)) for what in (plan.recompute, "first", "last")
-    )
+    layer, first, last = (total(on_cpu.rows(layout, what)) for what in (plan.recompute, "first", "last"))
     sizes = [
         len(layers) * layer + (first if layers.start == 0 else 0) + (last if layers.stop == model.num_layers else 0)
         for layers in chunks

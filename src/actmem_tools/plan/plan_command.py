@@ -120,7 +120,8 @@ def _parser() -> Parser:
         "--again",
         metavar="mlp,…",
         help="parts of a block that may be recomputed, besides all of it; operations: matmuls and attention saved, the "
-        "rest recomputed; offload: all of it, its input on the host",
+        "rest recomputed; every-second-matmul: attention and every second matmul saved, as torchtitan has it; offload: "
+        "all of it, its input on the host",
     )
     own.add_argument("--loss", help="of a configuration: whole (the default), or chunked: eight chunks")
     own.add_argument("--lora", type=int, metavar="RANK", help="adapters beside the blocks' frozen linears")

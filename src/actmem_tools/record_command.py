@@ -23,7 +23,7 @@ from actmem_tools.command_line import Parser, one_line, writable, write
 from actmem_tools.diagnosis import findings
 from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
-from actmem_tools.snapshot import is_snapshot, read_snapshot, write_snapshot
+from actmem_tools.snapshot import is_snapshot, read_snapshot
 from actmem_tools.tape.evaluate import parsed_sizes
 from actmem_tools.torch_private import memory_snapshot
 
@@ -70,15 +70,15 @@ def _parser() -> Parser:
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
     parser.add_json("the result")
     viewer = "https://pytorch.org/memory_viz"
-    add("--snapshot", metavar="FILE", type=writable, help=f"with --step: every allocation, for {viewer}")
+    add("--snapshot", metavar="FILE", type=writable, help=f"with --step, on a GPU: every allocation, for {viewer}")
     add("--html", metavar="FILE", type=writable, help="one page with a treemap and, with --step, the curve")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
     _check_device(options)
-    if options.snapshot and not options.step:
-        raise ConfigError("snapshot", "needs --step")
+    if options.snapshot and not (options.step and options.device == "cuda"):
+        raise ConfigError("snapshot", "needs --step --device cuda")
     if options.capability and not (options.fake and options.device == "cuda"):
         raise ConfigError("capability", "needs --fake --device cuda")
     files = [file for file in (options.json, options.html, options.snapshot) if file]
@@ -159,13 +159,8 @@ def _second_step(
         optimizer.zero_grad()
     if not options.snapshot:
         return step(model, inputs, loss, optimizer)
-    file = _of_this_rank(options.snapshot)
-    if options.device == "cuda" and not options.fake:
-        with memory_snapshot(file):
-            return step(model, inputs, loss, optimizer)
-    bill = step(model, inputs, loss, optimizer)
-    write_snapshot(bill, file)
-    return bill
+    with memory_snapshot(_of_this_rank(options.snapshot)):
+        return step(model, inputs, loss, optimizer)
 
 
 def _step_notes(model: torch.nn.Module, ledger: Ledger, options: argparse.Namespace) -> list[str]:

@@ -1,6 +1,4 @@
-"""Allocations as ``torch.cuda.memory._dump_snapshot`` writes them.
-
-Reads a file of a GPU, and writes a step's own in the same form.
+"""Read allocations of a GPU as ``torch.cuda.memory._dump_snapshot`` writes them.
 
 A snapshot is a pickle of plain values: segments with their blocks at the end, and of each device the trace of what its
 allocator did.  A stranger's pickle could run code, so the reader knows no class and no function at all.
@@ -11,13 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from actmem.config import ConfigError
 from actmem.ledger.ledger_tables import SavedTensor
-
-if TYPE_CHECKING:  # to read needs no torch
-    from actmem.ledger.whole_step import StepBill
 
 _BEFORE = "from before"
 _TORCH = f"{os.sep}torch{os.sep}"
@@ -100,41 +95,3 @@ def _row(size: int, frames: list, kind: str) -> dict[str, Any]:
     theirs = next((frame for frame in python if _TORCH not in str(frame["filename"])), None)
     line = f"{os.path.basename(str(theirs['filename']))}:{theirs['line']}" if theirs else ""
     return SavedTensor("", op, "", (size,), "uint8", size, line, kind).as_dict()
-
-
-def write_snapshot(bill: StepBill, path: str) -> None:
-    """Write a step's storages as https://pytorch.org/memory_viz reads them.
-
-    Times are the moments of ``bill.curve``, as microseconds; an address is used once.
-    """
-    try:
-        with open(path, "wb") as file:
-            pickle.dump(_snapshot(bill), file)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}", error.strerror or "") from error
-
-
-def _snapshot(bill: StepBill) -> dict[str, Any]:
-    events: list[tuple[int, int, dict[str, Any]]] = []
-    blocks, end = [], 0
-    for row, sizes in bill.lives:
-        frames = [{"name": f"{row.name} {'×'.join(map(str, row.shape))} {row.dtype}", "filename": row.kind, "line": 0}]
-        ends = [*(moment for moment, _ in sizes[1:]), None]
-        for (born, size), last in zip(sizes, ends):
-            if not size:
-                continue
-            own = {"addr": end, "size": size, "stream": 0, "frames": frames}
-            events.append((born, 1, {"action": "alloc", **own, "time_us": born}))
-            if last is not None:
-                events += [
-                    (last, 0, {"action": f"free_{what}", **own, "time_us": last}) for what in ("requested", "completed")
-                ]
-            state = "inactive" if last is not None else "active_allocated"
-            blocks.append({"address": end, "size": size, "requested_size": size, "state": state, "frames": frames})
-            end += size
-    alive = sum(sizes[-1][1] for _, sizes in bill.lives)
-    segment: dict[str, Any] = {"address": 0, "total_size": end, "allocated_size": alive, "active_size": alive}
-    segment |= {"requested_size": alive, "stream": 0, "device": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
-    segment |= {"is_expandable": False, "frames": [], "blocks": blocks}
-    trace = [event for _, _, event in sorted(events, key=lambda one: one[:2])]
-    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}

@@ -119,7 +119,6 @@ BAD = {
     f"{HERE}:tiny --at s=9": "s: the factory takes none of s, seq_length",
     f"{HERE}:layer --at s=0": "s: must be at least 1",
     f"{HERE}:tiny --html /no/such/folder/x.html": "argument --html: cannot write /no/such/folder/x.html: not in a directory",
-    f"{HERE}:tiny --snapshot x": "snapshot: needs --step --device cuda",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --at s=१२": "at: must be sizes as s=200,b=3",
     f"{HERE}:tiny --json x --html ./x": "json: each result needs a file of its own",

@@ -8,10 +8,22 @@ import torch
 import torch.nn.functional as F
 
 from actmem.config import ConfigError
+from actmem.rows import Row
 from actmem_course.lab_tools.machine import local_rank
 from actmem_more.llama_shape import LlamaShape
-from actmem_tools.attention_kernels import FLASH_WIDTH, KERNEL_NODES, AttentionCall, attention_kernel
+from actmem_tools.attention_kernels import FLASH_WIDTH, AttentionCall, attention_kernel
 from actmem_tools.no_device import H100, gpu_of_this_build
+
+#: kernel → the node that autograd records for it; math is composed of others.
+KERNEL_NODES = {
+    "flash": "ScaledDotProductFlashAttention",
+    "memory-efficient": "ScaledDotProductEfficientAttention",
+    "cuDNN": "ScaledDotProductCudnnAttention",
+}
+#: Seed and offset of the dropout, which all but math keep even where there is none.
+SEED_BYTES = {"flash": 24, "memory-efficient": 16, "cuDNN": 16}
+#: Queries of which the memory-efficient kernel's backward reads a block of log-sum-exps.
+_LOG_SUM_EXP_BLOCK = 32
 
 
 def kernel_by_table(shape: LlamaShape, dtype: torch.dtype) -> str:
@@ -54,6 +66,22 @@ def _no_fused_kernel(shape: LlamaShape, dtype: torch.dtype, gpu: str) -> ConfigE
     heads = f"{shape.num_attention_heads} query and {shape.num_key_value_heads} key heads of {shape.d}"
     rule = f"{_name(dtype)} with {heads} has no fused attention kernel on {gpu}, which would keep the scores"
     return ConfigError("dtype", f"{rule}: no formula here (--device cpu has one)")
+
+
+def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: int, split_by: int = 1) -> list[Row]:
+    """What a fused kernel keeps of unpadded heads beyond Q, K, V, its output and 4 bytes a query, on one rank.
+
+    num_heads: of this rank.  Raises ValueError on "math", which keeps the scores.
+    """
+    if kernel == "math":
+        raise ValueError("math keeps the scores: it has no rows here")
+    reason = f"the {kernel} kernel keeps its random numbers' seed and offset, with no dropout too"
+    rows = [Row("attention seed", SEED_BYTES[kernel], 1, f"{kernel} attention", reason)]
+    if kernel == "memory-efficient" and (missing := -num_queries % _LOG_SUM_EXP_BLOCK):
+        padding = 4 * batch_size * num_heads * missing
+        reason = f"padded to a multiple of {_LOG_SUM_EXP_BLOCK} queries"
+        rows.append(Row("log-sum-exp", padding, split_by, f"{kernel} attention", reason))
+    return rows
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -70,70 +70,67 @@ def model_tape(
     return tape_of(load_model.load_factory(target), Runs(letters, rules), fixed, dtype)
 
 
-def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
-    """The tape of a factory's model, by the names of what autograd keeps.
-
-    more_sizes: what else the factory takes.
-    """
-    tape = _solved_tape(factory, runs, more_sizes, dtype, _as_it_is, None)
-    for ones, events in tape.variants.items():
-        names = _names(factory, runs, more_sizes, dtype, _as_it_is, ones)
-        events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
-    return tape
-
-
 def _as_it_is(model: nn.Module) -> None:
     """Change nothing."""
 
 
-def _solved_tape(
-    factory: Factory,
-    runs: Runs,
-    more_sizes: Mapping[str, int],
-    dtype: str,
-    prepare: Prepare,
-    known: list[Formula] | None,
-) -> Tape:
-    """The tape of a factory's model after ``prepare(model)``, by the names of operations.  known: see ``solve``.
+@dataclass(frozen=True)
+class _Model:
+    """A factory's model.  more_sizes: what the factory takes beside a run's sizes.  prepare: changes the model."""
 
-    Unless one of the runs is at sizes asked for, one more run checks the formulas at larger sizes.
-    """
+    factory: Factory
+    more_sizes: Mapping[str, int]
+    dtype: str
+    prepare: Prepare = _as_it_is
 
-    def recorded(sizes: dict[str, int]) -> list[Event]:
-        shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+    def events(
+        self, sizes: Mapping[str, int], names: dict[int, str] | None = None, is_first: bool = False
+    ) -> list[Event]:
+        """See ``run_factory``."""
+        return run_factory(self.factory, {**sizes, **self.more_sizes}, self.dtype, names, self.prepare, is_first)
+
+    def names(self, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
+        """The ledger's names of what autograd keeps, by the numbers of storages; for sizes where ``ones`` are 1."""
+        names: dict[int, str] = {}
+        self.events(runs.draw(random.Random(0), ones), names)
+        return names
+
+    def tape(self, runs: Runs, known: list[Formula] | None = None) -> Tape:
+        """Its tape, by the names of operations.  known: see ``solve``.
+
+        Unless one of the runs is at sizes asked for, one more run checks the formulas at larger sizes.
+        """
+
+        def recorded(sizes: dict[str, int]) -> list[Event]:
+            shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+            try:
+                return self.events(sizes)
+            except NoFormula:
+                raise
+            except ConfigError as error:
+                helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
+                raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the runs are tiny
         try:
-            return run_factory(factory, {**sizes, **more_sizes}, dtype, prepare=prepare)
-        except NoFormula:
-            raise
-        except ConfigError as error:
-            helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
-            raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the runs are tiny
-    try:
-        is_first = not known  # later tapes have the same formulas
-        tape = solve(recorded, runs, known)
-        if is_first and not runs.at:
-            check_larger(tape, recorded, runs.rules)
-        return tape
-    finally:
-        torch.set_num_threads(threads)
+            is_first = not known  # later tapes have the same formulas
+            tape = solve(recorded, runs, known)
+            if is_first and not runs.at:
+                check_larger(tape, recorded, runs.rules)
+            return tape
+        finally:
+            torch.set_num_threads(threads)
 
 
-def _names(
-    factory: Factory,
-    runs: Runs,
-    more_sizes: Mapping[str, int],
-    dtype: str,
-    prepare: Prepare,
-    ones: Sequence[str],
-) -> dict[int, str]:
-    """The ledger's names of what autograd keeps, by the numbers of storages; for sizes where ``ones`` are 1."""
-    names: dict[int, str] = {}
-    sizes = runs.draw(random.Random(0), ones)
-    run_factory(factory, {**sizes, **more_sizes}, dtype, names, prepare)
-    return names
+def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
+    """The tape of a factory's model, by the names of what autograd keeps.  more_sizes: what else the factory takes."""
+    model = _Model(factory, more_sizes, dtype)
+    tape = model.tape(runs)
+    for ones, events in tape.variants.items():
+        names = model.names(runs, ones)
+        events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
+    return tape
 
 
 def _built(factory: Factory, sizes: Mapping[str, int], dtype: str) -> tuple[nn.Module, Any]:
@@ -225,12 +222,14 @@ def solved_blocks(
     def prepare(part: str, again: int, model: nn.Module) -> None:
         exec(recompute_code(path, order.num_layers(again), part), {"model": model})
 
+    def model_of(part: str, again: int, whole: int) -> _Model:
+        return _Model(factory, {_BLOCKS: again + whole}, dtype, partial(prepare, part, again))
+
     @cache
     def solved(part: str, again: int, whole: int) -> Tape:
-        ready = partial(prepare, part, again)
         show_progress(f"solving {again + whole} blocks, of which {again} run again")
         with _running(fake):
-            return _solved_tape(factory, runs, {_BLOCKS: again + whole}, dtype, ready, known)
+            return model_of(part, again, whole).tape(runs, known)
 
     def tape(part: str, again: int, whole: int) -> Tape:
         found_tape = solved(part if again else parts[0], again, whole)
@@ -242,14 +241,13 @@ def solved_blocks(
     @cache
     def names(part: str, again: int, whole: int, ones: tuple[str, ...]) -> dict[int, str]:
         with _running(fake):
-            return _names(factory, runs, {_BLOCKS: again + whole}, dtype, partial(prepare, part, again), ones)
+            return model_of(part, again, whole).names(runs, ones)
 
     def check(part: str, again: int, whole: int) -> None:
         if config and again + whole > config.num_blocks:
             return
         with _running(fake):
-            more = {**sizes, _BLOCKS: again + whole}
-            events = run_factory(factory, more, dtype, prepare=partial(prepare, part, again), is_first=True)
+            events = model_of(part, again, whole).events(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
         real = read_events(events).kept_bytes, max(live)
         need = found[part].need(sizes, again, whole, is_first=True)

@@ -50,16 +50,6 @@ _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in list(model.{path}.children())[:{again}]:
     {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
-#: The part that is all of a block, with its input on the host until it is recomputed; and its code.
-OFFLOAD = "offload"
-_RECOMPUTE_OFFLOADED = """from functools import partial
-from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import checkpoint
-def on_host(forward, *args, **kwargs):
-    with save_on_cpu(pin_memory=True):
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-for block in list(model.{path}.children())[:{again}]:
-    block.forward = partial(on_host, block.forward)"""
 _RECOMPUTE_SELECTIVE = """from collections import Counter
 from functools import partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -128,11 +118,8 @@ def recompute_code(path: str, again: int, part: str) -> str:
     Args:
         path: where the blocks are in the model.
         again: how many of them are recomputed.
-        part: ``""`` for all of a block; ``offload`` for all of it with its input on the host; one of ``SELECTIVE``; or
-            the name of a module in it.
+        part: ``""`` for all of a block; one of ``SELECTIVE``; or the name of a module in it.
     """
-    if part == OFFLOAD:
-        return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
     if part in SELECTIVE:
         return _RECOMPUTE_SELECTIVE.format(path=path, again=again, saved=SELECTIVE[part][1])
     return _RECOMPUTE.format(path=path, again=again, part=f"block.{place_of(part)}" if part else "block")
@@ -238,20 +225,18 @@ class BlockModel:
         whole: int,
         is_first: bool = False,
         sharded: Sharded = Sharded(),
-        on_host: bool = False,
     ) -> Need:
         """A microbatch of ``again`` blocks that are recomputed, the first ones, and ``whole`` that save everything.
 
         Args:
             is_first: of the step, so that gradients are what it makes.
             sharded: bytes of a block's weights and gradients under FSDP2.
-            on_host: of the recomputed blocks only the one at work has here what it saves.
         """
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
         fewest = self._moments(*base, at, is_first)  # first: its runs are the shortest
         more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
         more += [(whole - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if whole else []
-        return fewest.with_more(more, self._head(at), sharded, on_host and again > 0)
+        return fewest.with_more(more, self._head(at), sharded)
 
     def _head(self, at: tuple) -> int:
         """Operations of backward before its first block; the same at all sizes, but for those that are 1.
@@ -349,7 +334,7 @@ class _Moments:
         self.kept = live[structure.end]
         self.left = live[-1]  # at the end: gradients, in the first microbatch
 
-    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded, on_host: bool) -> Need:
+    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded) -> Need:
         """What the step needs with further blocks.
 
         Args:
@@ -357,7 +342,6 @@ class _Moments:
                 of them.
             head: operations of backward before its first block.
             sharded: see ``BlockModel.need``.
-            on_host: the first kind waits there.
         """
         added = [other.kept - self.kept for _, other in more]
         done = [other.left - self.left + sharded.part for _, other in more]
@@ -366,16 +350,15 @@ class _Moments:
         def consider(in_blocks: bool, tape: _Moments, fullest: tuple[int, int], waiting: list[int], ran: list[int],
                      inside: int) -> None:  # fmt: skip
             """inside: of the tape's own blocks those that have run."""
-            here = [0, *waiting[1:]] if on_host else waiting
             others = {GRADIENTS: inside * sharded.part + sum(number * each for number, each in zip(ran, done))}
             if inside or any(ran):
                 others["float32 gradients"] = sharded.gradients
             if in_blocks and inside + sum(ran) + 1 < sum(numbers) + num_own:
                 others["gathered weights"] = sharded.weights
             live, place = fullest
-            live += sum(number * each for number, each in zip(here, added)) + sum(others.values())
+            live += sum(number * each for number, each in zip(waiting, added)) + sum(others.values())
             if in_blocks not in found or live > found[in_blocks].bytes:
-                found[in_blocks] = _Moment(live, tape, place, here, others)
+                found[in_blocks] = _Moment(live, tape, place, waiting, others)
 
         numbers, none, num_own = [number for number, _ in more], [0 for _ in more], len(more)
         # In forward only what all tapes end with is known to come last.
@@ -405,7 +388,7 @@ class _Moments:
             each = self._total(name)
             return each + sum(number * (other._total(name) - each) for number, other in more)
 
-        kept = self.kept + sum(number * each for number, each in [*zip(numbers, added)][on_host:])
+        kept = self.kept + sum(number * each for number, each in zip(numbers, added))
         ends_peak, blocks_peak = (
             Peak(found[in_blocks].bytes, partial(self._with_rows, more, found[in_blocks]))
             if in_blocks in found

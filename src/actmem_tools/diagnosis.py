@@ -17,7 +17,6 @@ from typing import Any
 
 from actmem.config import ConfigError
 from actmem.ledger.ledger_tables import SavedTensor, rows_of_file, rows_text
-from actmem.rows import total
 from actmem_tools.command_line import Parser
 
 Rows = list[SavedTensor]
@@ -41,8 +40,12 @@ def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
         kept = rule(rows)
         floor = floor_of(kept)
         here = [row for row in kept if row.device == "cpu" and row.op in _FUSED_ON_GPUS]
-        found.append(Finding(waste, total(kept) - floor, floor, text + (_ON_CPU if here and here == kept else "")))
+        found.append(Finding(waste, _size(kept) - floor, floor, text + (_ON_CPU if here and here == kept else "")))
     return sorted((one for one in found if one.bytes), key=lambda one: -one.bytes)
+
+
+def _size(rows: Rows) -> int:
+    return sum(row.bytes for row in rows)
 
 
 def _by_module(rows: Rows) -> list[Rows]:
@@ -118,7 +121,7 @@ _OF_GATES = (
 _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ...] = (
     ("GeLU in several operations", _gelu, lambda rows: sum(map(_largest, _by_module(rows))),
      "Each operation keeps its own tensors; F.gelu keeps its input alone."),
-    ("norms in float32", _norm, lambda rows: total(rows) // 2,
+    ("norms in float32", _norm, lambda rows: _size(rows) // 2,
      "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a "
      "token."),
     ("attention that keeps s²",
@@ -190,10 +193,10 @@ def diff_text(before: Rows, after: Rows) -> str:
     Rows are equal in module, operation, argument, shape, dtype, bytes and kind.  A tensor that another operation saves
     now (first a layer norm, then a checkpoint) went and came.
     """
-    sizes = total(before), total(after)
+    sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
     went, came = _without(before, after), _without(after, before)
     for name, rows in (("went", went), ("came", came), ("stayed", _without(before, went))):
-        head = f"{name}: {len(rows)} tensors, {total(rows):,} B"
+        head = f"{name}: {len(rows)} tensors, {_size(rows):,} B"
         parts.append(head + (f"\n{rows_text(rows, len(rows))}" if rows else ""))
     return "\n\n".join(parts)

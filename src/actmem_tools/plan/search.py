@@ -502,6 +502,6 @@ class _Search:
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
-def bill_of(model: PlannedModel, plan: Plan | Refused) -> Bill:
+def bill_of(model: PlannedModel, plan: Counted) -> Bill:
     """The plan's bill on its fullest rank, line by line."""
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

@@ -25,7 +25,7 @@ from gpu_steps.allocator import measure_reserved
 from gpu_steps.kernels import CALLS, measure_kernels
 from gpu_steps.layer_bytes import measure_layer_bytes
 from gpu_steps.session import NO_TIME, Session
-from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_snapshot, measure_stranger
+from gpu_steps.strangers import QUICK, STEPS, Predictions, measure_stranger
 from gpu_steps.times import matmul_rate, measure_modes, measure_table4
 from gpu_steps.wall import LADDER, climb
 from measure_peers import measure_peers
@@ -140,8 +140,6 @@ def measure_others(session: Session, args: Namespace, predictions: Predictions, 
         measure = partial(measure_stranger, name, sizes, args.device, predictions, wait)
         session.step("strangers", f"{name} {sizes}", measure)
     if args.device == "cuda":
-        name, sizes = steps[0]
-        session.step("snapshot", name, partial(measure_snapshot, name, sizes, predictions, 90))
         torch.cuda.memory._set_allocator_settings("expandable_segments:False")
     with emulated_rank(RANKS, device=args.device, real_tensors=True):
         shape = TINY if args.quick else PAPER_MODELS["22B"].shape

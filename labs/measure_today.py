@@ -21,7 +21,7 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments
 from actmem_course.files import check_files
-from actmem_course.lab_tools.gpu_kernel import kernel_here
+from actmem_course.lab_tools.gpu_kernel import attention_rows, kernel_here
 from actmem_course.lab_tools.layer_bytes import layer_row, print_layers, ranks_in_words
 from actmem_course.lab_tools.machine import first_that_fits
 from actmem_course.lab_tools.options import add_dtype_argument, lab_parser
@@ -33,7 +33,6 @@ from actmem_more.llama import LlamaLayer
 from actmem_more.llama_measured import measure_llama_layer
 from actmem_more.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, LlamaShape, llama_shape, own_context_shape
 from actmem_more.llama_terms import forced_routed_tokens, llama_rows
-from actmem_tools.attention_kernels import attention_rows
 
 SIZES = {
     "seq_length": "tokens of one sequence (s)",

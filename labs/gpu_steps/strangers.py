@@ -35,10 +35,9 @@ class Predictions:
         self.folder, self.device, self.memory_gib = Path(mkdtemp()), device, memory_gib
         self._running: dict[str, subprocess.Popen] = {}
 
-    def start_record(self, name: str, sizes: str, fake: bool = True) -> None:
-        """The peak of a warm step on fake tensors, or on real ones with a snapshot of the allocator."""
-        options = ["--fake"] if fake else ["--snapshot", str(self.folder / f"{_key(name, sizes)}.pickle")]
-        key = f"record {'fake' if fake else 'real'} {_key(name, sizes)}"
+    def start_record(self, name: str, sizes: str) -> None:
+        """The peak of a warm step on fake tensors."""
+        key = f"record fake {_key(name, sizes)}"
         self._start(
             key,
             "record",
@@ -50,7 +49,7 @@ class Predictions:
             "bfloat16",
             "--at",
             sizes,
-            *options,
+            "--fake",
         )
 
     def start_plan(self, name: str, sizes: str) -> None:
@@ -60,10 +59,6 @@ class Predictions:
             f"plan {_key(name, sizes)}",
             "plan", f"{MODELS}:{name}", "--at", f"{sizes}{own}", "--memory", f"{self.memory_gib:.0f}",
         )  # fmt: skip
-
-    def start_read(self, name: str, sizes: str) -> None:
-        """What ``record`` reads out of the snapshot of a real step."""
-        self._start(f"read {_key(name, sizes)}", "record", str(self.folder / f"{_key(name, sizes)}.pickle"))
 
     def result(self, key: str, timeout: float) -> dict[str, Any]:
         """The JSON of a process that was started, or ``{"error": why}``."""
@@ -149,21 +144,6 @@ def measure_stranger(name: str, sizes: str, device: str, predictions: Prediction
         plan = predictions.result(f"plan {_key(name, sizes)}", seconds)
         found["plan"] = plan if "error" in plan else _plan_summary(plan)
     return found
-
-
-def measure_snapshot(name: str, sizes: str, predictions: Predictions, seconds: float) -> dict[str, Any]:
-    """A real step under ``record --snapshot``, then the snapshot read back by ``record``: three peaks of one step."""
-    predictions.start_record(name, sizes, fake=False)
-    real = predictions.result(f"record real {_key(name, sizes)}", seconds)
-    if "error" in real:
-        return {"sizes": sizes, "record_real": real}
-    predictions.start_read(name, sizes)
-    read = predictions.result(f"read {_key(name, sizes)}", seconds)
-    snapshot = predictions.folder / f"{_key(name, sizes)}.pickle"
-    return {
-        "sizes": sizes, "record_real": _summary(real), "snapshot_read": _summary(read),
-        "snapshot_file_bytes": snapshot.stat().st_size,
-    }  # fmt: skip
 
 
 def _summary(result: dict[str, Any]) -> dict[str, Any]:

@@ -33,18 +33,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.rows import Row
-
-#: kernel → the node that autograd records for it; math is composed of others.
-KERNEL_NODES = {
-    "flash": "ScaledDotProductFlashAttention",
-    "memory-efficient": "ScaledDotProductEfficientAttention",
-    "cuDNN": "ScaledDotProductCudnnAttention",
-}
-#: Seed and offset of the dropout, which all but math keep even where there is none.
-SEED_BYTES = {"flash": 24, "memory-efficient": 16, "cuDNN": 16}
-#: Queries of which the memory-efficient kernel's backward reads a block of log-sum-exps.
-_LOG_SUM_EXP_BLOCK = 32
 #: The flash kernel's heads are padded to a multiple of this.
 FLASH_WIDTH = 8
 _SIXTEEN_BITS = ("float16", "bfloat16")
@@ -87,7 +75,7 @@ class AttentionCall:
 
 
 def attention_kernel(gpu: Gpu, call: AttentionCall) -> str:
-    """The kernel that runs the call in training: one of KERNEL_NODES, or "math"."""
+    """The kernel that runs the call in training: "cuDNN", "flash", "memory-efficient" or "math"."""
     if gpu.ranks_cudnn_first and _cudnn_runs(gpu, call):
         return "cuDNN"
     if _flash_runs(gpu, call):
@@ -132,19 +120,3 @@ def _memory_efficient_runs(gpu: Gpu, call: AttentionCall) -> bool:
     step = (8 if call.dtype in _SIXTEEN_BITS else 4) if tensor_cores else 1
     grouped = call.num_heads != call.num_key_value_heads
     return not (call.head_size % step or call.value_size % step or grouped and gpu.torch < (2, 14))
-
-
-def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: int, split_by: int = 1) -> list[Row]:
-    """What a fused kernel keeps of unpadded heads beyond Q, K, V, its output and 4 bytes a query, on one rank.
-
-    num_heads: of this rank.  Raises ValueError on "math", which keeps the scores.
-    """
-    if kernel == "math":
-        raise ValueError("math keeps the scores: it has no rows here")
-    reason = f"the {kernel} kernel keeps its random numbers' seed and offset, with no dropout too"
-    rows = [Row("attention seed", SEED_BYTES[kernel], 1, f"{kernel} attention", reason)]
-    if kernel == "memory-efficient" and (missing := -num_queries % _LOG_SUM_EXP_BLOCK):
-        padding = 4 * batch_size * num_heads * missing
-        reason = f"padded to a multiple of {_LOG_SUM_EXP_BLOCK} queries"
-        rows.append(Row("log-sum-exp", padding, split_by, f"{kernel} attention", reason))
-    return rows

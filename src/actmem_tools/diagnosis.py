@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actmem.config import ConfigError
 from actmem.ledger.ledger_tables import SavedTensor, rows_of_file, rows_text
 from actmem_tools.command_line import Parser
-from actmem_tools.snapshot import GRAIN_BYTES, is_snapshot, read_snapshot
 
 Rows = list[SavedTensor]
 
@@ -154,28 +152,20 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 def main(argv: list[str]) -> int:
     """Run the command; 2 and one line on bad input."""
-    parser = Parser("diff", "Compare two files of `record --json FILE`, or of torch.cuda.memory._dump_snapshot.")
+    parser = Parser("diff", "Compare two files of `record --json FILE`.")
     parser.add_argument("before")
     parser.add_argument("after")
 
     def run(options: Any) -> int:
-        before, after = _read(options.before), _read(options.after)
-        was_seen = is_snapshot(options.before), is_snapshot(options.after)
-        name = "peak" if all("peak" in result for result in (before, after)) and any(was_seen) else "rows"
-        rows = rows_of_file(before[name]), rows_of_file(after[name])
-        print(seen_text(*rows, name) if was_seen == (False, True) else diff_text(*rows))
+        print(diff_text(_read(options.before), _read(options.after)))
         return 0
 
     return parser.run(argv, run)
 
 
-def _read(path: str) -> dict[str, Any]:
-    if is_snapshot(path):
-        return read_snapshot(path)
+def _read(path: str) -> Rows:
     try:
-        result = json.loads(Path(path).read_text(encoding="utf-8"))
-        rows_of_file([*result["rows"], *result.get("peak", ())])  # all fields are there
-        return result
+        return rows_of_file(json.loads(Path(path).read_text(encoding="utf-8"))["rows"])
     except OSError as error:
         raise ConfigError(path, error.strerror or "can't be read") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -186,32 +176,15 @@ def _key(row: SavedTensor) -> tuple:
     return row.module, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind
 
 
-def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any] = _key) -> Rows:
+def _without(rows: Rows, others: Rows) -> Rows:
     """The rows that have no equal among ``others``, each of which takes one."""
-    left = Counter(map(key, others))
+    left = Counter(map(_key, others))
     rest = []
     for row in rows:
-        left[key(row)] -= 1
-        if left[key(row)] < 0:
+        left[_key(row)] -= 1
+        if left[_key(row)] < 0:
             rest.append(row)
     return rest
-
-
-def seen_text(predicted: Rows, seen: Rows, name: str) -> str:
-    """Predicted allocations against those that a GPU made, matched by their bytes, which its allocator rounds up.
-
-    name: "peak" if they are those of both peaks, else they are alive at the end.
-    """
-    predicted = [replace(row, bytes=-(-row.bytes // GRAIN_BYTES) * GRAIN_BYTES) for row in predicted if row.bytes]
-    by_bytes = attrgetter("bytes")
-    missing, more = _without(predicted, seen, by_bytes), _without(seen, predicted, by_bytes)
-    place = "at the peak" if name == "peak" else "at the end"
-    parts = [f"{_size(predicted) - _size(missing):,} B are predicted and seen, {place}"]
-    for what, rows in (("predicted and not seen", missing), ("seen and not predicted", more)):
-        parts.append(
-            f"{what}: {len(rows)} allocations, {_size(rows):,} B" + (f"\n{rows_text(rows, len(rows))}" if rows else "")
-        )
-    return "\n".join(parts)
 
 
 def diff_text(before: Rows, after: Rows) -> str:
@@ -224,9 +197,6 @@ def diff_text(before: Rows, after: Rows) -> str:
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
     went, came = _without(before, after), _without(after, before)
     for name, rows in (("went", went), ("came", came), ("stayed", _without(before, went))):
-        parts.append(_head(name, rows) + (f"\n{rows_text(rows, len(rows))}" if rows else ""))
+        head = f"{name}: {len(rows)} tensors, {_size(rows):,} B"
+        parts.append(head + (f"\n{rows_text(rows, len(rows))}" if rows else ""))
     return "\n\n".join(parts)
-
-
-def _head(name: str, rows: Rows) -> str:
-    return f"{name}: {len(rows)} tensors, {_size(rows):,} B"

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, check_size
-from actmem.ledger.ledger_tables import bill_text, ledger_text, readable_size, rows_of_file, rows_text
+from actmem.ledger.ledger_tables import bill_text, ledger_text, readable_size
 from actmem.ledger.recorder import Ledger, record
 from actmem.ledger.save_sites import is_compiled
 from actmem.ledger.whole_step import StepBill, step
@@ -23,9 +23,7 @@ from actmem_tools.command_line import Parser, one_line, writable, write
 from actmem_tools.diagnosis import findings
 from actmem_tools.no_device import gpu_of_this_build
 from actmem_tools.record_page import page
-from actmem_tools.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem_tools.tape.evaluate import parsed_sizes
-from actmem_tools.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20
@@ -54,7 +52,7 @@ def _parser() -> Parser:
     )
     parser = Parser("record", f"{what} keyword arguments.")
     add = parser.add_argument
-    add("target", help="pkg.module:factory or file.py:factory, or a memory snapshot")
+    add("target", help="pkg.module:factory or file.py:factory")
     add("--fake", action="store_true", help="fake tensors: any size, no memory")
     add("--dtype", choices=tuple(load_model.DTYPES), default="", help="of weights and floating inputs")
     add("--device", choices=("cpu", "cuda"), default="cpu")
@@ -69,25 +67,17 @@ def _parser() -> Parser:
     add("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
     parser.add_json("the result")
-    viewers = "https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto"
-    add("--snapshot", metavar="FILE", type=writable, help=f"with --step: every allocation, for {viewers}")
     add("--html", metavar="FILE", type=writable, help="one page with a treemap and, with --step, the curve")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
     _check_device(options)
-    if options.snapshot and not options.step:
-        raise ConfigError("snapshot", "needs --step")
     if options.capability and not (options.fake and options.device == "cuda"):
         raise ConfigError("capability", "needs --fake --device cuda")
-    files = [file for file in (options.json, options.html, options.snapshot) if file]
-    if len({Path(file).resolve() for file in files}) < len(files):
+    files = [Path(file).resolve() for file in (options.json, options.html) if file]
+    if len({*files}) < len(files):
         raise ConfigError("json", "each result needs a file of its own")
-    if is_snapshot(options.target):
-        result = read_snapshot(options.target)
-        head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
-        return _write(result, options, "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
     factory = load_model.load_factory(options.target)
     sizes = parsed_sizes(options.at) if options.at else {}
     for letter, size in sizes.items():
@@ -105,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
         weights = _weight_bytes(model)  # after forward, which makes those of lazy modules
         if options.step:
             try:
-                bill = _second_step(model, inputs, loss, optimizer, options)
+                bill = _second_step(model, inputs, loss, optimizer)
                 notes += _step_notes(model, ledger, options)
             except ConfigError as error:
                 failure = error
@@ -151,21 +141,11 @@ def _of_this_rank(file: str) -> str:
     return str(path.with_stem(f"{path.stem}-rank{dist.get_rank()}"))
 
 
-def _second_step(
-    model: torch.nn.Module, inputs: Any, loss: Any, optimizer: Any, options: argparse.Namespace
-) -> StepBill:
+def _second_step(model: torch.nn.Module, inputs: Any, loss: Any, optimizer: Any) -> StepBill:
     step(model, inputs, loss, optimizer)
     if optimizer is not None:
         optimizer.zero_grad()
-    if not options.snapshot:
-        return step(model, inputs, loss, optimizer)
-    file = _of_this_rank(options.snapshot)
-    if options.device == "cuda" and not options.fake:
-        with memory_snapshot(file):
-            return step(model, inputs, loss, optimizer)
-    bill = step(model, inputs, loss, optimizer)
-    write_snapshot(bill, file)
-    return bill
+    return step(model, inputs, loss, optimizer)
 
 
 def _step_notes(model: torch.nn.Module, ledger: Ledger, options: argparse.Namespace) -> list[str]:

@@ -1,7 +1,6 @@
 """Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
 
 - ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
-- the history of the GPU's allocator
 """
 
 from __future__ import annotations
@@ -20,17 +19,6 @@ def torch_release() -> tuple[int, int]:
     """(2, 13) for torch 2.13.0."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
-
-
-@contextmanager
-def memory_snapshot(path: str) -> Iterator[None]:
-    """Note every allocation of the GPU in the block, and write them as https://pytorch.org/memory_viz reads them."""
-    torch.cuda.memory._record_memory_history(max_entries=100_000)
-    try:
-        yield
-        torch.cuda.memory._dump_snapshot(path)
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -28,14 +28,11 @@ from actmem.rows import Comparison, Match, Row, compare, total
 from actmem_more.context import ContextParallel, layer_groups
 from actmem_more.experts import ExpertMLP, Routing, expert_ranks
 from actmem_more.llama import LlamaStage
-from actmem_more.llama_shape import input_on_host, llama_layer_terms
-from actmem_more.store import HostMemory
 from actmem_tools.command_line import empty_table
 from actmem_tools.measured_parts import measure_parts, run_part
 from actmem_tools.plan.plan_report import plan_text
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.search import Bill, Plan, bill_of, chunk_layers, share
-from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 
 #: What ``--verify`` says it leaves out.
 NOT_RUN = (
@@ -54,7 +51,7 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     Raises ConfigError on a model that this library can't run.
     """
     bill = _bill(model, plan)
-    predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part]), *bill.host_rows]
+    predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part])]
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
     steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
@@ -89,9 +86,8 @@ def _part(model: PlannedModel, plan: Plan, ranks: _Ranks, layers: range) -> GPT 
         return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
     shape = shape.with_sizes(vocab_size=padded_vocab_size(shape.vocab_size, tp.size, multiple=1))
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
-    mode = input_on_host(llama_layer_terms(shape)) if recompute == OFFLOAD else recompute
     groups: dict = {"context": context, "experts": experts}
-    return LlamaStage(shape, tp, layers=layers, recompute=mode, routing=routing, dtype=dtype, **groups)
+    return LlamaStage(shape, tp, layers=layers, recompute=recompute, routing=routing, dtype=dtype, **groups)
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
@@ -127,10 +123,7 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     n = min(plan.num_microbatches, 4 * p)
     ranks = one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
-    layer, first, last = (
-        total([*on_cpu.rows(layout, what), *on_cpu.host_rows(layout, what)])
-        for what in (plan.recompute, "first", "last")
-    )
+    layer, first, last = (total(on_cpu.rows(layout, what)) for what in (plan.recompute, "first", "last"))
     sizes = [
         len(layers) * layer + (first if layers.start == 0 else 0) + (last if layers.stop == model.num_layers else 0)
         for layers in chunks
@@ -184,7 +177,7 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
 def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
     """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
 
-    Without weights, main gradients, buffers and copies on the host.  A stage's output is freed once it is sent
+    Without weights, main gradients and buffers.  A stage's output is freed once it is sent
     (2205.05198 appendix B).  For one chunk on an emulated rank.
     """
     use_main_gradients(part)
@@ -193,17 +186,11 @@ def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
         y = run_part(part)
         if not part.is_last:
             y.untyped_storage().resize_(0)
-        alive.ignore([memory.copies() for memory in _host_memories(part)])
         kept = alive.bytes
         gradient = None if part.is_last else torch.empty_like(y)
         alive.peak_bytes = 0
         y.backward(gradient)
     return kept, alive.peak_bytes
-
-
-def _host_memories(part: nn.Module) -> set[HostMemory]:
-    stored = [store for layer in part.modules() for store in getattr(layer, "stores", {}).values()]
-    return {store for store in stored if isinstance(store, HostMemory)}
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:

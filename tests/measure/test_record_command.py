@@ -16,7 +16,6 @@ from actmem.ledger.recorder import SavedTensor
 from actmem_tools import record_command
 from actmem_tools.__main__ import main
 from actmem_tools.record_page import page
-from actmem_tools.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
 HERE = "tests.measure.factories_for_tests"
@@ -119,7 +118,6 @@ BAD = {
     f"{HERE}:tiny --at s=9": "s: the factory takes none of s, seq_length",
     f"{HERE}:layer --at s=0": "s: must be at least 1",
     f"{HERE}:tiny --html /no/such/folder/x.html": "argument --html: cannot write /no/such/folder/x.html: not in a directory",
-    f"{HERE}:tiny --snapshot x": "snapshot: needs --step",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --at s=१२": "at: must be sizes as s=200,b=3",
     f"{HERE}:tiny --json x --html ./x": "json: each result needs a file of its own",
@@ -227,15 +225,3 @@ def test_rows_that_others_hold_are_not_one_row():
 def test_a_full_disk_is_one_line_that_names_the_file(capsys):
     assert main(["record", "tests.measure.factories_for_tests:tiny", "--html", "/dev/full"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "actmem record: cannot write /dev/full: No space left on device"
-
-
-def test_a_snapshot_is_of_the_step_and_the_record_is_switched_off(monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", calls.append)
-    with memory_snapshot("file"):
-        calls.append("step")
-    assert calls == [{"max_entries": 100_000}, "step", "file", {"enabled": None}]
-    with pytest.raises(ValueError), memory_snapshot("file"):
-        raise ValueError
-    assert calls[-1] == {"enabled": None} and calls.count("file") == 1

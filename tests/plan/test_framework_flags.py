@@ -153,7 +153,6 @@ def test_flags_recompute_what_is_billed(name, share):
 LAYOUT = Parallel(2, True, data_parallel_size=4, zero_stage=3)
 LACKING = {
     "Megatron-LM": ("llama3-8b", plan(LAYOUT, "elementwise"), "elementwise"),
-    "Megatron-LM, host": ("llama3-8b", plan(LAYOUT, "offload"), "host"),
     "Megatron-LM, experts": ("mixtral-8x7b", plan(dataclasses.replace(LAYOUT, sequence_parallel=False)), "experts"),
     "torchtitan": ("mixtral-8x7b", plan(LAYOUT), "no mixtral-8x7b"),
     "torchtitan, ZeRO-1": ("llama3-8b", plan(dataclasses.replace(LAYOUT, zero_stage=1)), "FSDP2 only"),

@@ -137,26 +137,6 @@ def test_a_loss_in_chunks_is_billed_as_it_runs(capsys):
     assert peaks["chunked_stack"] < peaks["short_stack"] - 64 * 4 * 300 * 4
 
 
-@pytest.mark.slow
-def test_inputs_on_the_host_leave_one_on_the_gpu(capsys):
-    """A CPU's copies lie beside the tensors that a GPU would hold; the input that backward reads is the copy itself there."""
-    twice = ["--global-batch", "8"]  # gradients of an earlier microbatch are there: the peak is at the first block
-    options = [f"{MODELS}:short_stack", "--at", AT, "--again", "offload", *twice, "--allowance", "0", "--memory"]
-    _, found = planned(capsys, *options, "1")
-    free, again, offloaded = found["all_blocks"]
-    one_input = 2 * SIZES["s"] * SIZES["b"] * SIZES["h"] + 5056  # and the generator's state, for dropout
-    assert [way["host_bytes"] for way in (free, again, offloaded)] == [0, 0, 6 * one_input]
-    assert again["bytes"] - offloaded["bytes"] == 5 * one_input and offloaded["seconds"] > again["seconds"]
-    held = 4 * 2 * found["num_parameters"]
-    real = peak(models_for_tapes.short_stack, SIZES, 6, "\n".join(offloaded["code"]), False)
-    assert offloaded["bytes"] == held + real - 5 * one_input
-    code, found = planned(capsys, *options, str((again["bytes"] - 1) / 2**30))
-    assert code == 1 and any("inputs on the host" in way["text"] for way in found["ways"])
-    main(["plan", *options, "9"])
-    out = capsys.readouterr().out
-    assert "0.31 MiB" in out and "if all blocks run again: b = 16,384 or more; at b = 4, s = " in out
-
-
 @pytest.mark.nightly
 def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
     options = [f"{MODELS}:short_stack", "--at", AT, "--memory", "0.03", "--allowance", "0"]

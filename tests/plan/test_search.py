@@ -7,6 +7,7 @@ import pytest
 from actmem.config import PAPER_MODELS, TINY, ConfigError, Parallel
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
+from actmem.layers.transformer import TransformerLayer
 from actmem.rows import by_term
 from actmem_course.others.paper import A100_BYTES, TABLE5
 from actmem_tools.plan.frameworks import some_framework_runs
@@ -164,7 +165,7 @@ def test_zero_3_gathers_two_layers_and_the_ends_of_this_rank():
     layout = Parallel(1, False, 4, data_parallel_size=2, zero_stage=3)
     buffers = [static_rows(PlannedGPT("tiny", TINY), layout, rank)["communication buffers"] for rank in range(4)]
     sizes = [by_term(rows)["gathered weights"] for rows in buffers]
-    two_layers = 2 * (12 * h * h + 13 * h)
+    two_layers = 2 * sum(weight.numel() for weight in TransformerLayer(TINY, device="meta").parameters())
     assert sizes == [2 * (two_layers + end) for end in ((v + s) * h, 0, 0, v * h + 2 * h)]
 
 

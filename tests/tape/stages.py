@@ -28,7 +28,7 @@ from actmem_more.llama_shape import LlamaShape
 from actmem_more.llama_terms import forced_routed_tokens
 from actmem_tools.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, Run, Tape, added, packed
 from actmem_tools.tape.record import GENERATOR_STATE, Recorder, record_step
-from actmem_tools.tape.solver import Rules, solve
+from actmem_tools.tape.solver import Rules, Runs, solve
 from actmem_tools.tape.stage_tapes import FILE, LAYERS
 
 #: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
@@ -264,7 +264,7 @@ def record_family(family: str) -> dict:
     for name in names:
         for device, seen in (("", list), (" cuda", as_on_gpus))[: 2 if family == "gpt" else 1]:
             run = lambda sizes, name=name, seen=seen: seen(events(name, sizes))  # noqa: E731
-            tape = solve(run, letters, rules, may_be_one=("b", "k"))
+            tape = solve(run, Runs(letters, rules, may_be_one=("b", "k")))
             tapes[f"{name}{device}"] = totals(tape)
             print(f"{name}{device}", len(tape.variants[()]), [*tape.variants], flush=True)
     return packed(tapes)

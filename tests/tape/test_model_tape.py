@@ -23,7 +23,7 @@ from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, m
 from actmem_tools.tape.extrapolate_blocks import LOSS_CODE, adapter_code, recompute_code
 from actmem_tools.tape.model_tape import model_tape, run_factory, solved_blocks, solved_target, tape_of
 from actmem_tools.tape.record import GENERATOR_STATE
-from actmem_tools.tape.solver import NoFormula, draw_sizes, parsed_letters, solve
+from actmem_tools.tape.solver import NoFormula, Runs, draw_sizes, parsed_letters, solve
 from actmem_tools.tape.tape_command import main
 from tests.models_of_others import HUGGING_FACE, LETTERS, Of
 from tests.models_of_others import MODELS as MODELS_OF_OTHERS
@@ -81,7 +81,7 @@ def test_rows_of_a_size_of_1_have_names_of_their_own():
         run = lambda m, x: m["last"]((x.sin() if len(x) == 1 else x.exp() * 2 + x.cos()).sin())  # noqa: E731
         return Of(run, last=nn.Linear(h, h)), (torch.ones(b, h, requires_grad=True),)
 
-    tape = tape_of(other_at_1, ["b", "h"])
+    tape = tape_of(other_at_1, Runs(["b", "h"]))
     for sizes in ({"b": 1, "h": 8}, {"b": 2, "h": 8}):
         model, inputs = other_at_1(**sizes)
         with record(model) as ledger:
@@ -102,7 +102,7 @@ def rounded(s, b, h):
 @pytest.mark.parametrize(("factory", "says"), [(padded, "pad"), (rounded, "addmm")])
 def test_a_size_that_is_rounded_up_is_refused(factory, says):
     with pytest.raises(NoFormula, match=rf"don't hold at s=257, .*{says}.* by formula, .* in a run"):
-        tape_of(factory, list(inspect.signature(factory).parameters))
+        tape_of(factory, Runs(list(inspect.signature(factory).parameters)))
 
 
 #: Models of others that have no formula, and what the refusal names.
@@ -127,9 +127,9 @@ def test_a_tape_is_a_real_run_at_larger_sizes(name):
     factory = FACTORIES[name]
     if name in REFUSED:
         with pytest.raises(NoFormula, match=REFUSED[name]):
-            tape_of(factory, letters, rules, fixed)
+            tape_of(factory, Runs(letters, rules), fixed)
         return
-    tape = tape_of(factory, letters, rules, fixed)
+    tape = tape_of(factory, Runs(letters, rules), fixed)
     rng = random.Random(name)
     for ones in ({}, {}, {"b": 1} if name in WRITTEN_HERE else {}):
         sizes = draw_sizes(letters, rules, rng)
@@ -235,7 +235,7 @@ def test_it_holds_far_from_the_runs(name):
     def record(sizes: dict[str, int]) -> list[Event]:
         return [Make(0, RULES[name](**sizes), "kept")]
 
-    tape = solve(record, "sbc", {"s": (2, ())}, may_be_one=())
+    tape = solve(record, Runs("sbc", {"s": (2, ())}, may_be_one=()))
     for sizes in ({"s": 8192, "b": 3, "c": 16}, {"s": 2 * 101, "b": 103, "c": 107}):
         assert tape.events(sizes) == record(sizes)
 
@@ -243,11 +243,11 @@ def test_it_holds_far_from_the_runs(name):
 def test_as_many_monomials_as_runs_are_no_formula():
     sizes = {2: 10, 3: 77, 5: 200}
     with pytest.raises(NoFormula):
-        solve(lambda at: [Make(0, sizes[at["a"]], "kept")], "a", {}, may_be_one=())
+        solve(lambda at: [Make(0, sizes[at["a"]], "kept")], Runs("a", may_be_one=()))
 
 
 def test_a_letter_can_be_alone_and_1():
-    tape = solve(lambda at: [Make(0, 7 if at["b"] == 1 else 3 * at["b"], "kept")], "b", {})
+    tape = solve(lambda at: [Make(0, 7 if at["b"] == 1 else 3 * at["b"], "kept")], Runs("b"))
     assert [sizes_of(tape.events({"b": b})[0]) for b in (1, 2, 64)] == [[7], [6], [192]]
 
 

@@ -84,10 +84,6 @@ CASES = {
         QWEN_MOE,
         plan(Parallel(context_parallel_size=2, data_parallel_size=2, zero_stage=2, expert_parallel_size=4), "full"),
     ),
-    "inputs on the host": (LLAMA, plan(Parallel(2, True, 2, micro_batch_size=3), "offload")),
-    "inputs on the host, one layer": (LLAMA, plan(Parallel(2, True, 4), "offload", rank=3)),
-    "inputs on the host, norms over heads": (QWEN3, plan(Parallel(4, False, 2), "offload")),
-    "inputs on the host, embedding": (LLAMA_WORDS, plan(Parallel(4, True, 2, micro_batch_size=2), "offload")),
     "context": (LLAMA, plan(Parallel(data_parallel_size=2, context_parallel_size=4, zero_stage=2))),
     "context, tensor": (LLAMA, plan(Parallel(8, True, context_parallel_size=2), "elementwise")),
     "context, pipeline": (

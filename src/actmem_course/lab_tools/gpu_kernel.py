@@ -8,9 +8,21 @@ import torch
 import torch.nn.functional as F
 
 from actmem.config import ConfigError
+from actmem.rows import Row
 from actmem_course.lab_tools.machine import local_rank
 from actmem_more.llama_shape import LlamaShape
-from actmem_tools.attention_kernels import FLASH_WIDTH, KERNEL_NODES
+from actmem_tools.attention_kernels import FLASH_WIDTH
+
+#: kernel → the node that autograd records for it; math is composed of others.
+KERNEL_NODES = {
+    "flash": "ScaledDotProductFlashAttention",
+    "memory-efficient": "ScaledDotProductEfficientAttention",
+    "cuDNN": "ScaledDotProductCudnnAttention",
+}
+#: Seed and offset of the dropout, which all but math keep even where there is none.
+SEED_BYTES = {"flash": 24, "memory-efficient": 16, "cuDNN": 16}
+#: Queries of which the memory-efficient kernel's backward reads a block of log-sum-exps.
+_LOG_SUM_EXP_BLOCK = 32
 
 
 def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
@@ -35,3 +47,19 @@ def kernel_here(shape: LlamaShape, dtype: torch.dtype) -> str:
         rule = f"gives heads of {shape.d}: a GPU's flash kernel keeps copies padded to a multiple of {FLASH_WIDTH}"
         raise ConfigError("num_attention_heads", rule)
     return kernel
+
+
+def attention_rows(kernel: str, batch_size: int, num_heads: int, num_queries: int, split_by: int = 1) -> list[Row]:
+    """What a fused kernel keeps of unpadded heads beyond Q, K, V, its output and 4 bytes a query, on one rank.
+
+    num_heads: of this rank.  Raises ValueError on "math", which keeps the scores.
+    """
+    if kernel == "math":
+        raise ValueError("math keeps the scores: it has no rows here")
+    reason = f"the {kernel} kernel keeps its random numbers' seed and offset, with no dropout too"
+    rows = [Row("attention seed", SEED_BYTES[kernel], 1, f"{kernel} attention", reason)]
+    if kernel == "memory-efficient" and (missing := -num_queries % _LOG_SUM_EXP_BLOCK):
+        padding = 4 * batch_size * num_heads * missing
+        reason = f"padded to a multiple of {_LOG_SUM_EXP_BLOCK} queries"
+        rows.append(Row("log-sum-exp", padding, split_by, f"{kernel} attention", reason))
+    return rows

@@ -203,8 +203,15 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
 
 
 def hugging_face_config(model: PlannedModel) -> dict:
-    """Hugging Face's own configuration of a named model.  Raises ConfigError if its code has no such layer, or if its
-    layers can't be solved."""
+    """What transformers makes a named model of.
+
+    Args:
+        model: one of ``PLANNED_MODELS``.
+
+    Returns: the fields of a ``config.json``, with ``model_type``, as ``AutoConfig.for_model`` takes them.
+
+    Raises: ConfigError if transformers' code has no such layer, or if its layers can't be solved.
+    """
     shape = model.shape
     if not isinstance(shape, LlamaShape):
         raise ConfigError("framework", f"Hugging Face has no {model.name}, whose layer is the paper's")

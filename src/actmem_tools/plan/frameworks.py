@@ -5,15 +5,12 @@ from __future__ import annotations
 from actmem.config import Parallel
 from actmem_more.llama_shape import LlamaShape
 from actmem_tools.plan.planned_models import PlannedModel
-from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 
 #: Models of torchtitan 0.2.2, by how names begin.
 TITAN_FAMILIES = ("llama3", "qwen3")
 
 
-def _common_lack(layout: Parallel, recompute: str) -> str:
-    if recompute == OFFLOAD:
-        return "it has no setting that moves layers' inputs to the host"
+def _common_lack(recompute: str) -> str:
     if recompute == "elementwise":
         return "it has no setting that recomputes exactly what elementwise does"
     return ""
@@ -23,7 +20,7 @@ def megatron_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
     """Why Megatron-LM can't run this; empty if it can."""
     if model.routing and layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
         return "it has no tensor parallelism with experts unless the sequence is cut too"
-    return _common_lack(layout, recompute)
+    return _common_lack(recompute)
 
 
 def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
@@ -44,7 +41,7 @@ def torchtitan_lack(model: PlannedModel, layout: Parallel, recompute: str) -> st
         return f"its expert_parallel_degree must be a multiple of tensor · context ranks, {shares}"
     if recompute == "selective":
         return "its selective mode keeps other tensors"
-    return _common_lack(layout, recompute)
+    return _common_lack(recompute)
 
 
 def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> str:
@@ -61,7 +58,7 @@ def hugging_face_lack(model: PlannedModel, layout: Parallel, recompute: str) -> 
     if max(t, c) > 1 and layout.zero_stage != 3:
         return "its tensor and context parallelism go with FSDP only"
     if recompute not in ("none", "full"):
-        return _common_lack(layout, recompute) or f"it has no {recompute} recomputation: all layers or none"
+        return _common_lack(recompute) or f"it has no {recompute} recomputation: all layers or none"
     return ""
 
 

@@ -23,10 +23,10 @@ from actmem_tools.tape.evaluate import GRADIENTS
 from actmem_tools.tape.extrapolate_blocks import (
     LOSS_CHUNKS,
     LOSS_CODE,
-    OFFLOAD,
     SELECTIVE,
     BlockModel,
     Need,
+    Peak,
     Sharded,
     adapter_code,
     recompute_code,
@@ -131,17 +131,7 @@ class OwnModel:
             block = self.num_elements()[1]
             part = 4 * -(-block // self.cluster.gpus) if is_first else 0
             sharded = Sharded(self.blocks.element_size * block, 4 * block, part)
-        return self.parts[way.part].need(
-            sizes, way.again, whole, is_first and not way.sharded, sharded, way.part == OFFLOAD
-        )
-
-    def host_bytes(self, way: Way) -> int:
-        """What a microbatch keeps on the host: the inputs of the recomputed blocks."""
-        if way.part != OFFLOAD or not way.again:
-            return 0
-        sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
-        one, two = (self.parts[""].need(sizes, again, whole).kept_bytes for again in (1, 2))
-        return way.again * (two - one)
+        return self.parts[way.part].need(sizes, way.again, whole, is_first and not way.sharded, sharded)
 
     def static_rows(self, way: Way) -> list[Row]:
         """Weights, gradients of earlier microbatches, the optimizer's states, and of DDP its buckets."""
@@ -184,21 +174,32 @@ class OwnModel:
             rows.append(Row("gathered gradients", each * (early + block), source="FSDP2: the head, a block"))
         return rows
 
-    def bill(self, way: Way) -> list[Row]:
-        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy."""
-        need, static = self.need(way), self.static_rows(way)
+    def _at_peak(self, way: Way) -> tuple[list[Row], Peak]:
+        """The fullest moment of a microbatch's step, or of the optimizer's, which with ``foreach`` may copy.
+
+        Returns: what is there beside weights and states, and of a microbatch what it has made besides.
+        """
+        need = self.need(way)
         number, size = self._held_weights(way)
-        copy = Row(
-            "AdamW's copy", size * number * self.optimizer.copies_in_step, source="foreach: the roots of the moments"
-        )
-        gradients = [] if self.num_microbatches(way) > 1 else [Row(GRADIENTS, size * number)]
-        moments = [[*(self._fsdp_rows(in_blocks) if way.sharded else ()), *peak.rows]
-                   for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
-        return [*static, *max([*moments, [*gradients, copy]], key=total)]
+        copied = size * number * self.optimizer.copies_in_step
+        in_step = [Row("AdamW's copy", copied, source="foreach: the roots of the moments")]
+        if self.num_microbatches(way) == 1:
+            in_step.insert(0, Row(GRADIENTS, size * number))
+        moments = [
+            (self._fsdp_rows(in_blocks) if way.sharded else [], peak)
+            for in_blocks, peak in ((False, need.ends), (True, need.blocks))
+        ]
+        return max([*moments, (in_step, Peak(0))], key=lambda moment: total(moment[0]) + moment[1].bytes)
+
+    def bill(self, way: Way) -> list[Row]:
+        """Everything at the peak."""
+        beside, peak = self._at_peak(way)
+        return [*self.static_rows(way), *beside, *peak.rows]
 
     def bytes(self, way: Way) -> int:
         """Of ``bill``."""
-        return total(self.bill(way))
+        beside, peak = self._at_peak(way)
+        return total([*self.static_rows(way), *beside]) + peak.bytes
 
     def fits(self, way: Way) -> bool:
         """Whether it leaves the allowance free."""
@@ -218,9 +219,7 @@ class OwnModel:
         # Gradients are read, weights and states read and written.
         moved = 3 * size * held + 2 * total(self._moments(held, size))
         step = moved / self.cluster.device.memory_bytes_per_second
-        # torch's save_on_cpu copies while nothing computes.
-        copies = 2 * self.host_bytes(way) / self.cluster.device.host_bytes_per_second
-        return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
+        return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:
         """The way with as few recomputed blocks as fit, or None."""
@@ -279,10 +278,8 @@ def way_text(way: Way, model: OwnModel) -> str:
     again = f"{model.blocks.order.num_layers(way.again)} of {layers} blocks" if way.again else "no block"
     if way.again and way.part in SELECTIVE:
         again += f" but {SELECTIVE[way.part][0]}"
-    of_it = way.part if way.again and way.part not in (OFFLOAD, *SELECTIVE) else ""
+    of_it = way.part if way.again and way.part not in SELECTIVE else ""
     again = f"{of_it} of {again} runs again" if of_it else f"{again} run{'s' * (way.again < 2)} again"
-    if way.part == OFFLOAD and way.again:
-        again += ", inputs on the host"
     if model.blocks.recompute:
         again = f"{layers} of {layers} blocks recompute already"
     spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
@@ -300,7 +297,6 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
             "blocks_again": model.blocks.order.num_layers(way.again),
             "sharded": way.sharded,
             "bytes": model.bytes(way),
-            "host_bytes": model.host_bytes(way),
             "seconds": seconds.total,
             "waiting_seconds": seconds.data,
             "hidden_seconds": seconds.hidden,
@@ -339,9 +335,8 @@ def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
     def ways(title: str, some: Sequence[Mapping]) -> Table:
         made = empty_table(title, "plan", "s a step", "waits", "hidden", "GiB")
         for way in some:
-            there = f": {gib_or_mib(way['host_bytes'])} there" if way["host_bytes"] else ""
             seconds = (f"{way[name]:,.3f}" for name in ("seconds", "waiting_seconds", "hidden_seconds"))
-            made.add_row(way["text"] + there, *seconds, f"{way['bytes'] / GIBIBYTE:.2f}")
+            made.add_row(way["text"], *seconds, f"{way['bytes'] / GIBIBYTE:.2f}")
         return made
 
     asked, usable = found["asked"], found["usable_bytes"]

@@ -18,7 +18,7 @@ from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
 from actmem_tools.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
 from actmem_tools.tape.evaluate import parsed_sizes
-from actmem_tools.tape.extrapolate_blocks import LOSS_CHUNKS, LOSS_CODE, OFFLOAD, BlockModel
+from actmem_tools.tape.extrapolate_blocks import LOSS_CHUNKS, LOSS_CODE, BlockModel
 
 if TYPE_CHECKING:  # only the screen needs it
     from rich.console import Console
@@ -94,8 +94,7 @@ def _parser() -> Parser:
         "--recompute",
         action="append",
         metavar="MODE",
-        help="only this mode; may be repeated (default: all of the model's); offload: a Llama's full, layers' inputs "
-        "on the host",
+        help="only this mode; may be repeated (default: all of the model's)",
     )
     layouts.add_argument(
         "--routing",
@@ -121,7 +120,7 @@ def _parser() -> Parser:
         "--again",
         metavar="mlp,…",
         help="parts of a block that may be recomputed, besides all of it; operations: matmuls and attention saved, the "
-        "rest recomputed; offload: all of it, its input on the host",
+        "rest recomputed; every-second-matmul: attention and every second matmul saved, as torchtitan has it",
     )
     own.add_argument("--loss", help="of a configuration: whole (the default), or chunked: eight chunks")
     own.add_argument("--lora", type=int, metavar="RANK", help="adapters beside the blocks' frozen linears")
@@ -260,11 +259,8 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
         raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
     again = args.again if args.again is not None else _ITS_PARTS if is_named else ""
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
-    solving = [part for part in parts if part != OFFLOAD]
-    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", solving, loss, rank)
+    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype or "bfloat16", parts, loss, rank)
     show_progress("")
-    if OFFLOAD in parts:
-        blocks = {**blocks, OFFLOAD: blocks[""]}
     sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
     model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank)
     return model, Way(size, 0, model.may_shard())

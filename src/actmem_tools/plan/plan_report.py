@@ -8,12 +8,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.config import Parallel
-from actmem.rows import total
 from actmem_tools.command_line import empty_table
 from actmem_tools.plan.framework_flags import settings_lines
 from actmem_tools.plan.frameworks import LACKS
 from actmem_tools.plan.planned_models import PlannedModel
-from actmem_tools.plan.search import Found, Plan, Refused, Request, bill_of
+from actmem_tools.plan.search import Counted, Plan, Request, SearchResult, bill_of
 from actmem_tools.plan.step_time import (
     GIBIBYTE,
     MATMUL_SHARE,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
 #: What each line of a plan's time is: counted, with an assumed rate.
 SECONDS_SOURCES = {
     "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
-    "recompute": "as compute, for what runs again; copies to the host and back that take longer than a layer",
+    "recompute": "as compute, for what runs again",
     "tensor": "bytes counted, stated bandwidth; of backward's reductions what takes longer than weights' gradients",
     "pipeline": "bytes counted, stated bandwidth, nothing hidden",
     "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
@@ -41,7 +40,7 @@ SECONDS_SOURCES = {
 _LONGEST_LINE = 50
 
 
-def as_object(request: Request, found: Found) -> dict:
+def as_object(request: Request, found: SearchResult) -> dict:
     """The whole outcome: plain numbers and text."""
     model, cluster, batch = request.model, request.cluster, request.global_batch_size
     chosen = found.plans[0] if found.plans else None
@@ -100,13 +99,12 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
             for part, rows in bill.parts.items()
             for row in rows
         ],
-        "host_bytes": total(bill.host_rows),
         "allowance_bytes": cluster.allowance_bytes,
         "free_bytes": cluster.usable_bytes - bill.bytes,
     }
 
 
-def _ranking_text(request: Request, found: Found) -> str:
+def _ranking_text(request: Request, found: SearchResult) -> str:
     """The rule by which plans are ranked, and among which."""
     these = "All plans" if request.everything else f"Plans that {', '.join(LACKS)} can run (all: --all)"
     return (
@@ -161,7 +159,7 @@ def plan_text(plan: Plan) -> str:
     return f"{layout_text(plan.layout)}, {plan.recompute}"
 
 
-def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
+def refusal_text(model: PlannedModel, refused: Counted, cluster: Cluster) -> str:
     """What did not fit and by how much, with the two largest parts of the bill."""
     largest = sorted(bill_of(model, refused).by_part().items(), key=lambda part: -part[1])[:2]
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
@@ -172,7 +170,7 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
     )
 
 
-def nearest_that_fits(request: Request, found: Found) -> str:
+def nearest_that_fits(request: Request, found: SearchResult) -> str:
     """Where nothing fits: the memory that the smallest layout needs."""
     least = found.nearest[0]
     tenths = -(-10 * (least.bytes + request.cluster.allowance_bytes) // GIBIBYTE)  # rounded up, or it wouldn't fit
@@ -242,8 +240,6 @@ def _bill_table(bill: Mapping) -> Table:
     add("together", bill["bytes"])
     add("allowance", bill["allowance_bytes"])
     add("free", bill["free_bytes"])
-    if bill["host_bytes"]:
-        add("on the host, besides", bill["host_bytes"])
     return found
 
 

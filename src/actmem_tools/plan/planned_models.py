@@ -10,7 +10,7 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -29,11 +29,10 @@ from actmem.formulas.first_stage import check_stage, embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
 from actmem.formulas.states import State, parameter_counts
 from actmem.recipes import PAPER_LAYER, Recompute
-from actmem.rows import Row, on_host
-from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, input_on_host, llama_layer_terms, own_context_shape
+from actmem.rows import Row
+from actmem_more.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem_more.llama_terms import context_collectives, forced_routed_tokens, llama_collectives, llama_rows
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
-from actmem_tools.tape.extrapolate_blocks import OFFLOAD
 from actmem_tools.tape.stage_tapes import StagePart, stage_part
 
 #: The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.
@@ -55,15 +54,13 @@ class PlannedModel(ABC):
     """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
 
     shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
-    and smaller than the one before; they run to the last tensor that backward reads.  modes_on_request: more of them,
-    which are planned only if they are asked for.  routing: of experts, "even" or
+    and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
     "one-sided"; empty without them.  norm_vectors: of h elements, in the final norm.  global_batch_size: sequences of a
     step, if nothing else is asked for.  device_type: whose kernels keep what is billed.
     """
 
     shape: ModelShape | LlamaShape
     recompute_modes: Sequence[str]
-    modes_on_request: Sequence[str] = ()
     context_parallel: bool
     norm_vectors: int
     tied_embeddings: bool
@@ -121,10 +118,9 @@ class PlannedModel(ABC):
         """
         if not modes:
             raise ConfigError("recompute", "must name at least one mode")
-        every = (*self.recompute_modes, *self.modes_on_request)
         for mode in modes:
-            check_choice("recompute", mode, every)
-        return self._with(recompute_modes=tuple(mode for mode in every if mode in modes))
+            check_choice("recompute", mode, self.recompute_modes)
+        return self._with(recompute_modes=tuple(mode for mode in self.recompute_modes if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
         """The same model with another routing of its experts.
@@ -151,10 +147,6 @@ class PlannedModel(ABC):
             what: a mode, for one layer under it; "first", for the embedding; or "last", for the final norm, the output
                 layer and the loss, with the logits.
         """
-
-    def host_rows(self, layout: Parallel, what: str) -> list[Row]:
-        """What one layer keeps in the host's memory under the mode ``what``."""
-        return []
 
     @abstractmethod
     def part(self, layout: Parallel, what: str) -> StagePart:
@@ -296,7 +288,6 @@ class PlannedLlama(PlannedModel):
 
     shape: LlamaShape
     recompute_modes: Sequence[str] = ("none", "elementwise", "full")
-    modes_on_request = (OFFLOAD,)
     context_parallel, norm_vectors = True, 1
 
     def __init__(self, name: str, shape: LlamaShape):
@@ -332,22 +323,14 @@ class PlannedLlama(PlannedModel):
                 Row("logits (float32)", 4 * tokens * self.own_vocabulary(layout), t, "cross entropy"),
                 Row("target ids", 4 * tokens, 1, "cross entropy"),
             ]
-        check_choice("recompute", what, (*PlannedLlama.recompute_modes, *self.modes_on_request))
-        mode = input_on_host(llama_layer_terms(self.shape)) if what == OFFLOAD else what
-        return llama_rows(self._whole_shape(layout), layout, mode, routed_tokens=self._routed(layout))
-
-    def host_rows(self, layout: Parallel, what: str) -> list[Row]:
-        terms = llama_layer_terms(self.shape)
-        return on_host(self.rows(layout, "none"), terms, input_on_host(terms)) if what == OFFLOAD else []
+        check_choice("recompute", what, PlannedLlama.recompute_modes)
+        return llama_rows(self._whole_shape(layout), layout, what, routed_tokens=self._routed(layout))
 
     @lru_cache(maxsize=2**12)  # noqa: B019
     def part(self, layout: Parallel, what: str) -> StagePart:
         d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
         if what == "whole" and d.tied_embeddings:
             raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
-        if what == f"layer {OFFLOAD}":
-            layer = self.part(layout, f"layer {_run_as(OFFLOAD)}")
-            return replace(layer, kept_bytes=0, fetched_bytes=layer.kept_bytes)
         sizes = (
             *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),
             *(self._key_value_size(layout) // d.d, d.d, d.ffn_hidden_size // (1 if d.num_experts else t)),
@@ -379,8 +362,8 @@ class PlannedLlama(PlannedModel):
         return experts // layout.expert_ranks * self.shape.mlp_weights if beside else 0
 
     def layer_collectives(self, layout: Parallel, recompute: str) -> list[PredictedCollective]:
-        shape, mode = self._whole_shape(layout), _run_as(recompute)
-        return llama_collectives(shape, layout, mode) + context_collectives(shape, layout, recompute=mode)
+        shape = self._whole_shape(layout)
+        return llama_collectives(shape, layout, recompute) + context_collectives(shape, layout, recompute=recompute)
 
     def _key_value_size(self, layout: Parallel) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""
@@ -413,7 +396,7 @@ class PlannedLlama(PlannedModel):
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
     def moved_again_bytes(self, layout: Parallel, recompute: str) -> int:
-        region = Recompute.of(_run_as(recompute)).region
+        region = Recompute.of(recompute).region
         if region != "terms":
             return self.moved_bytes(layout) if region == "layer" else 0
         d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
@@ -425,11 +408,6 @@ class PlannedLlama(PlannedModel):
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
         return RankWork(work.matmul_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))
-
-
-def _run_as(mode: str) -> str:
-    """The mode of ``recipes`` that recomputes as much."""
-    return "full" if mode == OFFLOAD else mode
 
 
 #: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's

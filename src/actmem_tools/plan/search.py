@@ -1,6 +1,6 @@
 """The search: every layout of a job that ``layouts`` lists is counted.
 
-What fits is ordered by predicted time, or ranked as ``Plan.trust`` says.  What doesn't says by how much.
+What fits is ordered by predicted time, or ranked as ``Plan.order_of_equals`` says.  What doesn't says by how much.
 
 Counted is the bill of a pipeline rank when it holds most, as a sum or line by line: weights in 16 bits, gradients
 added up in float32, an optimizer with float32 copies of the weights (``formulas.states``), divided among data-parallel
@@ -22,7 +22,6 @@ from actmem.config import ZERO_STAGES, ConfigError, Parallel, check_size
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
 from actmem.formulas.states import State
 from actmem.rows import Row, total
-from actmem_more.per_tensor_choices import copy_seconds
 from actmem_tools.plan.frameworks import some_framework_runs
 from actmem_tools.plan.planned_models import PlannedModel
 from actmem_tools.plan.step_time import (
@@ -46,14 +45,10 @@ _NOT_RUN = "no framework runs this whose settings are printed; --all plans it al
 
 @dataclass(frozen=True)
 class Bill:
-    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank.
-
-    Those on the host are apart.
-    """
+    """Rows by part ("weights", "activations", …) at one moment of the step, in bytes of one rank."""
 
     moment: str
     parts: Mapping[str, Sequence[Row]]
-    host_rows: Sequence[Row] = ()
 
     @property
     def bytes(self) -> int:
@@ -110,8 +105,16 @@ def refusal(model: PlannedModel, stage_axes: Parallel) -> str:
 
 @lru_cache(maxsize=2**12)
 def rank_parameters(model: PlannedModel, stage_axes: Parallel, pipeline_rank: int) -> tuple[int, int, int, int]:
-    """Elements on one rank; of them, those of one layer, those of the model's ends, and those of experts that fewer
-    ranks hold than the rest."""
+    """Parameters of one pipeline rank, before data-parallel ranks divide them.
+
+    Args:
+        model: whose parameters are counted.
+        stage_axes: the layout's tensor, pipeline and expert sizes (``Parallel.stage_axes``).
+        pipeline_rank: which rank of the pipeline, from 0.
+
+    Returns: numbers of elements: all on the rank; of these those of one layer; those outside layers (embedding, final
+        norm, output layer); and those of experts that fewer ranks hold than the rest.
+    """
     p = stage_axes.pipeline_parallel_size
     layer = model.layer_parameters(stage_axes.layer_axes)
     ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
@@ -220,18 +223,16 @@ def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microba
         return [replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them") for row in rows]
 
     held: dict[str, list[Row]] = {"activations": [], "logits and loss": []}
-    host: list[Row] = []
     for what, count in kept:
         held["logits and loss" if what == "last" else "activations"] += times(
             model.rows(layout.layer_axes, what), count
         )
-        host += times(model.host_rows(layout.layer_axes, what), count)
     *states, buffers = static_rows(model, layout, pipeline_rank).items()
     flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
     rank = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
     passes = "passes of one chunk" if layout.num_model_chunks > 1 else "microbatches" if flight > 1 else "microbatch"
     moment = f"{rank}, {flight} {passes} in flight"
-    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]), host)
+    return Bill(moment, dict([*states, *held.items(), buffers, ("transient", backward.rows)]))
 
 
 #: Microbatches of more sequences than this only hold more.
@@ -284,19 +285,8 @@ def layouts(
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
-
-    layout: Parallel
-    recompute: str
-    num_microbatches: int
-    pipeline_rank: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
+class Counted:
+    """One way to run the job, and its bytes on the fullest rank.
 
     bytes: of pipeline_rank at its peak, without the allowance.
     """
@@ -306,6 +296,16 @@ class Plan:
     num_microbatches: int
     pipeline_rank: int
     bytes: int
+
+
+class Refused(Counted):
+    """A layout that doesn't fit even with everything recomputed."""
+
+
+@dataclass(frozen=True)
+class Plan(Counted):
+    """One that fits, and how long its step takes."""
+
     seconds: StepSeconds
 
     @property
@@ -317,10 +317,11 @@ class Plan:
         return self.seconds.total, self.bytes, *sizes, *more, one.zero_stage, not one.sequence_parallel
 
     @property
-    def trust(self) -> tuple:
-        """Sorts plans whose times can't be told apart: what is least likely to go wrong first.
+    def order_of_equals(self) -> tuple:
+        """Sorts plans whose times are too near to be told apart: what is least likely to go wrong first.
 
-        Less hidden traffic, in steps of the model's error, then the lower ZeRO stage, fewer axes, more free memory.
+        Returns: less hidden traffic, in steps of the time model's error, then the lower ZeRO stage, fewer axes of
+            parallelism, more free memory, and then ``order``.
         """
         hidden = int(self.seconds.hidden / (MODEL_ERROR * self.seconds.total))
         one = self.layout
@@ -330,8 +331,8 @@ class Plan:
 
 
 @dataclass
-class Found:
-    """The outcome of a search.
+class SearchResult:
+    """What a search found.
 
     plans: that fit, the first ones.
     nearest: of those that don't, the smallest first.
@@ -349,14 +350,14 @@ class Found:
 
 def find_plans(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
-) -> Found:
+) -> SearchResult:
     """Search all layouts, fastest first.
 
     keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
 
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
-    return _Search(model, cluster, global_batch_size).run(keep, fixed)
+    return _Search(Request(model, cluster, global_batch_size, fixed, everything=True)).run(keep)
 
 
 @dataclass(frozen=True)
@@ -373,25 +374,25 @@ class Request:
     fixed: Mapping[str, int] = field(default_factory=dict)
     everything: bool = False
 
-    def search(self, keep: int = 1) -> Found:
+    def search(self, keep: int = 1) -> SearchResult:
         """The layouts of this request, ranked."""
-        search = _Search(self.model, self.cluster, self.global_batch_size, self.everything)
-        return search.run(keep, self.fixed, ranked=True)
+        return _Search(self).run(keep, ranked=True)
 
 
 class _Search:
-    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, everything: bool = True):
-        self.model, self.cluster, self.everything = model, cluster, everything
-        self.batch = check_size("global_batch_size", global_batch_size)
+    def __init__(self, request: Request):
+        self.model, self.cluster, self.fixed = request.model, request.cluster, request.fixed
+        self.batch = check_size("global_batch_size", request.global_batch_size)
+        self.everything = request.everything
         self.counted = 0
         self.unfit: Counter[str] = Counter()
         self._times = cache(self._layer_seconds)
 
-    def run(self, keep: int, fixed: Mapping[str, int], ranked: bool = False) -> Found:
-        self._check(fixed)
+    def run(self, keep: int, ranked: bool = False) -> SearchResult:
+        self._check()
         plans: list[Plan] = []
         nearest: list[Refused] = []
-        for layout in layouts(self.model, self.cluster, self.batch, fixed):
+        for layout in layouts(self.model, self.cluster, self.batch, self.fixed):
             modes = self._modes(layout)
             if reason := refusal(self.model, layout.stage_axes) or ("" if modes else _NOT_RUN):
                 self.unfit[reason] += 1
@@ -399,21 +400,21 @@ class _Search:
             outcome = self._best(layout, modes)
             (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
         if not self.counted:
-            self._refuse(fixed)
+            self._refuse()
         limit = (1 + MODEL_ERROR) * min((plan.seconds.total for plan in plans), default=0)
 
         def place(plan: Plan) -> tuple:
-            return (0, *plan.trust) if ranked and plan.seconds.total <= limit else (1, *plan.order)
+            return (0, *plan.order_of_equals) if ranked and plan.seconds.total <= limit else (1, *plan.order)
 
         best = heapq.nsmallest(keep, plans, key=place)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: refused.bytes)
         near = sum(plan.seconds.total <= limit for plan in plans)
-        return Found(best, close, self.counted, len(plans), near)
+        return SearchResult(best, close, self.counted, len(plans), near)
 
-    def _check(self, fixed: Mapping[str, int]) -> None:
-        for name, size in fixed.items():
+    def _check(self) -> None:
+        for name, size in self.fixed.items():
             Parallel(**{"pipeline_parallel_size": 2, name: size})  # type: ignore[arg-type]  # or chunks are refused
-        if fixed.get("context_parallel_size", 1) > 1 and not self.model.context_parallel:
+        if self.fixed.get("context_parallel_size", 1) > 1 and not self.model.context_parallel:
             raise ConfigError("context_parallel_size", f"{self.model.name}'s layer has no context parallelism")
 
     def _modes(self, layout: Parallel) -> Sequence[str]:
@@ -421,13 +422,14 @@ class _Search:
         modes = self.model.recompute_modes
         return [mode for mode in modes if self.everything or some_framework_runs(self.model, layout, mode)]
 
-    def _refuse(self, fixed: Mapping[str, int]) -> NoReturn:
+    def _refuse(self) -> NoReturn:
         """Say why not one layout could be counted."""
-        stage, others = fixed.get("zero_stage"), {name: size for name, size in fixed.items() if name != "zero_stage"}
+        others = dict(self.fixed)
+        stage = others.pop("zero_stage", 0)
         if stage and any(layouts(self.model, self.cluster, self.batch, others)) and not self.unfit:
             rule = f"{stage} divides states among data · context ranks, and these sizes leave one: only 0 is possible"
             raise ConfigError("zero_stage", rule)
-        wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
+        wanted = "".join(f", {name} = {size}" for name, size in self.fixed.items())
         rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
         raise ConfigError("gpus", ": ".join([rule, *(reason for reason, _ in self.unfit.most_common(1))]))
 
@@ -435,10 +437,9 @@ class _Search:
         """One layer: forward, recomputation, collectives; and the output layer's forward."""
         forward = work_seconds(self.model.layer_work(layout), self.cluster)
         again = work_seconds(self.model.added_work(layout, recompute), self.cluster)
-        copy = total(self.model.host_rows(layout, recompute)) / self.cluster.device.host_bytes_per_second
         return (
             forward,
-            again + copy_seconds(copy, forward, again),
+            again,
             layer_traffic(self.model, layout, recompute, self.cluster),
             work_seconds(self.model.last_work(layout), self.cluster),
         )
@@ -501,6 +502,6 @@ class _Search:
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
-def bill_of(model: PlannedModel, plan: Plan | Refused) -> Bill:
+def bill_of(model: PlannedModel, plan: Counted) -> Bill:
     """The plan's bill on its fullest rank, line by line."""
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank)

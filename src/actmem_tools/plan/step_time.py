@@ -30,7 +30,7 @@ def gib_or_mib(size: int) -> str:
 @dataclass(frozen=True)
 class Device:
     """One GPU: dense 16-bit FLOPs a second, memory bandwidth, and what it sends a second in one direction
-    to a neighbour in its node, to one in another node and to the host (bytes).
+    to a neighbour in its node and to one in another node (bytes).
 
     hides_both: whether collectives of tensor and of sharded data parallelism run beside matmuls together.  Before
     Blackwell the first need CUDA_DEVICE_MAX_CONNECTIONS=1, which the second refuse (Megatron-LM's arguments.py)."""
@@ -40,13 +40,12 @@ class Device:
     memory_bytes_per_second: int
     node_bytes_per_second: int
     network_bytes_per_second: int
-    host_bytes_per_second: int = 25 * 10**9
     hides_both: bool = False
 
 
 #: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
 #: port for each GPU of 200 Gb/s with A100 (2205.05198 section 6) and 400 Gb/s with H100, H200, B200 (DGX) and MI300X.
-#: Host: PCIe 4.0 for all.  Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for
+#: Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for
 #: RTX 4090: the same here.
 DEVICES = {
     device.name: device

@@ -26,6 +26,8 @@ Formula = tuple[Monomial, ...]
 FORWARD, BACKWARD = "forward", "backward"
 #: The name of weights' gradients on the tape of a step's first microbatch.
 GRADIENTS = "gradients"
+#: The number of the formula that is 0 at all sizes.
+NOTHING = -1
 _POWER_SIGNS = {1: "", 2: "²", 3: "³"}
 #: Letters that may be 1, and how many together.  A size of 1 can change which tensors are copies, so it has events of
 #: its own.
@@ -104,6 +106,11 @@ def sizes_of(event: Event) -> list[int]:
     return [event.flops, *event.read, *event.written] if isinstance(event, Run) else []
 
 
+def used_in(events: Iterable[Event]) -> set[int]:
+    """The numbers of the formulas of a tape's events."""
+    return {i for event in events for i in sizes_of(event)}
+
+
 def value(formula: Formula, sizes: Sequence[int]) -> int:
     """A formula at these sizes.  Raises ConfigError if that is no whole number."""
     total: Fraction | int = 0
@@ -176,8 +183,8 @@ class Tape:
     formulas: list[Formula]
     variants: dict[tuple[str, ...], list[Event]]
 
-    def events(self, sizes: Mapping[str, int]) -> list[Event]:
-        """The events at these sizes, in bytes.  Raises ConfigError on missing, unknown or impossible sizes."""
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raises ConfigError on missing, unknown or impossible sizes."""
         for letter in sizes:
             if letter not in self.letters:
                 raise ConfigError("at", f"the tape has no {letter}, only {', '.join(self.letters)}")
@@ -185,21 +192,28 @@ class Tape:
             if letter not in sizes:
                 raise ConfigError("at", f"{letter} is missing: the tape needs {', '.join(self.letters)}")
             check_size(letter, sizes[letter], largest=2**40)
-        ones = tuple(sorted(letter for letter in self.letters if sizes[letter] == 1))
-        if len(ones) > MOST_ONES or not {*ones} <= {*MAY_BE_ONE}:
+        ones = {letter for letter in self.letters if sizes[letter] == 1}
+        if len(ones) > MOST_ONES or not ones <= {*MAY_BE_ONE}:
             few = f"at most {MOST_ONES} of {', '.join(MAY_BE_ONE)} may be 1"
             raise ConfigError("at", f"{few}: other sizes of 1 weren't recorded, and can run otherwise")
-        chosen, values = self.values(sizes)
+
+    def events(self, sizes: Mapping[str, int]) -> list[Event]:
+        """The events at these sizes, in bytes.  Raises ConfigError on missing, unknown or impossible sizes."""
+        self.check(sizes)
+        chosen = self.variants[self.ones(sizes)]
+        values = self.values(used_in(chosen), sizes)
         return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
 
-    def values(self, sizes: Mapping[str, int]) -> tuple[list[Event], dict[int, int]]:
-        """The events for these sizes, which aren't checked, and the value of each formula that they use."""
+    def ones(self, sizes: Mapping[str, int]) -> tuple[str, ...]:
+        """Which of ``variants`` has the events for these sizes."""
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
         subsets = (subset for n in range(len(ones), -1, -1) for subset in combinations(ones, n))
-        chosen = next(self.variants[subset] for subset in subsets if subset in self.variants)
-        used = {i for event in chosen for i in sizes_of(event)}
+        return next(subset for subset in subsets if subset in self.variants)
+
+    def values(self, used: Iterable[int], sizes: Mapping[str, int]) -> dict[int, int]:
+        """The values of formulas at sizes, which aren't checked, by their numbers."""
         own = [sizes[letter] for letter in self.letters]
-        return chosen, {i: value(self.formulas[i], own) for i in used}
+        return {NOTHING: 0, **{i: value(self.formulas[i], own) for i in used}}
 
     def kept_formula(self) -> Formula:
         """``kept_bytes`` of a reading as a formula, for sizes none of which is 1."""

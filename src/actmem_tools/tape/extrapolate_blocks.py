@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from itertools import accumulate, product
+from functools import cache, cached_property, lru_cache, partial
+from itertools import accumulate, pairwise, product
 
 from actmem.config import LARGEST_SIZE
 from actmem.rows import Row, by_term
@@ -23,14 +23,18 @@ from actmem_tools.config_file import Order
 from actmem_tools.tape.evaluate import (
     BACKWARD,
     GRADIENTS,
+    NOTHING,
+    Event,
     Formula,
+    Free,
+    Make,
     Mark,
+    Resize,
     Run,
     Tape,
     alive_after,
     first_microbatch,
-    moments,
-    read_events,
+    used_in,
     value,
 )
 
@@ -46,16 +50,6 @@ _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in list(model.{path}.children())[:{again}]:
     {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
-#: The part that is all of a block, with its input on the host until it is recomputed; and its code.
-OFFLOAD = "offload"
-_RECOMPUTE_OFFLOADED = """from functools import partial
-from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import checkpoint
-def on_host(forward, *args, **kwargs):
-    with save_on_cpu(pin_memory=True):
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-for block in list(model.{path}.children())[:{again}]:
-    block.forward = partial(on_host, block.forward)"""
 _RECOMPUTE_SELECTIVE = """from collections import Counter
 from functools import partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -124,11 +118,8 @@ def recompute_code(path: str, again: int, part: str) -> str:
     Args:
         path: where the blocks are in the model.
         again: how many of them are recomputed.
-        part: ``""`` for all of a block; ``offload`` for all of it with its input on the host; one of ``SELECTIVE``; or
-            the name of a module in it.
+        part: ``""`` for all of a block; one of ``SELECTIVE``; or the name of a module in it.
     """
-    if part == OFFLOAD:
-        return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
     if part in SELECTIVE:
         return _RECOMPUTE_SELECTIVE.format(path=path, again=again, saved=SELECTIVE[part][1])
     return _RECOMPUTE.format(path=path, again=again, part=f"block.{place_of(part)}" if part else "block")
@@ -136,10 +127,18 @@ def recompute_code(path: str, again: int, part: str) -> str:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes alive after any operation, and its rows, the largest first."""
+    """The most bytes alive after any operation.
+
+    named_rows: makes its rows, which takes longer than the bytes.
+    """
 
     bytes: int
-    rows: tuple
+    named_rows: Callable[[], tuple[Row, ...]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The bytes line by line, the largest first."""
+        return self.named_rows()
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,9 @@ class Need:
 class BlockModel:
     """A model made of equal blocks: its tapes, and how many elements its weights have.
 
-    tapes: by (blocks that are recomputed, blocks that save everything).
+    tapes: of so many blocks that are recomputed and so many that save everything.
+    names: of a tape's storages, by these two numbers and the letters that are 1; those that aren't there have their
+        operation's.
     path: where the blocks are, as Python has it after ``model.``.
     elements: of trained weights, outside the blocks, of one block, and of those outside that have their gradients
         before any block has; of weights that need no gradient, outside the blocks and of one block.
@@ -192,7 +193,7 @@ class BlockModel:
     shortest, longest: sequence that the model can read and the tapes hold for.
     """
 
-    tapes: Mapping[tuple[int, int], Tape]
+    tapes: Callable[[int, int], Tape]
     path: str
     elements: tuple[Formula, ...]
     element_size: int
@@ -201,12 +202,12 @@ class BlockModel:
     recompute: bool = False
     shortest: int = 2
     longest: int = LARGEST_SIZE
-    _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
+    names: Callable[[int, int, tuple[str, ...]], Mapping[int, str]] = lambda again, whole, ones: {}
 
     @property
     def letters(self) -> tuple[str, ...]:
         """Of the sizes that ``need`` takes, without the number of blocks."""
-        return self.tapes[0, 1].letters
+        return self.tapes(0, 1).letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Elements of all weights at these sizes.
@@ -224,35 +225,47 @@ class BlockModel:
         whole: int,
         is_first: bool = False,
         sharded: Sharded = Sharded(),
-        on_host: bool = False,
     ) -> Need:
         """A microbatch of ``again`` blocks that are recomputed, the first ones, and ``whole`` that save everything.
 
         Args:
             is_first: of the step, so that gradients are what it makes.
             sharded: bytes of a block's weights and gradients under FSDP2.
-            on_host: of the recomputed blocks only the one at work has here what it saves.
         """
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
+        fewest = self._moments(*base, at, is_first)  # first: its runs are the shortest
         more = [(again - base[0], self._moments(base[0] + 1, base[1], at, is_first))] if again else []
         more += [(whole - base[1], self._moments(base[0], base[1] + 1, at, is_first))] if whole else []
-        return self._moments(*base, at, is_first).with_more(more, self._head(at), sharded, on_host and again > 0)
+        return fewest.with_more(more, self._head(at), sharded)
 
     def _head(self, at: tuple) -> int:
         """Operations of backward before its first block; the same at all sizes, but for those that are 1.
 
         What follows the only block of a tape can begin as a block does: of two kinds of blocks the shorter is right.
         """
-        ones = tuple(letter for letter, size in at if size == 1)
-        if ones not in self._heads:
-            pairs = [[self._moments(*each, at, False) for each in some] for some in _ALIKE]
-            self._heads[ones] = min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
-        return self._heads[ones]
+        sizes = dict(at)
+        pairs = [[self._structure(*each, self.tapes(*each).ones(sizes), False) for each in some] for some in _ALIKE]
+        return min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
+
+    @cached_property
+    def _structure(self) -> Callable[[int, int, tuple[str, ...], bool], _Structure]:
+        return cache(
+            lambda again, whole, ones, is_first: _Structure(
+                self.tapes(again, whole).variants[ones], is_first, partial(self.names, again, whole, ones)
+            )
+        )
 
     @cached_property
     def _moments(self) -> Callable[[int, int, tuple, bool], _Moments]:
         """The last that were asked for: searches vary only the number of blocks."""
-        return lru_cache(32)(lambda again, whole, at, is_first: _Moments(self.tapes[again, whole], dict(at), is_first))
+
+        def made(again: int, whole: int, at: tuple, is_first: bool) -> _Moments:
+            tape, sizes = self.tapes(again, whole), dict(at)
+            tape.check(sizes)
+            structure = self._structure(again, whole, tape.ones(sizes), is_first)
+            return _Moments(structure, tape.values(structure.used, sizes))
+
+        return lru_cache(32)(made)
 
 
 @dataclass(frozen=True)
@@ -266,28 +279,62 @@ class _Moment:
     others: dict[str, int]
 
 
+class _Structure:
+    """What a tape does whatever its sizes, which are numbers of its formulas here.
+
+    used: those numbers.  changes: after each event the number of what comes and of what goes.
+    forward, backward: of each operation its name and its place among the events; forward from its end.
+    flops, moved: how often each number is added.
+    """
+
+    def __init__(self, events: Sequence[Event], is_first: bool, names: Callable[[], Mapping[int, str]]):
+        self.events, self.names = first_microbatch(events) if is_first else events, names
+        self.used = used_in(self.events)
+        self.changes: list[tuple[int, int]] = []
+        self.forward: list[tuple[str, int]] = []
+        self.backward: list[tuple[str, int]] = []
+        self.flops: Counter[int] = Counter()
+        self.moved: Counter[int] = Counter()
+        phase, alive = self.forward, dict[int, int]()
+        for place, event in enumerate(self.events):
+            gone = alive.pop(event.number, NOTHING) if isinstance(event, (Free, Resize)) else NOTHING
+            if isinstance(event, Make) or (isinstance(event, Resize) and gone != NOTHING):
+                alive[event.number] = event.bytes
+            come = alive.get(event.number, NOTHING) if isinstance(event, (Make, Resize)) else NOTHING
+            self.changes.append((come, gone))
+            if isinstance(event, Mark) and event.name == BACKWARD:
+                self.end, phase = place, self.backward
+            elif isinstance(event, Run):
+                phase.append((event.op, place))
+                self.flops[event.flops] += 1
+                self.moved.update([*event.read, *event.written])
+        self.forward.reverse()
+
+    def num_alike(self, other: _Structure) -> int:
+        """For how many operations of backward the other tape runs the same."""
+        pairs = zip(self.backward, other.backward)
+        return next((i for i, (mine, theirs) in enumerate(pairs) if mine[0] != theirs[0]), len(self.backward))
+
+    def num_more(self, other: _Structure) -> int:
+        """How many more operations of backward the other tape has: those of one block."""
+        return len(other.backward) - len(self.backward)
+
+
 class _Moments:
     """The moments of a tape at some sizes.
 
-    Bytes alive after each operation of forward, from its end, and of backward.
+    forward, backward: bytes alive after each operation, of forward from its end.
     """
 
-    def __init__(self, tape: Tape, sizes: Mapping[str, int], is_first: bool):
-        self.events = first_microbatch(tape.events(sizes)) if is_first else tape.events(sizes)
-        self.forward: list[tuple[int, str, int]] = []
-        self.backward: list[tuple[int, str, int]] = []
-        phase = self.forward
-        for place, (event, live, _) in enumerate(moments(self.events)):
-            if isinstance(event, Mark) and event.name == BACKWARD:
-                self.kept, self.end = live, place
-                phase = self.backward
-            elif isinstance(event, Run):
-                phase.append((live, event.op, place))
-        self.left = live  # at the end: gradients, in the first microbatch
-        self.forward.reverse()
-        self.reading = read_events(self.events)
+    def __init__(self, structure: _Structure, values: Mapping[int, int]):
+        self.structure, self.values = structure, values
+        live = [*accumulate(values[come] - values[gone] for come, gone in structure.changes)]
+        self.forward = [live[place] for _, place in structure.forward]
+        self.backward = [live[place] for _, place in structure.backward]
+        self.kept = live[structure.end]
+        self.left = live[-1]  # at the end: gradients, in the first microbatch
 
-    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded, on_host: bool) -> Need:
+    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int, sharded: Sharded) -> Need:
         """What the step needs with further blocks.
 
         Args:
@@ -295,92 +342,98 @@ class _Moments:
                 of them.
             head: operations of backward before its first block.
             sharded: see ``BlockModel.need``.
-            on_host: the first kind waits there.
         """
         added = [other.kept - self.kept for _, other in more]
         done = [other.left - self.left + sharded.part for _, other in more]
         found: dict[bool, _Moment] = {}
 
-        def consider(
-            in_blocks: bool,
-            tape: _Moments,
-            moment: tuple[int, str, int],
-            waiting: list[int],
-            ran: list[int],
-            inside: int,
-        ) -> None:
+        def consider(in_blocks: bool, tape: _Moments, fullest: tuple[int, int], waiting: list[int], ran: list[int],
+                     inside: int) -> None:  # fmt: skip
             """inside: of the tape's own blocks those that have run."""
-            here = [0, *waiting[1:]] if on_host else waiting
             others = {GRADIENTS: inside * sharded.part + sum(number * each for number, each in zip(ran, done))}
             if inside or any(ran):
                 others["float32 gradients"] = sharded.gradients
             if in_blocks and inside + sum(ran) + 1 < sum(numbers) + num_own:
                 others["gathered weights"] = sharded.weights
-            live = moment[0] + sum(number * each for number, each in zip(here, added)) + sum(others.values())
+            live, place = fullest
+            live += sum(number * each for number, each in zip(waiting, added)) + sum(others.values())
             if in_blocks not in found or live > found[in_blocks].bytes:
-                found[in_blocks] = _Moment(live, tape, moment[2], here, others)
+                found[in_blocks] = _Moment(live, tape, place, waiting, others)
 
         numbers, none, num_own = [number for number, _ in more], [0 for _ in more], len(more)
         # In forward only what all tapes end with is known to come last.
-        for moment in self.forward[: min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))]:
-            consider(False, self, moment, numbers, none, 0)
+        same = min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))
+        if same:
+            consider(False, self, self._fullest("forward", 0, same), numbers, none, 0)
         alike = [self._alike(other, "backward", each) for (_, other), each in zip(more, added)]
-        lengths = [self.num_more(other) for _, other in more]
+        lengths = [self.structure.num_more(other.structure) for _, other in more]
         ends = [*accumulate(reversed(lengths), initial=head)][1:]
-        for i, moment in enumerate(self.backward):
-            waiting = [number if i < length else 0 for number, length in zip(numbers, alike)]
+        for start, end in _between(0, len(self.backward), [head, *alike, *ends]):
+            waiting = [number if start < length else 0 for number, length in zip(numbers, alike)]
             ran = [number - each for number, each in zip(numbers, waiting)]
-            consider(i >= head, self, moment, waiting, ran, sum(place <= i for place in ends))
-        for k, ((number, other), start) in enumerate(zip(more, alike)):
-            end = self.num_alike(other) + self.num_more(other)
+            fullest = self._fullest("backward", start, end)
+            consider(start >= head, self, fullest, waiting, ran, sum(place <= start for place in ends))
+        for k, ((number, other), first) in enumerate(zip(more, alike)):
+            last = self.structure.num_alike(other.structure) + lengths[k]
             ends = [*accumulate([*reversed(lengths[k:]), *reversed(lengths[: k + 1])], initial=head)][1:]
             # From the second of these blocks to the last, bytes change by the same from one to the next.
             counts = {count for count in (number - 1, number - 2, 0) if count >= 0}
-            for i, waits in product(range(start, end), counts if number else ()):
+            for (start, end), waits in product(_between(first, last, ends), counts if number else ()):
                 ran = [*none[:k], number - 1 - waits, *numbers[k + 1 :]]
                 waiting = [*numbers[:k], waits, *none[k + 1 :]]
-                consider(True, other, other.backward[i], waiting, ran, sum(place <= i for place in ends))
+                fullest = other._fullest("backward", start, end)
+                consider(True, other, fullest, waiting, ran, sum(place <= start for place in ends))
 
         def whole(name: str) -> int:
-            each = getattr(self.reading, name).total()
-            return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
+            each = self._total(name)
+            return each + sum(number * (other._total(name) - each) for number, other in more)
 
-        kept = self.kept + sum(number * each for number, each in [*zip(numbers, added)][on_host:])
-        before_blocks, blocks = (
-            self._with_rows(more, found[in_blocks]) if in_blocks in found else Peak(0, ())
+        kept = self.kept + sum(number * each for number, each in zip(numbers, added))
+        ends_peak, blocks_peak = (
+            Peak(found[in_blocks].bytes, partial(self._with_rows, more, found[in_blocks]))
+            if in_blocks in found
+            else Peak(0)
             for in_blocks in (False, True)
         )
-        return Need(kept, before_blocks, blocks, whole("flops"), whole("moved_bytes"))
+        return Need(kept, ends_peak, blocks_peak, whole("flops"), whole("moved"))
 
-    def _with_rows(self, more: Sequence[tuple[int, _Moments]], moment: _Moment) -> Peak:
-        """The peak at a moment, with the kept rows of the blocks that wait."""
-        sums, kept = Counter(moment.tape._rows(moment.place)), self._rows(self.end)
+    def _fullest(self, side: str, start: int, end: int) -> tuple[int, int]:
+        """The most bytes alive after the operations from ``start`` to before ``end``, and their place in the events."""
+        live = getattr(self, side)
+        i = max(range(start, end), key=live.__getitem__)
+        return live[i], getattr(self.structure, side)[i][1]
+
+    def _total(self, name: str) -> int:
+        return sum(count * self.values[i] for i, count in getattr(self.structure, name).items())
+
+    def _with_rows(self, more: Sequence[tuple[int, _Moments]], moment: _Moment) -> tuple[Row, ...]:
+        """The rows at a moment, with the kept rows of the blocks that wait."""
+        sums, kept = Counter(moment.tape._rows(moment.place)), self._rows(self.structure.end)
         for number, (_, other) in zip(moment.waiting, more):
             if number:
-                theirs = other._rows(other.end)
+                theirs = other._rows(other.structure.end)
                 for term in {**kept, **theirs}:
                     sums[term] += number * (theirs.get(term, 0) - kept.get(term, 0))
         sums.update(moment.others)
         found = sorted(((each, term) for term, each in sums.items() if each), reverse=True)
-        return Peak(moment.bytes, tuple(Row(term, each) for each, term in found))
-
-    def num_alike(self, other: _Moments) -> int:
-        """For how many operations of backward the other tape runs the same."""
-        pairs = zip(self.backward, other.backward)
-        return next((i for i, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1]), len(self.backward))
-
-    def num_more(self, other: _Moments) -> int:
-        """How many more operations of backward the other tape has: those of one block."""
-        return len(other.backward) - len(self.backward)
+        return tuple(Row(term, each) for each, term in found)
 
     def _alike(self, other: _Moments, side: str, each: int) -> int:
         """For how many moments the other tape runs the same and holds ``each`` bytes more."""
-        pairs = zip(getattr(self, side), getattr(other, side))
+        mine, theirs = ((getattr(one, side), getattr(one.structure, side)) for one in (self, other))
+        pairs = zip(*mine, *theirs)
         return next(
-            (i for i, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1] or theirs[0] - mine[0] != each),
-            min(len(getattr(self, side)), len(getattr(other, side))),
+            (i for i, (live, op, more, its) in enumerate(pairs) if op[0] != its[0] or more - live != each),
+            min(len(mine[0]), len(theirs[0])),
         )
 
     def _rows(self, place: int) -> dict[str, int]:
-        alive = alive_after(self.events, place).values()
-        return by_term(Row(re.sub(r"\.\d+(?=[.:])", ".*", made.name), made.bytes) for made in alive)
+        names = self.structure.names()
+        alive = alive_after(self.structure.events, place).values()
+        named = [(names.get(made.number, made.name), self.values[made.bytes]) for made in alive]
+        return by_term(Row(re.sub(r"\.\d+(?=[.:])", ".*", name), size) for name, size in named)
+
+
+def _between(start: int, end: int, places: Iterable[int]) -> list[tuple[int, int]]:
+    """The range from ``start`` to ``end`` cut at places."""
+    return [*pairwise(sorted({start, end, *(place for place in places if start < place < end)}))] if start < end else []

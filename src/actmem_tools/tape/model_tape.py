@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from actmem_tools.tape.solver import (
     NO_RULES,
     NoFormula,
     Rules,
+    Runs,
     check_larger,
     draw_sizes,
     parsed_letters,
@@ -50,7 +51,7 @@ Prepare = Callable[[nn.Module], object]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
 #: Runs that tell the formulas in s and b, whose powers are few.
-_CONFIG_RUNS = 5
+_CONFIG_RUNS = 4
 #: Of attention with dropout.
 _FUSED = (
     "Attention has dropout. The bill is of a fused kernel, as a GPU's is, which stores no scores; a CPU has none with "
@@ -66,50 +67,68 @@ def model_tape(
     """The tape of ``file.py:factory``.  Raises ConfigError if it can't run or has no formulas over the letters."""
     if dtype:
         check_choice("dtype", dtype, tuple(load_model.DTYPES))
-    return tape_of(load_model.load_factory(target), letters, rules, fixed, dtype)
+    return tape_of(load_model.load_factory(target), Runs(letters, rules), fixed, dtype)
 
 
-def tape_of(
-    factory: Factory,
-    letters: Sequence[str],
-    rules: Rules = NO_RULES,
-    fixed: Mapping[str, int] = {},
-    dtype: str = "",
-    prepare: Prepare = lambda model: None,
-    may_be_one: Sequence[str] = MAY_BE_ONE,
-    num_runs: int = 0,
-    known: list[Formula] | None = None,
-    held: Mapping[str, int] = {},
-    at: Mapping[str, int] = {},
-) -> Tape:
-    """The tape of a factory's model after ``prepare(model)``; for the last six see ``solve``.
+def _as_it_is(model: nn.Module) -> None:
+    """Change nothing."""
 
-    at: sizes of one of the runs; without them one run checks the formulas at larger sizes than the others have.
-    """
 
-    def recorded(sizes: dict[str, int]) -> list[Event]:
-        shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
-        try:
-            return run_factory(factory, {**sizes, **fixed}, dtype, prepare=prepare)
-        except NoFormula:
-            raise
-        except ConfigError as error:
-            helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
-            raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
+@dataclass(frozen=True)
+class _Model:
+    """A factory's model.  more_sizes: what the factory takes beside a run's sizes.  prepare: changes the model."""
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the runs are tiny
-    try:
-        is_first = not known  # later tapes have the same formulas
-        tape = solve(recorded, letters, rules, may_be_one, num_runs, known, held, at)
-        if is_first and not at:
-            check_larger(tape, recorded, rules)
-    finally:
-        torch.set_num_threads(threads)
-    for ones, events in tape.variants.items():
+    factory: Factory
+    more_sizes: Mapping[str, int]
+    dtype: str
+    prepare: Prepare = _as_it_is
+
+    def events(
+        self, sizes: Mapping[str, int], names: dict[int, str] | None = None, is_first: bool = False
+    ) -> list[Event]:
+        """See ``run_factory``."""
+        return run_factory(self.factory, {**sizes, **self.more_sizes}, self.dtype, names, self.prepare, is_first)
+
+    def names(self, runs: Runs, ones: Sequence[str]) -> dict[int, str]:
+        """The ledger's names of what autograd keeps, by the numbers of storages; for sizes where ``ones`` are 1."""
         names: dict[int, str] = {}
-        sizes = draw_sizes(letters, rules, random.Random(0), {**held, **dict.fromkeys(ones, 1)})
-        run_factory(factory, {**sizes, **fixed}, dtype, names, prepare)
+        self.events(runs.draw(random.Random(0), ones), names)
+        return names
+
+    def tape(self, runs: Runs, known: list[Formula] | None = None) -> Tape:
+        """Its tape, by the names of operations.  known: see ``solve``.
+
+        Unless one of the runs is at sizes asked for, one more run checks the formulas at larger sizes.
+        """
+
+        def recorded(sizes: dict[str, int]) -> list[Event]:
+            shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+            try:
+                return self.events(sizes)
+            except NoFormula:
+                raise
+            except ConfigError as error:
+                helps = "; h:8 makes h a multiple of 8" if "h" in sizes else ""
+                raise type(error)(error.argument, f"at {shown}: {error.rule}{helps}") from error
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the runs are tiny
+        try:
+            is_first = not known  # later tapes have the same formulas
+            tape = solve(recorded, runs, known)
+            if is_first and not runs.at:
+                check_larger(tape, recorded, runs.rules)
+            return tape
+        finally:
+            torch.set_num_threads(threads)
+
+
+def tape_of(factory: Factory, runs: Runs, more_sizes: Mapping[str, int] = {}, dtype: str = "") -> Tape:
+    """The tape of a factory's model, by the names of what autograd keeps.  more_sizes: what else the factory takes."""
+    model = _Model(factory, more_sizes, dtype)
+    tape = model.tape(runs)
+    for ones, events in tape.variants.items():
+        names = model.names(runs, ones)
         events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
 
@@ -128,7 +147,7 @@ def run_factory(
     sizes: Mapping[str, int],
     dtype: str = "",
     names: dict[int, str] | None = None,
-    prepare: Prepare = lambda model: None,
+    prepare: Prepare = _as_it_is,
     is_first: bool = False,
 ) -> list[Event]:
     """One microbatch's events, the step's first or another.
@@ -158,23 +177,6 @@ def run_factory(
             raise load_model.Raised("target", f"backward raised {one_line(error)}") from error
 
     return record_step(model, forward, backward, inputs, is_first)
-
-
-class _Tapes(dict[tuple[int, int], Tape]):
-    """Tapes by numbers of blocks, each solved when it is first asked for.
-
-    checked: called with numbers of blocks, once there is a tape with both kinds.
-    """
-
-    def __init__(self, solved: Callable[[int, int], Tape], checked: Callable[[int, int], object]):
-        super().__init__()
-        self._solved, self._checked = solved, checked
-
-    def __missing__(self, counts: tuple[int, int]) -> Tape:
-        self[counts] = self._solved(*counts)
-        if counts == (1, 1):
-            self._checked(2, 2)
-        return self[counts]
 
 
 def solved_blocks(
@@ -214,26 +216,38 @@ def solved_blocks(
     notes = tuple(remark for remark in remarks if remark)
     found: dict[str, BlockModel] = {}
     known: list[Formula] = []
+    checked: set[str] = set()
+    runs = Runs(letters, rules, held, may_be_one, _CONFIG_RUNS if config else len(letters) + 2, at if config else {})
 
     def prepare(part: str, again: int, model: nn.Module) -> None:
         exec(recompute_code(path, order.num_layers(again), part), {"model": model})
 
+    def model_of(part: str, again: int, whole: int) -> _Model:
+        return _Model(factory, {_BLOCKS: again + whole}, dtype, partial(prepare, part, again))
+
+    @cache
     def solved(part: str, again: int, whole: int) -> Tape:
-        first = next(iter(found.values())).tapes
-        if not again and (again, whole) in first:
-            return first[again, whole]
-        fixed, ready = {_BLOCKS: again + whole}, partial(prepare, part, again)
         show_progress(f"solving {again + whole} blocks, of which {again} run again")
-        runs, checked = (_CONFIG_RUNS, at) if config else (len(letters) + 2, {})
         with _running(fake):
-            return tape_of(factory, letters, rules, fixed, dtype, ready, may_be_one, runs, known, held, checked)
+            return model_of(part, again, whole).tape(runs, known)
+
+    def tape(part: str, again: int, whole: int) -> Tape:
+        found_tape = solved(part if again else parts[0], again, whole)
+        if (again, whole) == (1, 1) and part not in checked:
+            checked.add(part)
+            check(part, 2, 2)
+        return found_tape
+
+    @cache
+    def names(part: str, again: int, whole: int, ones: tuple[str, ...]) -> dict[int, str]:
+        with _running(fake):
+            return model_of(part, again, whole).names(runs, ones)
 
     def check(part: str, again: int, whole: int) -> None:
         if config and again + whole > config.num_blocks:
             return
         with _running(fake):
-            more = {**sizes, _BLOCKS: again + whole}
-            events = run_factory(factory, more, dtype, prepare=partial(prepare, part, again), is_first=True)
+            events = model_of(part, again, whole).events(sizes, is_first=True)
         live = [live for event, live, _ in moments(events) if isinstance(event, Run)]
         real = read_events(events).kept_bytes, max(live)
         need = found[part].need(sizes, again, whole, is_first=True)
@@ -243,9 +257,8 @@ def solved_blocks(
             raise ConfigError("target", " ".join([f"{rule}, {told}: {OTHERWISE} works.", *notes]))
 
     for part in parts:
-        tapes = _Tapes(partial(solved, part), partial(check, part))
         alike = found_blocks.element_size, order, notes, found_blocks.recompute
-        found[part] = BlockModel(tapes, path, elements, *alike)
+        found[part] = BlockModel(partial(tape, part), path, elements, *alike, names=partial(names, part))
         if len(found) == 1:
             check(part, 0, 3)
     return found

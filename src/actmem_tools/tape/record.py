@@ -27,7 +27,7 @@ from actmem.main_grad import gradient_of
 from actmem.torch_private import node_running
 from actmem_more.torch_private import flash_on_cpu, flash_on_cpu_backward
 from actmem_tools.tape.evaluate import BACKWARD, FORWARD, Event, Free, Gradient, Make, Mark, Resize, Run
-from actmem_tools.torch_private import WEIGHTS_NODE
+from actmem_tools.torch_private import WEIGHTS_NODE, is_fake
 
 GENERATOR_STATE = "generator state"
 
@@ -100,7 +100,7 @@ class Recorder(StepMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.prim.device.default:  # fake tensors are asked for theirs all the time
-            return func(*args)
+            return args[0].device if is_fake(args[0]) else func(*args)
         kwargs, func = kwargs or {}, self.real_operation(func, args)
         if func is torch.ops.aten.add_.Tensor and node_running() == WEIGHTS_NODE:
             self._note_gradient(args)

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, zip_longest
 
@@ -140,41 +141,55 @@ def draw_sizes(
     return {letter: sizes[letter] for letter in letters}
 
 
-def solve(
-    record: Record,
-    letters: Sequence[str],
-    rules: Rules = NO_RULES,
-    may_be_one: Sequence[str] = MAY_BE_ONE,
-    num_runs: int = 0,
-    known: list[Formula] | None = None,
-    fixed: Mapping[str, int] = {},
-    at: Mapping[str, int] = {},
-) -> Tape:
+@dataclass(frozen=True)
+class Runs:
+    """Which runs a tape is solved from.
+
+    Args:
+        letters: of the formulas.
+        rules: of what each letter is a multiple.
+        fixed: sizes that don't vary.
+        may_be_one: letters that are tried as 1 too, which can change the events.
+        number: of runs for each list of events; by default enough to find any powers.
+        at: sizes of one of the runs.
+    """
+
+    letters: Sequence[str]
+    rules: Rules = field(default_factory=dict)
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    may_be_one: Sequence[str] = MAY_BE_ONE
+    number: int = 0
+    at: Mapping[str, int] = field(default_factory=dict)
+
+    def draw(self, rng: random.Random, ones: Sequence[str] = (), decks: dict | None = None) -> dict[str, int]:
+        """Sizes of one run.  ones: letters that are 1.  decks: see ``draw_sizes``."""
+        return draw_sizes(self.letters, self.rules, rng, {**self.fixed, **dict.fromkeys(ones, 1)}, decks)
+
+
+def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
-    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers.  known:
-    formulas of tapes of the same code, which has run before, to which this one's are added: where each size has exactly
-    one of them, a few runs are enough.  fixed: sizes that don't vary.  at: those of one of the runs.  Raises NoFormula,
-    which names the event and shows two sizes.
+    record: may set letters that others give.  known: formulas of tapes of the same code, which has run before, to
+    which this one's are added: where each size has exactly one of them, a few runs are enough.  Raises NoFormula, which
+    names the event and shows two sizes.
     """
-    rng = random.Random(0)
-    tape = Tape(tuple(letters), [] if known is None else known, {})
+    rng, at = random.Random(0), dict(runs.at)
+    tape = Tape(tuple(runs.letters), [] if known is None else known, {})
     few = 0 if known is None else _FEW_AT if at else _FEW_RUNS
     if known is None:  # the first run of a process can hold more: caches fill, modules load
-        record(draw_sizes(letters, rules, rng, fixed))
-    ones = tuple(sorted(letter for letter, size in at.items() if size == 1))
-    runs = [(dict(at), record(dict(at)))] if at and not ones else []
-    tape.variants[()] = _solved(record, tape, rules, rng, fixed, num_runs, few, runs)
+        record(runs.draw(rng))
+    ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
+    done = [(at, record(at))] if at and not ones_at else []
+    tape.variants[()] = _solved(record, tape, runs, rng, (), few, done)
     for count in range(1, MOST_ONES + 1):
-        for some in combinations(sorted(x for x in letters if x in may_be_one), count):
-            with_ones = {**fixed, **dict.fromkeys(some, 1)}
-            sizes = dict(at) if at and some == ones else draw_sizes(letters, rules, rng, with_ones)
+        for ones in combinations(sorted(x for x in runs.letters if x in runs.may_be_one), count):
+            sizes = at if at and ones == ones_at else runs.draw(rng, ones)
             try:
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
                 continue
             if not _same(tape, sizes, events):
-                tape.variants[some] = _solved(record, tape, rules, rng, with_ones, num_runs, few, [(sizes, events)])
+                tape.variants[ones] = _solved(record, tape, runs, rng, ones, few, [(sizes, events)])
     return tape
 
 
@@ -187,14 +202,14 @@ def solve_rows(
 ) -> dict[str, Formula]:
     """The formula of the bytes of each term's rows.  count: the rows at given sizes, always as many, in one order.
 
-    fixed, num_runs: see ``solve``; one run is enough of what depends on no letter.  Raises NoFormula, which names the
+    fixed, num_runs: see ``Runs``; one run is enough of what depends on no letter.  Raises NoFormula, which names the
     row and shows two sizes.
     """
 
     def made(sizes: dict[str, int]) -> list[Event]:
         return [Make(i, row.bytes, row.term) for i, row in enumerate(count(sizes))]
 
-    tape = solve(made, letters, rules, may_be_one=(), num_runs=num_runs, known=[], fixed=fixed)
+    tape = solve(made, Runs(letters, rules, fixed, may_be_one=(), number=num_runs), known=[])
     found: dict[str, list[Formula]] = {}
     for event in tape.variants[()]:
         if isinstance(event, Make):
@@ -235,27 +250,28 @@ def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
 def _solved(
     record: Record,
     tape: Tape,
-    rules: Rules,
+    asked: Runs,
     rng: random.Random,
-    fixed: Mapping[str, int],
-    num_runs: int,
+    ones: Sequence[str],
     few: int,
-    runs: Sequence[tuple[dict[str, int], list[Event]]] = (),
+    done: Sequence[tuple[dict[str, int], list[Event]]],
 ) -> list[Event]:
-    """Events with numbers of formulas, which are added to the tape's.  runs: those that are done."""
-    free = [letter for letter in tape.letters if letter not in fixed]
-    runs = list(runs)
+    """Events with numbers of formulas, which are added to the tape's.  ones: letters that are 1.  done: first runs."""
+    free = [letter for letter in tape.letters if letter not in (*asked.fixed, *ones)]
+    runs = list(done)
     drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
+    most = asked.number or max(12, len(free) + 6)
     for _ in range(100):  # few letters have fewer different sizes
-        if few and len(runs) >= few and _all_known(tape, runs, free):
+        sizes = asked.draw(rng, ones, decks)
+        if tuple(sizes.values()) in drawn:
+            continue
+        if len(runs) >= most or (few and len(runs) >= few and _all_known(tape, runs, free)):
             break
-        sizes = draw_sizes(tape.letters, rules, rng, fixed, decks)
-        if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
-            drawn.add(tuple(sizes.values()))
-            runs.append((sizes, record(sizes)))
-            _check_structure(runs[0], runs[-1])
-    fit = _Fit([sizes for sizes, _ in runs], free, rules)
+        drawn.add(tuple(sizes.values()))
+        runs.append((sizes, record(sizes)))
+        _check_structure(runs[0], runs[-1])
+    fit = _Fit([sizes for sizes, _ in runs], free, asked.rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
     # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
     known = _by_values(tape, runs)
@@ -312,13 +328,20 @@ def _text(sizes: Mapping[str, int]) -> str:
 
 def _check_structure(*runs: tuple[dict[str, int], list[Event]]) -> None:
     """Raise NoFormula unless two runs have the same events, whatever their sizes."""
-    without_sizes = [[with_sizes(event, (0,) * len(sizes_of(event))) for event in events] for _, events in runs]
-    for i, both in enumerate(zip_longest(*without_sizes)):
-        if both[0] != both[1]:
+    for i, both in enumerate(zip_longest(*(events for _, events in runs))):
+        if not _is_same(*both):
             what = [f"{_text(sizes)}: {_event_text(event)}" for (sizes, _), event in zip(runs, both)]
             raise NoFormula(
                 "letters", f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}"
             )
+
+
+def _is_same(one: Event | None, other: Event | None) -> bool:
+    """Whether two events differ in sizes only."""
+    if type(one) is not type(other) or one is None or other is None:
+        return False
+    sizes = sizes_of(one)
+    return len(sizes) == len(sizes_of(other)) and with_sizes(other, sizes) == one
 
 
 def _event_text(event: Event | None) -> str:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem.rows import Row, by_term, merge
-from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_after, moments, unpacked
+from actmem_tools.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_after, moments, unpacked, used_in
 
 #: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
 LAYERS = "layers"
 FILE = Path(__file__).with_name("stage_tapes.json")
-_GIVEN, _FETCHED = "gradient of the stage's output", "layers' inputs, back from the host"
+_GIVEN = "gradient of the stage's output"
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,6 @@ class StagePart:
     before, after: the peak of backward on each side of the hole.
     at: the moment backward reaches the hole.
     held: as after, while the caller still holds the gradient that came through the hole, of ``gradient_bytes``.
-    fetched_bytes: of an input that comes from the host's memory, and is on the device while the layer and the one
-        before it in backward run.
     """
 
     kept_bytes: int
@@ -72,7 +70,6 @@ class StagePart:
     gradient_bytes: int
     forward_flops: int
     backward_flops: int
-    fetched_bytes: int = 0
 
 
 def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePart:
@@ -135,14 +132,12 @@ def transient(layer: StagePart, ends: StagePart | None, first: bool, last: bool,
     layers: of the stage, or of the chunk whose backward comes next.
     """
     own = layer.after if last else layer.held
-    fetched = {_FETCHED: min(layers, 2) * layer.fetched_bytes}
-    in_layer = own.bytes + fetched[_FETCHED]
     if ends is None or not last:
-        found = [Transient(in_layer, (own,), fetched)]
+        found = [Transient(own.bytes, (own,))]
     else:
         # The gradient that leaves the end is the one that enters the layer.
-        both = in_layer + ends.at.bytes - layer.gradient_bytes
-        found = [Transient(ends.before.bytes, (ends.before,)), Transient(both, (own, ends.at), fetched)]
+        both = own.bytes + ends.at.bytes - layer.gradient_bytes
+        found = [Transient(ends.before.bytes, (ends.before,)), Transient(both, (own, ends.at))]
     if ends is not None and first:
         given = 0 if last else layer.gradient_bytes
         size = ends.after.bytes + given - layers * layer.kept_bytes
@@ -169,4 +164,6 @@ def stored_tape(family: str, name: str) -> Tape:
 def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
     """A part at these sizes, in the order of the family's letters."""
     tape = stored_tape(family, name)
-    return stage_part_of(*tape.values(dict(zip(tape.letters, sizes))))
+    at = dict(zip(tape.letters, sizes))
+    events = tape.variants[tape.ones(at)]
+    return stage_part_of(events, tape.values(used_in(events), at))

@@ -370,7 +370,7 @@ def test_bad_values_are_refused_before_anything_runs(options, says, monkeypatch,
 
 def test_a_model_with_a_vector_for_each_position_has_a_longest_sequence(monkeypatch):
     pytest.importorskip("transformers")
-    nothing = {"": BlockModel({}, "", (), 2)}
+    nothing = {"": BlockModel(lambda again, whole: pytest.fail("a tape is read"), "", (), 2)}
     monkeypatch.setattr(model_tape, "solved_blocks", lambda *others, **more: nothing)
     gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 300}
     longest = {}

@@ -28,7 +28,14 @@ from actmem.config import ELEMENT_BYTES, ConfigError, ModelShape, Parallel, chec
 from actmem.formulas.communication import INPUT, INPUT_AGAIN, OUTPUT, PredictedCollective, layer_collectives
 from actmem.recipes import Mode, Recompute
 from actmem.rows import Row, on_device
-from actmem_more.llama_shape import LatentHeads, LlamaShape, check_llama_ranks, llama_layer_terms, own_context_shape
+from actmem_more.llama_shape import (
+    LatentHeads,
+    LlamaShape,
+    check_llama_ranks,
+    experts_of_a_rank,
+    llama_layer_terms,
+    own_context_shape,
+)
 
 
 def llama_rows(
@@ -245,11 +252,9 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
     """
     if not shape.num_experts or not shape.experts_per_token:
         raise ConfigError("shape", "this layer has no experts")
-    t, ranks = parallel.tensor_parallel_size, parallel.expert_ranks
-    held = check_divides(
-        "num_experts", shape.num_experts, f"{'expert' if ranks > t else 'tensor'}_parallel_size", ranks
-    )
-    return ranks // t * shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
+    held = experts_of_a_rank(shape.num_experts, parallel)
+    senders = parallel.expert_ranks // parallel.tensor_parallel_size
+    return senders * shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:

@@ -72,7 +72,8 @@ class MainWeights:
         So no ``zero_grad`` is needed, and the optimizer's, which lets the copies' gradients go, does no harm.  Other
         values that were written into the module since the last step, such as a checkpoint's, are stepped from.  Raises
         ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``, and if a
-        gradient is in ``.grad``: DistributedDataParallel and FSDP put there what they have reduced, after backward.
+        gradient is in ``.grad``: DistributedDataParallel and FullyShardedDataParallel put theirs there, reduced, after
+        backward.  Under ``fully_shard``, shard the module first.
         """
         there = set(map(id, self._module.parameters()))
         for (parameter, main), before in zip(self._pairs, self._written):

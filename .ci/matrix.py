@@ -3,7 +3,8 @@
 CI does not run this: ``make matrix`` does.
 
 Each version gets a virtual environment of its own in build/matrix, some gigabytes where pip brings a
-CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json.
+CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json, and as a table to
+FINDINGS.md.
 ``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
 """
 
@@ -25,6 +26,8 @@ from actmem.torch_private import CHECKED_ON
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "matrix"
 RESULTS = ROOT / ".ci" / "torch_versions.json"
+FINDINGS = ROOT / "FINDINGS.md"
+MARKS = "<!-- make matrix writes from here -->\n", "<!-- make matrix writes to here -->"
 #: What runs on each version: a part passes if some of its tests pass and none fails.
 PARTS = {
     "formulas": ["tests/formulas", "tests/test_schedule.py"],
@@ -66,6 +69,7 @@ def main(arguments: list[str]) -> int:
         found[version] = check_version(version, found_python or sys.executable)
         entries = [found[v] for v in CHECKED_ON if v in found]
         RESULTS.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        write_table(table(entries))
         print(table(entries), flush=True)
     return int(any(works(found[version]) != "yes" for version, _ in wanted))
 
@@ -151,6 +155,13 @@ def table(entries: list[dict]) -> str:
         cells = [entry["build"] or entry["torch"], entry["python"], works(entry), *sums, entry["date"]]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def write_table(lines: str) -> None:
+    """Put the table between its marks in FINDINGS.md."""
+    before, rest = FINDINGS.read_text(encoding="utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    FINDINGS.write_text(f"{before}{MARKS[0]}{lines}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 def read_results() -> list[dict]:

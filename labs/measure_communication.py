@@ -136,7 +136,7 @@ def predict(
 def collectives_of(collectives: list[Collective], size: int) -> list[PredictedCollective]:
     """The counted collectives, as the formula names them."""
     found = Counter((one.kind, one.payload_bytes) for one in collectives)
-    return [PredictedCollective(kind, "measured", "", size, payload, count) for (kind, payload), count in found.items()]
+    return [PredictedCollective(kind, "measured", size, payload, count) for (kind, payload), count in found.items()]
 
 
 # Timed
@@ -161,7 +161,7 @@ def measure_bandwidths(here: Ranks, rounds: int) -> list[dict[str, Any]]:
         work = {kind: Work(call, lambda _: None) for kind, call in calls.items()}
         timed = time_in_turns(work, here, rounds=max(rounds, LEAST_ROUNDS))
         for kind in calls:
-            sent = wire_bytes([PredictedCollective(kind, "forward", "", here.size, whole.numel() * 4)])
+            sent = wire_bytes([PredictedCollective(kind, "forward", here.size, whole.numel() * 4)])
             seconds = timed.medians(kind)["forward_seconds"]
             rows.append({"kind": kind, "bytes": size, "sent_bytes": sent, "seconds": seconds, "bus": sent / seconds})
     return rows

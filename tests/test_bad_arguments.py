@@ -92,7 +92,7 @@ ENTER: list[tuple[Any, dict[str, Any], str]] = [
     (emulate, {"world_size": 4, "rank": 0}, "world_size rank0"),
     ("config.ModelShape", {"seq_length": 8, "micro_batch_size": 2, "hidden_size": 16, "num_attention_heads": 4, "num_layers": 4}, "seq_length micro_batch_size hidden_size num_attention_heads num_layers"),
     ("config.Parallel", {"tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2, "num_model_chunks": 2}, "tensor_parallel_size sequence_parallel pipeline_parallel_size num_model_chunks"),
-    ("formulas.communication.PredictedCollective", {"kind": "send", "phase": "forward", "where": "", "ranks": 2, "payload_bytes": 64, "count": 1}, "kind ranks payload_bytes0 count0"),
+    ("formulas.communication.PredictedCollective", {"kind": "send", "phase": "forward", "ranks": 2, "payload_bytes": 64, "count": 1}, "kind ranks payload_bytes0 count0"),
     ("formulas.schedule.interleaved", {"pipeline_parallel_size": 2, "num_model_chunks": 2, "num_microbatches": 4}, "num_microbatches microbatches_per_round?"),
 ]  # fmt: skip
 CHOSEN = ("recompute", "element_size", "device_type", "model", "context_kind", "routing", "loss", "optimizer")

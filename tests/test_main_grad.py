@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.states import state_rows
@@ -84,6 +85,23 @@ def test_weights_of_parameters_that_are_gone_are_refused():
     model.load_state_dict(GPT(SHAPE).state_dict(), assign=True)
     with pytest.raises(ConfigError, match="^module: has other parameters than when its MainWeights was made"):
         step_of_sgd(model, weights)
+
+
+def step_of_copies(wrap):
+    model = GPT(SHAPE, p=0.0)
+    weights = MainWeights(model)
+    module = wrap(model)
+    model.loss(module(IDS), IDS).backward()
+    try:
+        weights.step(torch.optim.SGD(weights.parameters(), lr=0.1))
+    except ConfigError as error:
+        return str(error)
+
+
+def test_gradients_that_a_wrapper_has_reduced_are_not_passed_over(pools):
+    """It puts the mean in ``.grad`` after backward, where ``main_grad`` has this rank's own: the copies drift apart."""
+    message = "module: has gradients in .grad, which .main_grad lacks: reduce .main_grad"
+    assert pools[2].run(step_of_copies, DistributedDataParallel) == [message] * 2
 
 
 def test_a_zero_grad_before_a_step_changes_nothing():

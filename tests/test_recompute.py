@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.parametrizations import spectral_norm
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
@@ -177,6 +178,16 @@ def test_a_parameter_that_was_written_before_the_second_run_is_named(kind, mode)
         y = torch.func.functional_call(layer, {name: layer.get_parameter(name).detach() * 2}, (x,))
         with pytest.raises(RuntimeError, match=f"^{re.escape(name)} was written or replaced between"):
             y.sum().backward()
+
+
+@pytest.mark.parametrize(("kind", "mode"), WHOLE_LAYERS)
+def test_a_buffer_that_the_second_run_writes_again_is_named(kind, mode):
+    """Spectral norm goes on from its last estimate in each forward pass, so that the second run's weight is another."""
+    layer, x = layer_again(kind, mode), torch.randn(16, 2, 24, requires_grad=True)
+    spectral_norm(*(layer.mlp.up, "weight") if kind == "paper" else (layer.mlp, "up"))
+    y = layer(x)
+    with pytest.raises(RuntimeError, match=r"^mlp\.\S+\.0\._u was written or replaced between"):
+        y.sum().backward()
 
 
 @torch.no_grad()

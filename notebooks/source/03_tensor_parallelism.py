@@ -256,7 +256,7 @@ for phase, seen in (("forward", forward), ("backward", backward)):
     counted = seen.counts["all-reduce"]
     checks.add(f"all-reduces in the {phase} pass", [(expected, counted)], "")
 whole = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
-one = forward.payload_bytes("all-reduce") // forward.counts["all-reduce"]
+one = forward.collectives[0].payload_bytes
 checks.add("one all-reduce carries the whole [s, b, h] tensor", [(whole, one)])
 checks.show()
 

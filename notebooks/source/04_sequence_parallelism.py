@@ -153,7 +153,7 @@ sent = {
 }
 checks.add(
     "sent on a ring by an all-reduce, a reduce-scatter, an all-gather",
-    [(PredictedCollective(kind, "forward", "", t, payload).wire_bytes, size) for kind, size in sent.items()],
+    [(PredictedCollective(kind, "forward", t, payload).wire_bytes, size) for kind, size in sent.items()],
     sides=("by formula", "step by step"),
 )
 checks.add(

@@ -240,8 +240,6 @@ class NamedForward:
     def _rebuild(self, recipe: RepeatableCall) -> dict[str, tuple[Tensor, TensorView]]:
         """Run the recipe, and fill the empty slots of what it makes; returns its results, and the views they had, by
         name."""
-        if self._parameters:
-            self._parameters.check_replaced()
         again = recipe.also in self.dropped  # autograd must save again what it saved then
         sources = [self._value(one, again) if isinstance(one, RecipeSource) else one for one in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
@@ -250,7 +248,7 @@ class NamedForward:
             if not (tensor.is_leaf and tensor.requires_grad):  # else a weight, or a source
                 saved.append(tensor.detach())
 
-        with second_run(self.autocast, save if again else None):
+        with second_run(self.autocast, save if again else None, self._parameters):
             values = as_tuple(recipe.function(*sources))
         made = {}
         for name, view, value in zip(recipe.names, recipe.views, values):

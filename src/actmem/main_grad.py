@@ -71,12 +71,16 @@ class MainWeights:
 
         So no ``zero_grad`` is needed, and the optimizer's, which lets the copies' gradients go, does no harm.  Other
         values that were written into the module since the last step, such as a checkpoint's, are stepped from.  Raises
-        ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``.
+        ConfigError if the module has other parameters by now, as after ``load_state_dict(…, assign=True)``, and if a
+        gradient is in ``.grad``: DistributedDataParallel and FullyShardedDataParallel put theirs there, reduced, after
+        backward.  Under ``fully_shard``, shard the module first.
         """
         there = set(map(id, self._module.parameters()))
         for (parameter, main), before in zip(self._pairs, self._written):
             if id(parameter) not in there:
                 raise ConfigError("module", "has other parameters than when its MainWeights was made: make it again")
+            if parameter.grad is not None:
+                raise ConfigError("module", "has gradients in .grad, which .main_grad lacks: reduce .main_grad")
             if times_written(parameter) != before and not torch.equal(parameter, main.to(parameter.dtype)):
                 main.copy_(parameter)
             main.grad = parameter.main_grad

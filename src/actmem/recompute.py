@@ -14,7 +14,8 @@ How it works, in six rules:
    read empties the slot, and the next one runs the function again: otherwise it would keep everything after all.
 5. The second run has the autocast and the training modes of the first one.  After it these and the random-number
    generators are back in the state they had before.
-6. The second run reads the parameters as they are by then: it is refused if one has been written, or replaced.
+6. The second run reads the parameters and buffers as they are by then: it is refused if one has been written, or
+   replaced, and if it writes a buffer itself, as spectral norm does: the first run wrote it already.
 
 Gradients equal those without recomputation bit for bit if the second run computes the same, because backward uses the
 first graph.
@@ -46,7 +47,7 @@ def checkpoint(
     """Run ``function(*inputs)`` and keep only its inputs for backward.
 
     generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes on CPU, 16 on CUDA).
-    module: all of its parameters are looked at, and else those that ``function`` saves.
+    module: all of its parameters and buffers are looked at, and else the parameters that ``function`` saves.
     Keeps the storages of ``inputs`` and these states.  ``function`` must compute the same each time: RuntimeError in
     backward if the second run saves tensors of another number, shape or dtype, or a parameter that has been written
     since. Other values are not noticed: list every generator that it draws from, torch's default one too.
@@ -77,32 +78,32 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 
 
 class ParametersRead:
-    """The parameters of a module, which backward reads again: RuntimeError there if it would read other values (rule
-    6).
+    """The parameters and buffers of a module, which backward reads again: RuntimeError there if it would read other
+    values (rule 6).
 
     One that was written is found when the gradient of ``result`` is there, the module's output: from then on an
-    optimizer that steps in backward may write it.
+    optimizer that steps in backward may write a parameter, but nothing a buffer.
     """
 
     def __init__(self, module: nn.Module, result: Tensor):
         self._noted = [
-            (f"{path}.{name}".lstrip("."), owner, name, parameter, times_written(parameter))
+            (f"{path}.{name}".lstrip("."), owner, name, tensor, times_written(tensor))
             for path, owner in module.named_modules()
-            for name, parameter in owner._parameters.items()
-            if parameter is not None
+            for name, tensor in (*owner._parameters.items(), *owner._buffers.items())
+            if tensor is not None
         ]
         if result.requires_grad:
-            result.register_hook(self._check_written)
+            result.register_hook(self.check_written)
 
-    def _check_written(self, grad: Tensor) -> None:
-        for path, _, _, parameter, before in self._noted:
-            if times_written(parameter) != before:
+    def check_written(self, grad: Tensor | None = None) -> None:
+        for path, _, _, tensor, before in self._noted:
+            if times_written(tensor) != before and (grad is not None or not isinstance(tensor, nn.Parameter)):
                 raise _other_values(path)
 
     def check_replaced(self) -> None:
-        for path, owner, name, parameter, _ in self._noted:
+        for path, owner, name, tensor, _ in self._noted:
             now = getattr(owner, name, None)  # FSDP may have put another view of the same values there
-            if now is not parameter and not (now is not None and now.is_set_to(parameter)):
+            if now is not tensor and not (now is not None and now.is_set_to(tensor)):
                 raise _other_values(path)
 
 
@@ -163,8 +164,6 @@ class _Region:
         return slot
 
     def run_again(self) -> None:
-        if self.parameters:
-            self.parameters.check_replaced()
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
         if any(digest_of(state) not in (0, digest) for state, digest in zip(states, self.digests)):
@@ -194,7 +193,7 @@ class _Region:
                 stack.enter_context(observe(self.function))
             stack.enter_context(_generators_at(self.generators, states))
             stack.enter_context(_modes_at(self.modes))
-            stack.enter_context(second_run(self.autocast, fill))
+            stack.enter_context(second_run(self.autocast, fill, self.parameters))
             stack.enter_context(suppress(_AllSlotsFilled))
             self.function(*starts)
         if count != len(self.saved):
@@ -220,11 +219,13 @@ def _modes_at(modes: Sequence[tuple[nn.Module, bool]]):
 
 
 @contextmanager
-def second_run(autocast: list[dict], save: Callable[[Tensor], None] | None) -> Iterator[None]:
+def second_run(autocast: list[dict], save: Callable | None, parameters: ParametersRead | None) -> Iterator[None]:
     """In the block run something again: under the first run's ``autocast_state``, handing ``save`` what autograd saves.
 
-    save None: without autograd.
+    save None: without autograd.  parameters: what it reads; RuntimeError if they are not what they were.
     """
+    if parameters:
+        parameters.check_replaced()
     with ExitStack() as stack:
         for arguments in autocast:
             stack.enter_context(torch.autocast(**arguments))
@@ -232,6 +233,8 @@ def second_run(autocast: list[dict], save: Callable[[Tensor], None] | None) -> I
         if save is not None:
             stack.enter_context(saved_tensors_hooks(save, _never_read))
         yield
+    if parameters:
+        parameters.check_written()
 
 
 def _never_read(_: object) -> Tensor:

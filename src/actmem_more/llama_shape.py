@@ -188,18 +188,22 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
-    if not shape.num_experts:
-        check_divides("ffn_hidden_size", shape.ffn_hidden_size, "tensor_parallel_size", t)
-    elif parallel.expert_ranks > t:
-        check_divides("num_experts", shape.num_experts, "expert_parallel_size", parallel.expert_ranks)
+    if shape.num_experts:
+        experts_of_a_rank(shape.num_experts, parallel)
     else:
-        check_divides("num_experts", shape.num_experts, "tensor_parallel_size", t)
+        check_divides("ffn_hidden_size", shape.ffn_hidden_size, "tensor_parallel_size", t)
     check_divides("the shared experts' width", shape.shared_ffn_size, "tensor_parallel_size", t)
     k = shape.num_key_value_heads
     if k % t and t % k:
         raise ConfigError("num_key_value_heads", f"{k} must divide tensor_parallel_size = {t}, or be divisible by it")
     if parallel.sequence_parallel:
         check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)
+
+
+def experts_of_a_rank(num_experts: int, parallel: Parallel) -> int:
+    """How many experts a rank holds, each whole.  Raises ConfigError if their number can't be shared so."""
+    kind = "expert" if parallel.expert_ranks > parallel.tensor_parallel_size else "tensor"
+    return check_divides("num_experts", num_experts, f"{kind}_parallel_size", parallel.expert_ranks)
 
 
 def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), context_kind: str = "gather") -> LlamaShape:

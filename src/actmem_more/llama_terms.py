@@ -25,10 +25,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actmem.config import ELEMENT_BYTES, ConfigError, ModelShape, Parallel, check_choice, check_divides, check_size
-from actmem.formulas.communication import PredictedCollective, layer_collectives
+from actmem.formulas.communication import INPUT, INPUT_AGAIN, OUTPUT, PredictedCollective, layer_collectives
 from actmem.recipes import Mode, Recompute
 from actmem.rows import Row, on_device
-from actmem_more.llama_shape import LatentHeads, LlamaShape, check_llama_ranks, llama_layer_terms, own_context_shape
+from actmem_more.llama_shape import (
+    LatentHeads,
+    LlamaShape,
+    check_llama_ranks,
+    experts_of_a_rank,
+    llama_layer_terms,
+    own_context_shape,
+)
 
 
 def llama_rows(
@@ -245,11 +252,9 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
     """
     if not shape.num_experts or not shape.experts_per_token:
         raise ConfigError("shape", "this layer has no experts")
-    t, ranks = parallel.tensor_parallel_size, parallel.expert_ranks
-    held = check_divides(
-        "num_experts", shape.num_experts, f"{'expert' if ranks > t else 'tensor'}_parallel_size", ranks
-    )
-    return ranks // t * shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
+    held = experts_of_a_rank(shape.num_experts, parallel)
+    senders = parallel.expert_ranks // parallel.tensor_parallel_size
+    return senders * shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
 
 
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
@@ -272,22 +277,19 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     return senders * sum(each + (expert < more) for expert in own)
 
 
-#: What ``where`` begins with in collectives among the ranks that share experts, and among context-parallel ranks.
-EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
+#: The place of collectives for the experts' tokens, and of those that gather K and V among context-parallel ranks.
+EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "experts", "K and V"
 
 
 def _of_latents(row: PredictedCollective, sizes: LatentHeads, bytes_each: int) -> list[PredictedCollective]:
     """What latent attention sends in place of its part of a row.  bytes_each: of an element of all tokens."""
-    if row.where.startswith(("f̄", "ḡ")):
+    if row.place == OUTPUT:
         return [row]
-    latents = {"Q latent": sizes.query_rank, "KV latent": sizes.key_value_rank, "shared key": sizes.rope_head_size}
-    if row.where.startswith("inputs"):  # of matmuls; the shared key is no such
-        del latents["shared key"]
-    return [
-        replace(row, where=f"{row.where.split(',')[0]}, MLP", count=row.count - 1),
-        *(replace(row, where=f"{row.where.split(',')[0]}, {name}", count=1, payload_bytes=bytes_each * width)
-          for name, width in latents.items()),
-    ]  # fmt: skip
+    widths = [sizes.query_rank, sizes.key_value_rank]
+    if row.place != INPUT_AGAIN:  # which is of matmuls' inputs: the key that all heads share is none
+        widths.append(sizes.rope_head_size)
+    latents = [replace(row, count=1, payload_bytes=bytes_each * width) for width in widths]
+    return [replace(row, count=row.count - 1), *latents]
 
 
 def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[PredictedCollective]:
@@ -303,25 +305,25 @@ def llama_collectives(shape: LlamaShape, parallel: Parallel, recompute: str = "n
     ranks, cut, shared = parallel.expert_ranks, parallel.sequence_parts == t, shape.num_shared_experts
     exchanged = shape.num_experts is not None and ranks > 1
     if exchanged and cut and not shared:
-        rows = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
+        rows = [replace(each, count=1) for each in rows]
     if own.latent:
         rows = [each for row in rows for each in _of_latents(row, own.latent, 2 * s * b) if each.count]
     if not exchanged:
         return rows
     pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
     if not cut:
-        sums = [("forward", "f̄, shared experts"), ("backward", "f, shared experts")] if shared else []
-        rows += [PredictedCollective("all-reduce", phase, where, t, 2 * s * b * h) for phase, where in sums]
-        return [*rows, PredictedCollective("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
+        sums = [("forward", OUTPUT), ("backward", INPUT)] if shared else []
+        rows += [PredictedCollective("all-reduce", phase, t, 2 * s * b * h, place=place) for phase, place in sums]
+        return [*rows, PredictedCollective("all-reduce", "backward", t, FLOAT32 * pairs, place=EXPERT_EXCHANGE)]
     region = Recompute.of(recompute).region
     again, weighed_again = int(region == "layer"), int(region != "none")
     all_to_alls = [
-        ("rows", 2 * h * pairs, {"forward": 2, "recompute": again, "backward": 3}),
-        ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": weighed_again, "backward": 1}),
+        (2 * h * pairs, {"forward": 2, "recompute": again, "backward": 3}),
+        (FLOAT32 * pairs, {"forward": 1, "recompute": weighed_again, "backward": 1}),
     ]
     return rows + [
-        PredictedCollective("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", ranks, size, count)
-        for what, size, counts in all_to_alls
+        PredictedCollective("all-to-all", phase, ranks, size, count, EXPERT_EXCHANGE)
+        for size, counts in all_to_alls
         for phase, count in counts.items()
         if count
     ]
@@ -351,8 +353,8 @@ def context_collectives(
     if context_kind == "ulysses":
         sizes = {"Q": query, "K": key, "V": key, "the result": query}
         return [
-            PredictedCollective("all-to-all", phase, f"{what}, {way}", c, size)
-            for phase, way in (("forward", "to heads or back"), ("recompute", "again"), ("backward", "gradients"))
+            PredictedCollective("all-to-all", phase, c, size)
+            for phase in ("forward", "recompute", "backward")
             for what, size in sizes.items()
             if phase != "recompute" or what in again
         ]
@@ -363,11 +365,11 @@ def context_collectives(
         gathers["recompute"] = 2
     return [
         *(
-            PredictedCollective("all-gather", phase, CONTEXT_EXCHANGE, c, c * key, count)
+            PredictedCollective("all-gather", phase, c, c * key, count, CONTEXT_EXCHANGE)
             for phase, count in gathers.items()
             if count
         ),
-        PredictedCollective("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", c, c * key, 2),
+        PredictedCollective("reduce-scatter", "backward", c, c * key, 2, CONTEXT_EXCHANGE),
     ]
 
 

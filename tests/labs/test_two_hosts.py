@@ -3,6 +3,7 @@
 The hosts are network namespaces of this machine, and srun and scontrol stand-ins that know them.
 """
 
+import json
 import os
 import re
 import shutil
@@ -61,6 +62,17 @@ def test_two_stages_of_two_ranks_on_two_hosts(tools):
     code, output, errors = run.end()
     assert code == 0, errors
     assert "4 of 4 ranks agree with the formulas to the byte" in output
+    assert run.nothing_is_left()
+
+
+@pytest.mark.nightly
+def test_every_measuring_lab_across_two_hosts(tools):
+    path = tools / "host.json"
+    run = sbatch(tools, "labs/measure_host.py", "--quick", "--device", "cpu", "--json", str(path))
+    code, output, errors = run.end()
+    assert code == 0 and "6 of 6 labs agree with their formulas." in output, (output, errors)
+    labs = json.loads(path.read_text())["labs"].values()
+    assert len(labs) == 6 and all(found["rows"] for found in labs)
     assert run.nothing_is_left()
 
 

@@ -15,7 +15,7 @@ payloads = st.integers(1, 10**9)
 @given(ranks, payloads)
 def test_bytes_are_those_of_the_closed_form(kind, t, payload):
     states = ring(kind, t, payload)
-    assert states[-1].sent_bytes == PredictedCollective(kind, "forward", "", t, payload).wire_bytes
+    assert states[-1].sent_bytes == PredictedCollective(kind, "forward", t, payload).wire_bytes
     assert len(states) == 1 + len(PHASES[kind]) * (t - 1)
 
 

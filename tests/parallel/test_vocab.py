@@ -31,6 +31,14 @@ def test_ids_that_are_no_whole_numbers_are_refused(dtype):
         VocabParallelEmbedding(VOCABULARY, 4, TensorParallel())(torch.ones(2, 1, dtype=dtype))
 
 
+def test_an_embedding_refuses_second_derivatives():
+    """Of two ranks each marks the other's words with a row of -1, which torch's own would look up."""
+    embedding = VocabParallelEmbedding(VOCABULARY, 4, TensorParallel())
+    vectors = embedding(torch.tensor([[0, 11]]))
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(vectors.square().sum(), embedding.weight, create_graph=True)
+
+
 def with_a_masked_word(word):
     """Losses with one word's logits at -inf, as of padding, and vectors of others where its own is no number."""
     tp = tensor_parallel()

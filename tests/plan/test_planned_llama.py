@@ -108,4 +108,4 @@ def test_collectives_are_those_that_are_counted(kind, t, sequence_parallel, rank
 
 
 def test_a_rank_keeps_its_own_part_of_an_all_to_all():
-    assert PredictedCollective("all-to-all", "forward", "rows", 4, 400, 2).wire_bytes == 2 * 300
+    assert PredictedCollective("all-to-all", "forward", 4, 400, 2).wire_bytes == 2 * 300

@@ -40,7 +40,7 @@ thread_local DeviceIndex current = 0;
 
 // ---- memory
 
-struct Memory { int64_t held = 0, peak = 0, asked = 0; } memory[16];
+struct Memory { int64_t held = 0, peak = 0, asked = 0, allowed = capacity; } memory[16];
 struct Block { int64_t bytes, asked; DeviceIndex gpu; };
 std::unordered_map<void*, Block> blocks;
 std::mutex counting;
@@ -62,8 +62,10 @@ struct Allocator final : c10::Allocator {
     int64_t bytes = (asked + 511) / 512 * 512;
     std::lock_guard<std::mutex> lock(counting);
     auto& m = memory[current];
-    TORCH_CHECK_WITH(OutOfMemoryError, m.held + bytes <= capacity, "CUDA out of memory. Tried to allocate ", asked / 1048576.0,
-                     " MiB. GPU ", int(current), " has a total capacity of ", capacity / 1073741824.0, " GiB");
+    TORCH_CHECK_WITH(OutOfMemoryError, m.held + bytes <= m.allowed, "CUDA out of memory. Tried to allocate ", asked / 1048576.0,
+                     " MiB. GPU ", int(current), " has a total capacity of ", capacity / 1073741824.0, " GiB. ",
+                     m.allowed / 1073741824.0, " GiB allowed; Of the allocated memory ", m.held / 1073741824.0,
+                     " GiB is allocated by PyTorch");
     void* start = nullptr;
     TORCH_CHECK(posix_memalign(&start, 512, bytes) == 0, "no memory left on the host");
     memset(start, 0xFF, bytes);
@@ -505,6 +507,7 @@ PYBIND11_MODULE(_standin, m) {
   m.def("set_device", [](int gpu) { check(Device(at::kCUDA, gpu)), current = gpu; });
   m.def("generator", [](int gpu) { return generators().at(gpu); });
   m.def("held", [](int gpu) { return memory[gpu].held; });
+  m.def("allow", [](int gpu, int64_t bytes) { memory[gpu].allowed = bytes; });
   m.def("asked", [](int gpu) { return memory[gpu].asked; });
   m.def("peak", [](int gpu) { return memory[gpu].peak; });
   m.def("reset_peak", [](int gpu) { memory[gpu].peak = memory[gpu].held; });

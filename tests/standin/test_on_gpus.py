@@ -94,6 +94,19 @@ def test_an_old_gpu_times_in_float16():
     assert f"h={TINY.hidden_size} a={TINY.num_attention_heads}, float16" in output, output
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--card", 2), 1, r"out of memory in building the model: tried to allocate .*, .* in use, 2 GiB allowed"),
+        (("--ranks", 64, "--tensor", "--sequence"), 0, r"allocated at most +0\.74 GiB"),
+    ],
+)
+def test_fit_trains_under_a_gpus_limit(options, code, said):
+    found, output, errors = run(1, "fit.py", "--layers", 1, *options)
+    assert (found, errors) == (code, "") and re.search(said, output), output + errors
+
+
 OFFLOADS = """
 import os
 import torch

@@ -28,6 +28,9 @@ from actmem.recipes import PAPER_LAYER, Recompute
 #: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
 _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 
+#: Where a layer's collective stands: f or g at a block's input, f̄ or ḡ at its output, or the second gather of an input.
+INPUT, OUTPUT, INPUT_AGAIN = "input", "output", "input again"
+
 
 @dataclass(frozen=True)
 class PredictedCollective:
@@ -36,15 +39,16 @@ class PredictedCollective:
     kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".  ranks: how many take part.
     payload_bytes: of one collective; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
     rank has for all ranks, itself too, as much for each.
-    phase: "forward", "recompute", "backward" or "step" (once an iteration).
+    phase: "forward", "recompute", "backward" or "step" (once an iteration).  place: ``INPUT``, ``OUTPUT`` or
+    ``INPUT_AGAIN`` in the paper's layer; layers since have more.
     """
 
     kind: str
     phase: str
-    where: str
     ranks: int
     payload_bytes: int
     count: int = 1
+    place: str = ""
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, (*_RING_ROUNDS, "send"))
@@ -95,8 +99,8 @@ def layer_collectives(
     if t == 1:
         return []
 
-    def each(kind: str, phase: str, where: str, count: int = 2) -> PredictedCollective:
-        return PredictedCollective(kind, phase, where, t, size, count)
+    def each(kind: str, phase: str, place: str, count: int = 2) -> PredictedCollective:
+        return PredictedCollective(kind, phase, t, size, count, place)
 
     # A block's first matmul needs the gathered sequence, and its last leaves partial sums.
     matmuls = PAPER_LAYER.recomputed_matmuls(recompute)
@@ -104,19 +108,19 @@ def layer_collectives(
     ends_again = len(matmuls & {"attention projection", "4h→h"})
     if not parallel.sequence_parallel:
         rows = [
-            each("all-reduce", "forward", "f̄, attention and MLP"),
-            each("all-reduce", "recompute", "f̄ again", ends_again),
-            each("all-reduce", "backward", "f, attention and MLP"),
+            each("all-reduce", "forward", OUTPUT),
+            each("all-reduce", "recompute", OUTPUT, ends_again),
+            each("all-reduce", "backward", INPUT),
         ]
     else:
         rows = [
-            each("all-gather", "forward", "g, attention and MLP"),
-            each("reduce-scatter", "forward", "ḡ, attention and MLP"),
-            each("all-gather", "recompute", "g again", starts_again),
-            each("reduce-scatter", "recompute", "ḡ again", ends_again),
-            each("all-gather", "backward", "ḡ, attention and MLP"),
-            each("reduce-scatter", "backward", "g, attention and MLP"),
-            each("all-gather", "backward", "inputs of QKV and h→4h, gathered again", 0 if keep_gathered_input else 2),
+            each("all-gather", "forward", INPUT),
+            each("reduce-scatter", "forward", OUTPUT),
+            each("all-gather", "recompute", INPUT, starts_again),
+            each("reduce-scatter", "recompute", OUTPUT, ends_again),
+            each("all-gather", "backward", OUTPUT),
+            each("reduce-scatter", "backward", INPUT),
+            each("all-gather", "backward", INPUT_AGAIN, 0 if keep_gathered_input else 2),
         ]
     return [row for row in rows if row.count]
 

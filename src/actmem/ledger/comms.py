@@ -72,10 +72,6 @@ class count_collectives(TorchDispatchMode):
         """How many of each kind."""
         return Counter(collective.kind for collective in self.collectives)
 
-    def payload_bytes(self, kind: str) -> int:
-        """Payload of all collectives of one kind together."""
-        return sum(c.payload_bytes for c in self.collectives if c.kind == kind)
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if kind := kind_of(func):

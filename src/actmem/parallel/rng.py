@@ -28,7 +28,8 @@ class DropoutStreams:
     replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
     sharded: draws different numbers on each rank.  between_blocks: the one for what lies between a layer's blocks,
     where after f_bar every rank has all tokens, after g_bar only its own.  data_parallel_rank: which copy of the model
-    this is; the copies read different samples, so each draws numbers of its own.
+    this is; the copies read different samples, so each draws numbers of its own.  A deep copy goes on with the same
+    numbers as the original: give layers that stand in one model streams or seeds of their own.
     """
 
     def __init__(

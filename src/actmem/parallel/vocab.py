@@ -58,6 +58,7 @@ class _Lookup(Function):
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
 
     @staticmethod
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
         rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)

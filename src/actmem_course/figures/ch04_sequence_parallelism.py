@@ -122,7 +122,7 @@ def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[
     """Seconds of one matmul of the QKV projection's backward pass on one rank, and of one of its collectives."""
     _, b, h, s = shape.letters()
     t = tensor_parallel_size
-    half = PredictedCollective("all-gather", "backward", "", t, activation_bytes(shape, 2))
+    half = PredictedCollective("all-gather", "backward", t, activation_bytes(shape, 2))
     return 2 * s * b * h * (3 * h // t) / FLOPS_PER_SECOND, half.wire_bytes / BYTES_PER_SECOND
 
 

@@ -258,7 +258,7 @@ def transfers(
     def after(kind: str, terms: Collection[str], again: str = "") -> list[Transfer]:
         gathers_again = bool(again) and phase == "backward"
         return [
-            Transfer([PredictedCollective(kind, phase, "", t, payload)], term, kind + again, kind, gathers_again)
+            Transfer([PredictedCollective(kind, phase, t, payload)], term, kind + again, kind, gathers_again)
             for term in terms
         ]
 
@@ -294,10 +294,10 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
     t, taken = parallel.tensor_parallel_size, shape.experts_per_token or 0
     pairs = shape.seq_length * shape.micro_batch_size * taken // parallel.sequence_parts
     if not parallel.sequence_parallel:
-        sums = [PredictedCollective("all-reduce", phase, "", t, FLOAT32 * pairs)]
+        sums = [PredictedCollective("all-reduce", phase, t, FLOAT32 * pairs)]
         return [Transfer(sums, "routing weights", "all-reduce of weights", "all-reduce")] if phase == "backward" else []
     rows, weights = (
-        PredictedCollective("all-to-all", phase, "", t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32)
+        PredictedCollective("all-to-all", phase, t, size * pairs) for size in (2 * shape.hidden_size, FLOAT32)
     )
     if phase == "forward":
         sent = [(weights, "dispatch order", "weights"), (rows, "dispatched weights", "dispatch")]

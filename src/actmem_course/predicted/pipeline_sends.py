@@ -22,7 +22,7 @@ def pipeline_sends(
     forward = n * (m - (pipeline_rank == p - 1))  # the last stage of the model sends nothing on
     backward = n * (m - (pipeline_rank == 0))
     rows = [
-        PredictedCollective("send", "forward", "outputs, to the next stage", 2, size, forward),
-        PredictedCollective("send", "backward", "gradients, to the stage before", 2, size, backward),
+        PredictedCollective("send", "forward", 2, size, forward),
+        PredictedCollective("send", "backward", 2, size, backward),
     ]
     return [row for row in rows if row.count]

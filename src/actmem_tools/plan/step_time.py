@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from actmem.config import ConfigError, Parallel, check_size
+from actmem.formulas.communication import OUTPUT
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
 from actmem.formulas.states import State
 from actmem_more.llama_terms import CONTEXT_EXCHANGE, EXPERT_EXCHANGE
@@ -176,9 +177,9 @@ class Traffic:
     beside: float = 0.0
 
 
-#: What ``where`` begins with in backward's collectives that no matmul hides: what ḡ gathers, the experts' and the
-#: context's.  The others run beside the column-parallel matmuls (2205.05198 section 4.2.2).
-_WAITED_FOR = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
+#: Places of backward's collectives that no matmul hides: what ḡ gathers, the experts' and the context's.  The others
+#: run beside the column-parallel matmuls (2205.05198 section 4.2.2).
+_WAITED_FOR = (OUTPUT, CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
 
 
 def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
@@ -186,15 +187,15 @@ def layer_traffic(model: PlannedModel, layout: Parallel, recompute: str, cluster
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
     traffic = {True: Traffic(), False: Traffic()}
     for collective in model.layer_collectives(layout, recompute):
-        in_pairs = collective.where.startswith(CONTEXT_EXCHANGE)  # V follows K at once, so both have one latency
-        of_experts = collective.where.startswith(EXPERT_EXCHANGE)
+        in_pairs = collective.place == CONTEXT_EXCHANGE  # V follows K at once, so both have one latency
+        of_experts = collective.place == EXPERT_EXCHANGE
         group = (cp, t) if in_pairs else (layout.expert_ranks, 1) if of_experts else (t, 1)
         rings = collective.count // 2 if in_pairs else collective.count * (2 if collective.kind == "all-reduce" else 1)
         seconds = collective.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
         place = traffic[cluster.inside_node(*group)]
         if collective.phase == "forward":
             place.forward += seconds
-        elif collective.phase == "recompute" or collective.where.startswith(_WAITED_FOR):
+        elif collective.phase == "recompute" or collective.place in _WAITED_FOR:
             place.backward += seconds
         else:
             place.beside += seconds

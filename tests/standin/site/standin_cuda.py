@@ -140,6 +140,7 @@ OF_CUDA = {
     "max_memory_reserved": peak,
     "reset_peak_memory_stats": lambda device=None: _standin.reset_peak(index(device)),
     "empty_cache": lambda: None,
+    "set_per_process_memory_fraction": lambda share, device=None: _standin.allow(index(device), round(share * BYTES)),
     "mem_get_info": lambda device=None: (BYTES - held(device), BYTES),
     "get_device_properties": lambda device=None: PROPERTIES,
     "get_device_name": lambda device=None: PROPERTIES.name,
@@ -178,6 +179,7 @@ torch._C._cuda_getDeviceCount = lambda: GPUS
 torch._C._cuda_getDevice = _standin.device
 torch._C._cuda_getCurrentStream = lambda number: (0, number, 1)
 torch._C._cuda_getCurrentRawStream = lambda number: 0
+torch._C._cuda_clearCublasWorkspaces = lambda: None
 torch._C._cuda_isCurrentStreamCapturing = lambda: False
 torch._C._nccl_version = lambda: (2 << 32) | (27 << 16) | 5
 torch._C._nccl_version_suffix = lambda: b""

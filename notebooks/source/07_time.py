@@ -315,7 +315,7 @@ worked(
 #
 # ## Gradients of a whole step
 #
-# [Lab 6](../labs/lab6_train.py) puts chapters 2 to 6 together: you write the step that trains a small GPT in every mode
+# [Lab 6](../labs/lab6_train.py) puts chapters 2 to 6 together: you train a small GPT in every mode
 # (`python my/labs/lab6_train.py`). A step on many ranks equals one on a single device if
 #
 # - ranks that share a layer read the same tokens: draw them from the step's number;

@@ -298,12 +298,12 @@ class VirtualRank:
         """A collective of this rank is about to run among ``members``."""
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
-        if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, [*tensors, *outputs])):
+        if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
             call = f"{kind} ({line})" if line else kind
             raise Wrong(
                 f"{call} is given a tensor that is not contiguous",
                 "give it x.contiguous(), or a copy, and use that",
-                "gloo and NCCL take a tensor's elements as they lie in memory",
+                "NCCL takes a tensor's elements as they lie in memory, and gloo does where it adds up",
             )
         payload = max((sum(x.numel() * x.element_size() for x in xs) for xs in (tensors, outputs)), default=0)
         caller = sys._getframe(2)

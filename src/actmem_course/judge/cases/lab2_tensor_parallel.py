@@ -73,8 +73,9 @@ def split_attention(r: CaseRun) -> None:
         rows, columns = _heads_of(own_qkv, qkv, heads), _heads_of(own_projection.t(), projection.t(), heads)
         wanted = [f"{which}{head[1:]}" for which in "QKV" for head in columns]
         if rows and columns and (rows != wanted or len(columns) != here):
+            of = "heads" if len(columns) > 1 else "head"
             raise Wrong(
-                f"rank {r.rank}'s QKV part has the rows of {', '.join(rows)}, and its projection the columns of heads "
+                f"rank {r.rank}'s QKV part has the rows of {', '.join(rows)}, and its projection the columns of {of} "
                 f"{', '.join(head[1:] for head in columns)}",
                 f"take Q, then K, then V of the same {here} heads, in the order of the columns",
             )

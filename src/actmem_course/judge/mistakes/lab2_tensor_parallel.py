@@ -42,8 +42,7 @@ MISTAKES["2.4"] = (
             "f_bar(F.linear(x, weight, bias), group) - (dist.get_world_size(group) - 1) * bias")),
     Mistake("bias comes before f_bar", "add it after the sum over the ranks, once: before it, it counts t times",
         {"group) + bias": "group) + f_bar(bias, group)"}),
-    Mistake("the forward is right, the gradients are not",
-        "add bias after the sum over the ranks, once, not bias / t before it",
+    Mistake("bias / t is added before the sum over the ranks", "add bias once, after the sum",
         {"), group) + bias": ", bias / dist.get_world_size(group)), group)"}),
 )
 MISTAKES["2.5"] = (
@@ -65,8 +64,7 @@ MISTAKES["2.6"] = (
         {"up_weight,": "down_weight.t(),", "down_weight,": "up_weight.t(),"}),
     Mistake('F.gelu is called without approximate="tanh"',
         "use gelu of actmem_course.reference_layer, which has the tanh formula", {"gelu(column": "F.gelu(column"}),
-    Mistake("the forward is right, the gradients are not",
-        "add down_bias after the sum over the ranks, not down_bias / t before",
+    Mistake("down_bias / t is added before the sum over the ranks", "add down_bias once, after the sum",
         {"row_parallel_linear(y, down_weight, down_bias":
             "f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group))"}),
     Mistake("x is added to the result", "return the MLP's result without x, which the layer adds later",

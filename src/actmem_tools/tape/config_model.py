@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -78,7 +79,9 @@ class ConfigModel:
                 if isinstance(values, (list, tuple)) and len(values) == self.number:
                     setattr(own, name, [values[self.order.place(i)] for i in range(layers)])
             own.num_hidden_layers = layers
-            own.use_cache, own.pad_token_id, own.bos_token_id, own.eos_token_id = False, None, 0, 0
+            own.use_cache, own.bos_token_id, own.eos_token_id = False, 0, 0
+            with contextlib.suppress(Exception):  # some must have a number
+                own.pad_token_id = None
             own.vocab_size = vocab_size or own.vocab_size
             ids = torch.randint(0, own.vocab_size, (b, s))
             return self._auto.from_config(own), {"input_ids": ids, "labels": ids}

@@ -90,10 +90,14 @@ def predicted_bytes(runs: list[PublishedRun]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Write published_predictions.tsv."""
+    """Write published_predictions.tsv, and print it beside what was published."""
     lines = ["run\tbytes", *(f"{name}\t{size}" for name, size in predicted_bytes(published_runs()).items())]
     with resources.as_file(resources.files(__package__) / "published_predictions.tsv") as path:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for run in published_runs():
+        predicted, apart = run.predicted_bytes, run.difference_percent
+        told = f"not predicted: {run.left_out}" if predicted is None else f"{predicted:,} B predicted, {apart:+.1f}%"
+        print(f"{run.name}: {run.published_bytes:,} B {run.kind}, {told}")
 
 
 if __name__ == "__main__":

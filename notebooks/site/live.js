@@ -1,5 +1,5 @@
 // The figures of a page, changed by Python in a worker.  How each begins is stored with the page: Python takes seconds to start.
-import { Figure, painted } from "./figures.js";
+import { Figure, idle, painted } from "./figures.js";
 
 const here = import.meta.url;
 const places = [...document.querySelectorAll(".actmem-shown:not([data-taken])")];
@@ -70,5 +70,11 @@ if (places.length) {
   for (const place of places) {
     const cell = place.dataset.cell;
     place.figure = new Figure(place, cell, cells[cell], ahead((message) => python.ask({ ...message, cell })), plotly);
+  }
+  // Python makes the figures while nobody asks, one by one, so that the first move of a control doesn't wait for it.
+  for (const { dataset: { cell } } of places) {
+    if (!code[cell]) continue;
+    await idle();
+    await python.ask({ cell, ready: true }).catch(() => {});  // who moves a control is told
   }
 }

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *30 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -55,8 +55,8 @@ Reveal(
 # **count** the bytes that autograd holds. The two agree to the byte.
 #
 # After chapters 1 to 7 you can predict a transformer layer's activations with a pencil, say what tensor, sequence and
-# pipeline parallelism shard and send, and tell which recomputation is worth its time. You need PyTorch's `nn.Module`
-# and an idea of what `backward()` does, neither a GPU nor Megatron.
+# pipeline parallelism shard and send, and tell which recomputation is worth its time. You need to
+# know PyTorch's `nn.Module` and roughly what `backward()` does. You don't need a GPU, and you needn't know Megatron.
 #
 # <details><summary>How to use notebooks and labs</summary>
 #
@@ -73,16 +73,16 @@ Reveal(
 #
 # | chapter | question | minutes | lab |
 # |---|---|---|---|
-# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 35 | |
-# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 60 | [1](../labs/lab1_count_bytes.py) |
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
+# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 50 | [1](../labs/lab1_count_bytes.py) |
 # | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
 # | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 60 | [4](../labs/lab4_recompute.py) |
+# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 50 | [4](../labs/lab4_recompute.py) |
 # | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 45 | [5](../labs/lab5_pipeline.py) |
 # | [7 Time](07_time.ipynb) | What does it cost? | 40 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
-# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 45 | [8](../labs/lab8_plan.py) |
+# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
 # | [10 The loss](10_the_loss.ipynb) | What does a vocabulary of 128k cost? | 35 | [9](../labs/lab9_the_ends.py) |
 # | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 35 | [10](../labs/lab10_keep_less.py) |
 # | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
@@ -109,7 +109,7 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs", "states", "activations"), lines, " rrrrrrr"))
 
 # %% [markdown]
-# Last, the bars above: *states* are parameters, gradients and optimizer states.
+# The last two columns are the bars above. *States* are parameters, gradients and optimizer states.
 #
 # Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? Matmuls run in 16
 # bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy, and
@@ -171,8 +171,8 @@ checks.show()
 # That zero is the point of this course. (*Extra* is what the paper leaves out as small: two numbers per token for
 # each layer norm.)
 #
-# **Before you run the next cell:** GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its
-# tensors have shapes here but no storage, so it runs on a laptop:
+# GPT-3's layer reads twice as many tokens. Does it save twice as many bytes? Its tensors have shapes here but no
+# storage, so it runs on a laptop:
 
 # %%
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
@@ -187,27 +187,23 @@ with am.emulated_rank(1):
         checks.add_rows(f"GPT-3's layer, s = {length:,}", predicted, rows)
         core.append(sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS))
         rest.append(total(rows) - core[-1])
-print(
-    f"Twice the tokens: {core[1] / core[0]:.0f} times the core attention, "
-    f"{rest[1] / rest[0]:.0f} times the rest."
-)
-checks.show()
+display(checks.show())
+worked(f"With twice the tokens, the core attention takes {core[1] / core[0]:.0f} times as much, the rest {rest[1] / rest[0]:.0f} times.")
 
 # %% [markdown]
-# So where does the core take over? Set the two terms equal and cancel $sb$: at $s = 34h/(5a)$. **Before you move the
-# slider:** at what $s$ does GPT-3's core take ten times as much as the rest?
+# So where does the core take over? Set the two terms equal and cancel $sb$. You get the *crossover*, $s = 34h/(5a)$:
 
-# %%
-Panel(
-    lambda s, b: show.crossover_lines(gpt3.shape.with_sizes(seq_length=s, micro_batch_size=b)),
-    s=slider("s", "tokens", 128, 32768, 128, 2048),
-    b=slider("b", "sequences", 1, 8, 1, 1),
-)
+# %% jupyter={"source_hidden": true}
+from actmem.formulas.activations import crossover_seq_length
+
+for name, model in PAPER_MODELS.items():
+    crossover = crossover_seq_length(model.shape.hidden_size, model.shape.num_attention_heads)
+    print(f"{name:>4}: the core attention takes over at s = {crossover:,.0f}")
 
 # %% [markdown]
-# At ten times the crossover, because the ratio of the two, $5as/(34h)$, is proportional to $s$. With $b$ both lines
-# rise together, and the crossover stays. All four models train beyond it. (Fused attention, in wide use since the
-# paper, never saves the core: [chapter 5](05_recomputation.ipynb).)
+# All four models read 2,048 tokens, beyond their crossover. The ratio of the two terms, $5as/(34h)$, grows with $s$: at
+# ten times the crossover the core takes ten times as much as the rest. (Fused attention, in wide use since the paper,
+# never saves the core: [chapter 5](05_recomputation.ipynb).)
 #
 # The bars at the top add up such layers, on one of $t$ ranks, and the parameters of a stage. Count both on real
 # modules:
@@ -257,16 +253,16 @@ factor = float(interleave_factor(p, m))
 print(f"With {m} groups of layers on each GPU, p = {p} has 1 + (p − 1)/(pm) = {factor:.2f} times the activations.")
 
 # %% [markdown]
-# Not a byte less. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes
-# before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers: $L$ layers' worth, whatever
-# $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). The bar 175B has more, because its schedule is
+# It needs just as much. Under the usual schedule (1F1B: one forward, one backward) the first stage runs $p$ forward passes
+# before its first backward pass. With at least $p$ microbatches it holds $p$ times the activations of $L/p$ layers:
+# those of $L$ layers, whatever $p$ is (the paper's equation 5; [chapter 6](06_pipeline.ipynb)). The bar 175B has more, because its schedule is
 # interleaved: each GPU holds several groups of layers.
 #
 # > **More pipeline stages. Why do this?** Parameters, gradients and optimizer states shrink with $p$. **Why not?**
 # > Activations don't, and more GPUs wait longer while the pipeline fills and empties.
 #
-# A smaller microbatch? Three of the models already run with $b = 1$. More copies of the model (data parallelism)? Each
-# saves the same activations for its own sequences. A *distributed optimizer* (ZeRO) shards the optimizer's states over
+# You can't take a smaller microbatch: three of the models already run with $b = 1$. More copies of the model (data
+# parallelism) don't help: each saves the same activations for its own sequences. A *distributed optimizer* (ZeRO) shards the optimizer's states over
 # the copies. Even with very many copies, that is enough for one model of four:
 
 # %% jupyter={"source_hidden": true}
@@ -277,7 +273,7 @@ for name, model in PAPER_MODELS.items():
     print(f"{name}: {size_text(left)} without the optimizer's states, {'fits' if left <= A100_BYTES else 'too much'}")
 
 # %% [markdown]
-# More tensor parallelism? It leaves a part of the activations whole on every rank (chapter 3).
+# More tensor parallelism leaves a part of the activations whole on every rank (chapter 3).
 #
 # ## What does help
 #
@@ -326,7 +322,7 @@ wall_remainder(wall)
 LiveFigure(step_curve(wall))
 
 # %% [markdown]
-# All checks:
+# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 checks

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *50 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**
@@ -269,7 +269,7 @@ Fold(
 )
 
 # %% [markdown]
-# Could `record`, which looks when autograd saves a tensor, miss one? `census` doesn't look at saved tensors at all. It
+# `record` looks when autograd saves a tensor. Could it miss one? `census` doesn't look at saved tensors at all. It
 # notes every storage that appears in the forward pass, drops every reference but the graph, and adds up what is still
 # alive:
 
@@ -285,8 +285,7 @@ checks.show()
 # ## On your own module
 #
 # `record` takes any `nn.Module`. Does an MLP save less with ReLU than with GeLU? ReLU's gradient asks only where the
-# output is positive. So ReLU saves its *output*, and the next linear layer saves the same tensor. Predict both before
-# you run this:
+# output is positive. So ReLU saves its *output*, and the next linear layer saves the same tensor. Predict both:
 
 # %%
 for activation, of_sbh in ((nn.GELU(), 2 + 8 + 8), (nn.ReLU(), 2 + 8)):
@@ -382,7 +381,7 @@ checks
 # %% [markdown]
 # ## Check yourself
 #
-# **1.** You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?
+# You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?
 #
 # <details><summary>Answer</summary>
 #
@@ -390,17 +389,6 @@ checks
 # $(16e + 2)\,sbh + (2e + 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
 #
 # </details>
-# <br>
-#
-# **2.** You set the dropout rate to 0. What remains of $5as^2b$?
-#
-# <details><summary>Answer</summary>
-#
-# $2as^2b$. The mask is gone, and the "dropout output" is the softmax output itself: softmax and the matmul with $V$
-# save the same storage.
-#
-# </details>
-# <br>
 #
 # ## What people get wrong here
 #

@@ -39,7 +39,7 @@ Reveal(
 # **You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
 # hidden size, $a$ heads.
 #
-# Four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
+# You need four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
 # each holds a part (its shard), and **partial** if each holds one full-size term of a sum that isn't added up yet. GPT-3 has
 # $t = 8$; most pictures show 4 ranks, to stay readable.
 
@@ -102,7 +102,7 @@ Panel(
 #
 # A layer has two blocks, attention and MLP. The paper puts an operator at each end of a block: $f$ at its input, $\bar f$ at its
 # output. Each is an autograd function: one thing in the forward pass, another in the backward pass. One of the two is an
-# **all-reduce**: add up what all ranks hold, and give every rank the sum. Here on two ranks:
+# **all-reduce**: add up what all ranks hold, and give every rank the sum. Here are both on two ranks:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.operators import operators
@@ -129,21 +129,26 @@ for name, result in tried.items():
 # %% [markdown]
 # ## Attention: whole heads
 #
-# Attention follows the same plan: the projection to Q, K and V is column-parallel, the output projection row-parallel, and
-# between them each head works alone. One trap: a rank must get the Q, K and V of the *same* heads. One matmul computes all
+# Attention follows the same plan: the projection to Q, K and V is column-parallel, the output projection row-parallel. Between
+# them each head works alone. One trap: a rank must get the Q, K and V of the *same* heads. One matmul computes all
 # three. Its weight has $3h$ rows (torch stores one row per output), and each rank gets a $t$-th of them. So the *order of the
 # rows* decides:
 
 # %%
-Panel(
-    lambda t, order: show.qkv_shards(t, order),
-    t=steps("t", "ranks", (1, 2, 4, 8), 4),
-    order=choice("order of the rows", show.ROW_ORDERS, show.BY_HEAD),
-)
+heads = range(8)
+row_orders = {
+    "head by head": [f"{kind}{head}" for head in heads for kind in "QKV"],
+    "all Q, then all K, then all V": [f"{kind}{head}" for kind in "QKV" for head in heads],
+}
+for order, blocks in row_orders.items():
+    each = len(blocks) // ranks
+    print(f"{order}:")
+    for rank in range(ranks):
+        print(f"  rank {rank} has {' '.join(blocks[rank * each : (rank + 1) * each])}")
 
 # %% [markdown]
-# Load a checkpoint with the other order, and nothing fails: the layer just computes nonsense. Whole heads are also why $t$ must
-# divide $a$.
+# In the second order no rank has Q, K and V of any head. Load a checkpoint of that order, and nothing fails: the layer just computes
+# nonsense. Whole heads are also why $t$ must divide $a$.
 #
 # **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.5,2.7`.
@@ -258,8 +263,8 @@ checks.show()
 # %% [markdown]
 # ## Two real processes: the same numbers as one GPU
 #
-# An emulated rank has no neighbours. Now `torchrun` starts two processes, $t = 2$, which compare the output and every gradient,
-# in float64, with an unsharded layer that has the same weights.
+# Now `torchrun` starts two processes, $t = 2$. They compare the output and every gradient, in float64, with an unsharded layer
+# that has the same weights.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course import launch

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *50 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
@@ -70,7 +70,7 @@ STEP = GPT3.with_sizes(num_layers=4)
 Panel(
     lambda recompute, moment: show.training_step(STEP, moment, recompute),
     recompute=choice("recompute", ("none", "selective", "full"), "none"),
-    moment=play("moment", "moment of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
+    moment=play("moment", "place in the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
 )
 
 # %% [markdown]
@@ -157,7 +157,7 @@ def recomputed_gradients(core, inputs, grad):
 in_words(saved(Recompute.apply))
 
 # %% [markdown]
-# Only the inputs are left. But are the gradients right?
+# Autograd saves only the inputs now. But are the gradients right?
 
 # %%
 try:
@@ -307,7 +307,6 @@ checks.show()
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS
-from actmem_course.figures import LiveFigure, bar_chart
 from actmem_course.others import paper
 
 modes = {
@@ -323,21 +322,10 @@ pairs = [
     for (name, mode), flops in by_torch.items()
 ]
 checks.add("FLOPs of four models' layers, four ways to recompute", pairs, sides=("by formula", "counted by torch"))
-added = {"as printed, and by equation 8": dict(paper.SECTION5_ADDED_FLOPS_PERCENT)}
-for name in added["as printed, and by equation 8"]:
-    for words, mode in list(modes.items())[:2]:
-        added.setdefault(words, {})[name] = 100 * (by_torch[name, mode] / without[name] - 1)
-printed, once, stopped = (each["175B"] for each in added.values())
 display(checks.show())
-LiveFigure(
-    bar_chart(
-        f"GPT-3: the paper prints {printed}%, torch counts {once:.2f}%,<br>or {stopped:.2f}% if you stop early",
-        added,
-        "FLOPs that selective recomputation adds to a layer",
-        "%",
-        beside=True,
-    )
-)
+printed = paper.SECTION5_ADDED_FLOPS_PERCENT["175B"]
+once, stopped = (100 * (by_torch["175B", mode] / without["175B"] - 1) for mode in list(modes.values())[:2])
+print(f"GPT-3: the paper prints {printed}%, torch counts {once:.2f}%, or {stopped:.2f}% if you stop early")
 
 # %% [markdown]
 # Equation 8 adds $12s^2bh$ per layer: three forward passes of the core, where you recompute one.
@@ -429,15 +417,12 @@ Panel(
 # Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. In shorter sequences a rank's share of the core,
 # $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
 #
-# Those bars are formulas. Now run a layer of each model as one rank of eight, and count. The second line below is from real
-# training: NVIDIA's tests of Megatron-LM log the peak of a 12-layer model without and with full recomputation. Less weights and
-# optimizer states, the two should differ by 12 layers less their inputs. (Both peak in the loss, with no layer recomputed yet.)
+# Those bars are formulas. Now run a layer of each model as one rank of eight, and count:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.activations import layer_extra_rows
 from actmem.ledger.layer_rows import measure_layer
 from actmem.parallel.groups import TensorParallel
-from actmem_course.others.logged_pairs import logged_pairs
 
 pairs = []
 for name in PAPER_MODELS:
@@ -451,12 +436,6 @@ for name in PAPER_MODELS:
             predicted = closed_form(row, shape, 8) + total(extra)
             pairs.append((predicted, total(measure_layer(shape, tp, row.recompute))))
 checks.add("bytes of a layer of four models, six ways, as one rank of eight", pairs)
-logged = logged_pairs()[1]
-checks.add(
-    "peak without recomputation less peak with full",
-    [(logged.formula_bytes, logged.logged_bytes)],
-    sides=("predicted", "logged on A100s"),
-)
 checks.show()
 
 # %% [markdown]
@@ -522,17 +501,10 @@ worked(
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary><b>1.</b> Why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
+# <details><summary><b>Question:</b> why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
 #
 # They are saved anyway, $6sbh$ of the $34sbh$: the gradients of QKᵀ and of the matmul with V read them. The checkpoint saves the
 # same storages, and a storage counts once.
-# </details>
-#
-# <details><summary><b>2.</b> You double the heads and keep <i>h</i>. What happens to the bytes that selective
-# recomputation frees, and to its cost?</summary>
-#
-# The bytes double ($5as^2b$). The FLOPs stay: the matmuls of all heads together take $2s^2bh$ each, however many heads
-# share $h$. More and smaller heads make the trade better.
 # </details>
 #
 # ## What people get wrong here

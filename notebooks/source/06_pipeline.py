@@ -3,11 +3,11 @@
 #
 # *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
-# Put GPT-3's 96 layers on 8 pipeline ranks, twelve on each, and send the batch through in parts, *microbatches*. Rank 0
-# must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 8 microbatches are
-# under way, so it holds 8 · 12 = 96 layers' saved tensors. To idle less, you now give each rank
-# three *chunks* of four layers instead of one of twelve: each microbatch passes all ranks three times. **How many layers'
-# saved tensors does rank 0 hold?**
+# Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
+# must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches are
+# under way, so it holds 4 · 24 = 96 layers' saved tensors. To idle less, you now give each rank two *chunks* of
+# twelve layers instead of one of 24: each microbatch passes all ranks twice. **How many layers' saved tensors
+# does rank 0 hold?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -20,16 +20,16 @@ from actmem_course.figures import ch06_pipeline as show
 
 GPT3 = model_shape("175B")
 SHARDED = am.Parallel(tensor_parallel_size=8, sequence_parallel=True)
-CHUNKED = show.with_pipeline(SHARDED, 8, 3)
+CHUNKED = show.with_pipeline(SHARDED, 4, 2)
 checks = Checks()
 
 question = Prediction(
-    f"GPT-3's {GPT3.num_layers} layers on 8 pipeline ranks, {GPT3.num_layers // 8} on each: rank 0 holds the saved "
-    f"tensors of {GPT3.num_layers} layers, the dashed line. Now each rank gets 3 chunks of {GPT3.num_layers // 24} "
+    f"GPT-3's {GPT3.num_layers} layers on 4 pipeline ranks, {GPT3.num_layers // 4} on each: rank 0 holds the saved "
+    f"tensors of {GPT3.num_layers} layers, the dashed line. Now each rank gets 2 chunks of {GPT3.num_layers // 8} "
     "layers instead, and idles less. How many layers' saved tensors does rank 0 hold?",
-    in_flight(CHUNKED) * GPT3.num_layers // 24,
+    in_flight(CHUNKED) * GPT3.num_layers // 8,
     "layers",
-    f"{in_flight(CHUNKED)} passes through a chunk are in flight, of {GPT3.num_layers // 24} layers each. "
+    f"{in_flight(CHUNKED)} passes through a chunk are in flight, of {GPT3.num_layers // 8} layers each. "
     "This chapter shows why.",
     GuessLine(layer_bytes(GPT3, SHARDED), axis="y2"),
 )
@@ -37,11 +37,11 @@ Reveal(
     question,
     Panel(
         lambda p, m, n: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, p, m), n),
-        p=steps("p", "pipeline ranks", (1, 2, 3, 4, 6, 8), 8),
+        p=steps("p", "pipeline ranks", (1, 2, 3, 4, 6, 8), 4),
         m=steps("m", "chunks a rank", lambda p: show.chunks_that_fit(GPT3.num_layers, p, 4), 1),
-        n=steps("n", "microbatches", lambda p: range(p, 17, p), 16),
+        n=steps("n", "microbatches", lambda p: range(p, 17, p), 8),
     ),
-    m=3,
+    m=2,
 )
 
 # %% [markdown]
@@ -106,22 +106,15 @@ checks.show()
 # > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
 # > up to half as much again, and each microbatch is sent $m$ times as often.
 #
-# A microbatch now goes around the ranks $m$ times. Compare one chunk with two:
-
-# %%
-Panel(
-    lambda m: show.pipeline_schedule(GPT3, show.with_pipeline(SHARDED, 4, m), 8),
-    m=steps("m", "chunks a rank", (1, 2, 3, 4), 2),
-)
-
-# %% [markdown]
+# A microbatch now goes around the ranks $m$ times. Put the first figure's $m$ from 1 to 2, and look at rank 0's curve.
+#
 # Count what rank $i$ starts before its first backward pass: $(m - 1)p$ forward passes through the earlier chunks,
 # $2(p - i - 1)$ to run ahead, and the current one. With more than $p$ microbatches, rank 0 has $pm + p - 1$ passes of
 # $L/(pm)$ layers in flight:
 #
 # $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' saved tensors.}$$
 #
-# So $m = 2$ costs most, and larger $m$ less, but always more than one chunk. (By default
+# In the question that's 11 passes of 12 layers. So $m = 2$ costs most, and larger $m$ less, but always more than one chunk. (By default
 # Megatron needs $n$ to be a multiple of $p$; `--microbatch-group-size-per-virtual-pipeline-stage` changes that, and the
 # warm-up.)
 
@@ -308,21 +301,9 @@ checks.show()
 # > one still sets the pace.
 #
 # When a microbatch that saved everything has finished its backward pass, its place is free and the next forward pass
-# takes it: a moving window. The figure has the sizes of the paper's figure 10, and its times leave recomputation out. Choose
-# the memory:
+# takes it: a moving window.
+#
 
-# %%
-from actmem_course.figures import slider
-from actmem_course.others import paper
-
-FIGURE10 = show.with_pipeline(SHARDED, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
-LEAST = show.least_budget_bytes(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES)
-Panel(
-    lambda gib: show.moving_window_chart(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES, gib * 2**30),
-    gib=slider("memory", "GiB a rank", -(-LEAST // 2**30), 40, 1, 20),
-)
-
-# %% [markdown]
 # On the paper's 80 GiB devices, activations get at most what parameters, gradients and Adam leave free. Open the fold
 # to see how many passes that covers:
 
@@ -332,8 +313,8 @@ from fractions import Fraction
 from actmem.formulas.first_stage import capacity
 from actmem.formulas.schedule import moving_window, recomputed_share
 from actmem.formulas.states import state_rows
-
 from actmem_course.figures import Fold
+from actmem_course.others import paper
 
 lines, again = [], {}
 for name, model in PAPER_MODELS.items():
@@ -350,10 +331,10 @@ for name, model in PAPER_MODELS.items():
         )
 piped = {(name, rank): share for (name, rank, p), share in again.items() if p > 1}
 first, last = ([share for (_, rank), share in piped.items() if (rank == 0) == is_first] for is_first in (True, False))
-alone = [f"{name}, without a pipeline, {float(share):.0%}" for (name, _, p), share in again.items() if p == 1]
+alone = [f"{name}, which has no pipeline, recomputes {float(share):.0%}" for (name, _, p), share in again.items() if p == 1]
 Fold(
-    f"Last ranks recompute {float(max(last)):.0%} of their passes, rank 0 {float(min(first)):.0%} to "
-    f"{float(max(first)):.0%}; {', '.join(alone)}",
+    f"In a pipeline, last ranks recompute {float(max(last)):.0%} of their passes, and rank 0 {float(min(first)):.0%} to "
+    f"{float(max(first)):.0%}. {', '.join(alone)}.",
     "\n".join(lines),
 )
 

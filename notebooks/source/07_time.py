@@ -153,39 +153,24 @@ Varies(speed_facts(measured))
 # > sequence carries the recomputation.
 #
 # Recomputation frees bytes, so $\rho$ times as many sequences fit, by the peak of all layers and one recomputed ([chapter
-# 5](05_recomputation.ipynb)). Call $\varphi$ the fixed part of a pass (launching
-# kernels, small matmuls), relative to the work of its sequences with nothing recomputed. How large must $\varphi$ be?
-
-# %%
-GPT3 = PAPER_MODELS["175B"].shape
-Panel(
-    lambda phi, s: show.batch_payoff(GPT3.with_sizes(seq_length=s), phi),
-    phi=slider("φ", "fixed, percent", 0, 100, 2, 10),
-    s=slider("s", "tokens", 512, 8192, 512, 2048),
-)
+# 5](05_recomputation.ipynb)). Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative to the
+# work of its sequences with nothing recomputed. Recomputation adds $\varepsilon$ to a sequence's work. So the same work
+# costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it. It pays above
+# $\varphi = \varepsilon / (1 - 1/\rho)$:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.predicted.recomputation import batch_factor
 
+GPT3 = PAPER_MODELS["175B"].shape
 core_again, layer_again = (float(batch_factor(GPT3, mode)) for mode in ("selective", "paper-full"))
 print(f"At its peak GPT-3 holds {core_again:.1f} times less with selective, {layer_again:.0f} times less with full: ρ.")
 pays_above = []
 for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
     slower = paper.TABLE4[way].combined_ms / baseline.combined_ms - 1
     pays_above.append(f"{way} above φ = {slower / (1 - 1 / float(batch_factor(SMALLEST, mode))):.0%}")
-print(f"The figure counts FLOPs. By the times of table 4, for the 22B model, it pays for {', for '.join(pays_above)}.")
+print(f"By the times of table 4, for the 22B model, it pays for {', for '.join(pays_above)}.")
 
 # %% [markdown]
-# <details><summary>The formula</summary>
-#
-# Recomputation adds $\varepsilon$ to a sequence's work. So the same work
-# costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it:
-#
-# $$\text{throughput over none} = \frac{1 + \varphi}{1 + \varepsilon + \varphi / \rho}$$
-#
-# So it pays above $\varphi = \varepsilon / (1 - 1/\rho)$.
-# </details>
-#
 # **Rule:** if one sequence keeps the GPU busy, $\varphi$ is a few percent. By table 4's times, neither full nor selective
 # recomputation pays then: use them to fit, not to be faster. And in a pipeline, larger microbatches are fewer, so the
 # bubble grows (chapter 6).

@@ -77,7 +77,7 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`: gate and up, $4sbf$.
 #
-# So no two of this layer's tensors hold the same numbers:
+# The picture shows them all:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.layer_picture import layer_picture
@@ -86,8 +86,8 @@ LiveFigure(layer_picture(LLAMA))
 
 # %% [markdown]
 # The layer in `src/actmem_more/llama.py` saves exactly these. Count them on a small layer, then at Llama 3 70B's size
-# on an emulated rank with tensor and sequence parallelism. Guess first: by how much are K and V divided on 16 ranks,
-# with $k = 8$?
+# on an emulated rank with tensor and sequence parallelism. By how much are K and V divided on 16 ranks, with
+# $k = 8$?
 
 # %%
 from actmem_more.llama_measured import measure_llama_layer
@@ -118,10 +118,10 @@ Panel(
 )
 
 # %% [markdown]
-# And the gradients? Each rank's query heads give a part of the gradient of their key head. The collective at the
-# block's entry sums the input's gradient anyway. But the head's weight is a replica on $t/k$ ranks,
-# and each has only its own part of the gradient. Those ranks must add up their parts after backward. If you forget it,
-# you train $t/k$ different copies of one head.
+# Each rank's query heads give a part of the gradient of their key head. The collective at the block's entry sums the
+# input's gradient anyway. But the head's weight is a replica on $t/k$ ranks, and each has only its own part of the
+# gradient. Those ranks must add up their parts after backward. If you forget it, you train $t/k$ different copies of
+# one head.
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.

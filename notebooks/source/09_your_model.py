@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
-# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
-# three things, and recompute no matmul. **How many GiB do the layers still save for backward?**
+# three things and recompute no matmul. **How many GiB do the layers still save for backward?**
 
 # %%
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem_course.figures import Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal
-from actmem_course.figures import bar_chart, choice, size_text, slider, text_table, worked
+from actmem_course.figures import bar_chart, choice, size_text, slider, text_table
 from actmem_course.figures import ch09_your_model as show
 from actmem_more.llama_shape import LlamaShape, llama_shape
 
@@ -46,10 +46,13 @@ Reveal(
 #
 # ## A layer as many libraries write it
 #
-# This is Llama's layer without its rotary positions. The norm computes in float32. $a/k$ query heads share one key
-# head, so keys and values are copied for each query head. The MLP multiplies `silu(gate)` by `up`.
+# This is Llama's layer without its rotary positions (open the cell to read it). Three lines of it matter:
+#
+# - The **norm** computes in float32: `wide = x.float()`.
+# - In **attention** $a/k$ query heads share one key head, so `copied` copies keys and values for each query head.
+# - The **MLP** multiplies `F.silu(gate) * up`.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -101,14 +104,6 @@ class MLP(nn.Module):
         return self.down(self.gated(self.gate(x), self.up(x)))
 
 
-norm, x = Norm(128).to(torch.bfloat16), torch.randn(2, 64, 128, dtype=torch.bfloat16, requires_grad=True)
-with am.record(norm) as ledger:
-    y = norm(x)
-print(
-    f"the norm saves {ledger.total_bytes / x.numel():.1f} bytes for each element of its input, which has 2"
-)
-
-# %% jupyter={"source_hidden": true}
 class Layer(nn.Module):
     def __init__(self, h, a, k, f, norm=Norm, attention=Attention, mlp=MLP):
         super().__init__()
@@ -133,7 +128,7 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # ## Record it
 #
 # `actmem.record` lists every tensor that autograd saves, with the module and the operation that saved it. `layer()`
-# returns norm, attention, norm, MLP as one small layer, and its input:
+# returns a small layer and its input:
 
 # %%
 model, x = layer()
@@ -146,31 +141,10 @@ display(checks.show())
 ledger
 
 # %% [markdown]
-# You don't have to derive the formula by hand. Run the layer at a dozen tiny sizes, and let a solver fit each row's
-# bytes to powers of the letters, exactly:
-
-# %%
-from actmem_tools.tape.evaluate import added, formula_text
-from actmem_tools.tape.solver import solve_rows
-
-
-def count(sizes):
-    model, x = layer(**sizes)
-    with am.record(model) as seen:
-        y = model(x)
-    assert y.requires_grad
-    return seen.rows()
-
-
-# The letters; sizes to try for h are multiples of 2a.
-found = solve_rows(count, "sbhf", {"h": (2 * a, ())})
-print(formula_text(added(found.values()), "sbhf"), f"bytes, with a = {a} heads and k = {k}")
-
-# %% [markdown]
 # ## What needn't it save?
 #
 # `findings` knows some tensors that a layer needn't save, by their operations, shapes and dtypes. Open the line to read
-# what each could become:
+# what to do about each:
 
 # %%
 from actmem_tools.diagnosis import findings
@@ -195,8 +169,7 @@ Fold(
 # - **Attention.** With `enable_gqa=True` the kernel reads each key head for several query heads: no copies.
 # - **MLP.** A function of your own saves `gate` and `up`. Backward recomputes `silu(gate)`.
 #
-# `actmem_more.llama_modules` has both functions; you write them in lab 7. Compare gradients before you trust a smaller
-# number:
+# `actmem_more.llama_modules` has both functions; you write them in lab 7:
 
 # %%
 from actmem_more.llama_modules import rms_norm, swiglu
@@ -217,6 +190,19 @@ class ChangedMLP(MLP):
         return swiglu(gate, up)
 
 
+changed = {"norm": ChangedNorm, "attention": ChangedAttention, "mlp": ChangedMLP}
+changed_model, _ = layer(**changed)
+with am.record(changed_model) as changed_ledger:
+    changed_y = changed_model(x)
+checks.add("with three changes", [(show.saved_bytes(small, show.CHANGED), changed_ledger.total_bytes)])
+display(checks.show())
+print(f"{1 - changed_ledger.total_bytes / ledger.total_bytes:.0%} less")
+
+# %% [markdown]
+# You free more than `findings` named, because the new norm doesn't save its normalised input either. Compare gradients
+# before you trust a smaller number:
+
+# %% jupyter={"source_hidden": true}
 class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
     def forward(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
@@ -229,24 +215,15 @@ def gradients(**parts):
     return [x.grad, *(p.grad for _, p in sorted(model.named_parameters()))]
 
 
-changed = {"norm": ChangedNorm, "attention": ChangedAttention, "mlp": ChangedMLP}
-changed_model, _ = layer(**changed)
-with am.record(changed_model) as changed_ledger:
-    changed_y = changed_model(x)
-checks.add("with three changes", [(show.saved_bytes(small, show.CHANGED), changed_ledger.total_bytes)])
 pairs = zip(gradients(**changed), gradients(norm=WideNorm))
 worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in pairs)
 checks.add(
     "gradients of both layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)]
 )
-freed = 1 - changed_ledger.total_bytes / ledger.total_bytes
-unnamed = ledger.total_bytes - changed_ledger.total_bytes - wasted
-print(f"{freed:.0%} less, {unnamed:,} B more than was found; {len(findings(changed_ledger.tensors))} findings left")
 checks.show()
 
 # %% [markdown]
-# Why more than was found? The norm of your own also stops saving the two normalised inputs, which its weight's gradient
-# reads (`mul 1` in the ledger). `findings` has no rule for them. At Llama 3 8B's size:
+# At Llama 3 8B's size:
 
 # %%
 Panel(
@@ -262,8 +239,8 @@ Panel(
 #
 # ## The peak
 #
-# You run out of memory at the *peak*, the moment when most is alive. `actmem.step` watches one training step.
-# **Guess:** does this layer's peak come in the forward pass, the backward pass or the optimizer's step?
+# You run out of memory at the *peak*, the moment when most is alive. `actmem.step` watches one training step. Does this
+# layer's peak come in the forward pass, the backward pass or the optimizer's step?
 
 # %%
 from actmem_course.figures.step_timeline import step_timeline
@@ -276,11 +253,11 @@ bill = am.step(model, x, optimizer=optimizer)
 LiveFigure(step_timeline(bill, "one layer's step"))
 
 # %% [markdown]
-# Backward frees what it has used, but the activations' gradients it makes are alive at the same time as what the layer
-# saved. (On a GPU kernels add workspaces.)
+# Backward frees what it has used. But the activations' gradients that it makes are alive at the same time as what the
+# layer saved.
 #
-# Does that hold for other people's models, on a GPU? Here is one step with AdamW of Hugging Face's Llama, and of a larger
-# one with adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU; the workspaces of
+# The same holds for other people's models on a GPU. Here is one step with AdamW of Hugging Face's Llama, and of a larger
+# one with adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU. The workspaces of
 # cuBLAS, NVIDIA's library of matmuls, were measured and added.
 
 # %% jupyter={"source_hidden": true}
@@ -305,10 +282,12 @@ print(f"{yours.total_bytes:,} B saved; {found_in_yours or 'no findings'}")
 # %% [markdown]
 # ## Plan it
 #
-# Now the whole model: embedding, layers, norm, and a loss of float32 logits. A *factory* returns the model and its
-# inputs for any sizes. The planner runs it at tiny sizes with one to five layers, and from these runs knows the *bill*
-# at any size: each tensor that is alive at the peak. Check it with a real step first. This one trains in 16 bits alone:
-# weights 2, gradients 2 and Adam's moments 4 bytes per parameter:
+# Now plan the whole model: embedding, layers, norm, and a loss of float32 logits. You write a function that returns
+# the model and its inputs for any sizes. The planner runs it at tiny sizes with one to five layers. From these runs it
+# computes the *bill* at any size: each tensor that is alive at the peak. First check it on six layers, with a real step
+# in 16 bits. Then plan Llama 3 8B on 8 GPUs of 80 GiB: PyTorch's FSDP2 shards weights, gradients and
+# optimizer states over them, all in float32, and gathers a layer at a time in 16 bits. Each GPU reads a sequence of its
+# own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
 
 # %% jupyter={"source_hidden": true}
 from actmem_tools.plan.own_model import OwnModel, Way, outcome
@@ -358,40 +337,19 @@ for name, parts in codes.items():
         f"peak of six layers {name}",
         [(predicted, am.step(model, inputs, optimizer=optimizer).peak_bytes)],
     )
-checks.show()
+display(checks.show())
 
-# %% [markdown]
-# Now at the size of Llama 3 8B, on 8 GPUs of 80 GiB. PyTorch's FSDP2 shards weights, gradients and optimizer states
-# over them, all in float32 (4 + 4 + 8 bytes per parameter), and gathers a layer at a time in 16 bits. Each GPU reads a
-# sequence of its own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
-
-# %% jupyter={"source_hidden": true}
 sizes = {"s": LLAMA.seq_length, "h": LLAMA.hidden_size, "a": LLAMA.num_attention_heads}
 sizes |= {"k": LLAMA.num_key_value_heads, "f": LLAMA.ffn_hidden_size, "v": LLAMA.vocab_size}
 gpus = Cluster(8, 80 * GIBIBYTE)
-parts = {"saved by the layers": {}, "everything else": {}}
 for name in codes:
     planned = OwnModel(solved[name], sizes, LLAMA.num_layers, gpus, gpus.gpus)
     plan = outcome(planned, Way(micro_batch_size=1, again=0, sharded=True), "bfloat16")
-    of_layers = sum(
-        line["bytes"] for line in plan["bill"] if line["term"].startswith(f"{plan['blocks']['path']}.")
-    )
-    parts["saved by the layers"][name] = of_layers
-    parts["everything else"][name] = plan["asked"]["bytes"] - of_layers
     again = f"recompute {plan['ways'][0]['blocks_again']} of {LLAMA.num_layers} layers"
     verdict = "it fits" if plan["fits"] else f"it doesn't fit: {again}"
     print(f"{name}: {size_text(plan['asked']['bytes'])} of {size_text(gpus.usable_bytes)}, {verdict}")
-LiveFigure(
-    bar_chart(
-        "Llama 3 8B on 8 GPUs, in plain operators and with three changes",
-        parts,
-        "needed on each GPU",
-        limit=("what a plan may use", gpus.usable_bytes),
-    )
-)
-
 # %% [markdown]
-# On the command line (it also prints the code to paste: which blocks to recompute, how to shard):
+# The same on the command line, which also prints the code to paste:
 #
 # ```
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
@@ -399,16 +357,15 @@ LiveFigure(
 #
 # ## What fits
 #
-# With more GPUs you choose a layout. Tensor (TP) and pipeline parallelism (PP) shard the model; data parallelism (DP)
-# gives each replica its own sequences, and ZeRO shards what the replicas would hold twice:
+# With more GPUs you choose a layout: tensor (TP), pipeline (PP) and data parallelism (DP), which gives each replica its
+# own sequences. ZeRO shards what the replicas would hold twice:
 #
-# | | each rank holds a shard of | collectives |
-# |---|---|---|
-# | DP | the sequences | all-reduce of gradients, once a step |
-# | ZeRO-1 | optimizer states too | reduce-scatter of gradients, all-gather of weights, once a step |
-# | ZeRO-2 | gradients too | reduce-scatter in every microbatch |
-# | ZeRO-3 (FSDP) | weights too | all-gather of weights in every pass as well |
-# | context parallelism (CP) | each sequence | keys and values, in every layer |
+# | | each rank holds a shard of |
+# |---|---|
+# | ZeRO-1 | optimizer states |
+# | ZeRO-2 | gradients too |
+# | ZeRO-3 (FSDP) | weights too, all-gathered in every pass |
+# | context parallelism (CP) | each sequence ([chapter 12](12_long_sequences.ipynb)) |
 #
 # The planner counts the bytes of every layout on its fullest rank, with the 18 bytes per parameter of [chapter
 # 1](01_memory_wall.ipynb), and keeps those that Megatron-LM, torchtitan or Hugging Face can run. Here are Llama 3 70B, 64
@@ -431,17 +388,19 @@ shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for p
 print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
 
 # %% [markdown]
-# Their estimated times are too close to call, so what can go wrong decides: first comes the plan that hides less of its
-# traffic, then the one with the lower ZeRO stage, with fewer kinds of parallelism, with more memory left.
+# Their estimated times are too close to call. So the planner puts first what can go wrong least: the plan that hides
+# less of its traffic, has a lower ZeRO stage, fewer kinds of parallelism, more memory left.
 #
 # **Now write it:** [exercise 8.1](../labs/lab8_plan.py), `rank_state_bytes`: `python my/labs/lab8_plan.py --only 8.1`.
 #
 # ## The bill, line by line
 #
-# An average doesn't help: the most loaded rank decides. So this bill is that rank's, at the moment when it holds most.
-# Point at a bar for its lines:
+# The most loaded rank decides, so this bill is that rank's, at the moment when it holds most. Point at a bar for its
+# lines:
 
-# %%
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.style import FILLS
+
 bill = bill_of(model, plans.plans[0])
 lines = {
     part: "<br>".join(f"{row.term}: {size_text(row.bytes)}" for row in rows) for part, rows in bill.parts.items()
@@ -449,16 +408,15 @@ lines = {
 left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
 title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
 held = {part: {part: size} for part, size in bill.by_part().items()}
-fills = [*(show.FILLS[part] for part in held), show.FILLS["freed"]]
+fills = [FILLS[part] for part in (*held, "freed")]
 LiveFigure(bar_chart(title, {**held, "left": left}, "on the fullest rank", fills=fills, about=lines))
 
 # %% [markdown]
-# Is it right? Run the fullest rank on fake tensors, which have no storage: the real layers, every microbatch in flight,
-# one step of Adam. `actmem plan … --verify` does that for large models; here are
-# three plans of a small one. And 18 runs of nanotron, which others logged on real GPUs, peaked where the same formulas
-# say:
+# Check it: run the fullest rank on fake tensors, which have no storage, with the real layers, every microbatch in
+# flight and one step of Adam. `actmem plan … --verify` does that for large models. Here are three plans of a small one,
+# and 18 runs of nanotron that others logged on real GPUs:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.config import TINY
 from actmem_course.others.nanotron import nanotron_runs
 from actmem_tools.plan.planned_models import PlannedGPT
@@ -486,23 +444,15 @@ checks.show()
 #
 # ## It doesn't fit: what do you change first?
 #
-# Start from a plan that is far too large. Each bar adds one change: the one that then frees a GiB for the least
-# estimated time. Stop at the first bar that ends before the line:
-
-# %%
-LiveFigure(show.changes_in_order())
-
-# %% [markdown]
-# Ask in this order:
+# Ask in this order, what costs least time first:
 #
-# 1. **Is sequence parallelism off?** Switch it on wherever you use TP. It frees bytes and saves time.
+# 1. **Is sequence parallelism off?** Switch it on wherever you use TP.
 # 2. **Are the bytes activations?** Recompute what needs no matmul (`elementwise`). If your attention stores its scores,
 #    get a fused kernel.
-# 3. **More than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
-# 4. **Do you have replicas?** Turn half of them into pipeline stages, which share weights and states, then half into
-#    context-parallel ranks. Without a pipeline, shard gradients (ZeRO-2).
-# 5. **Still too much?** Recompute everything if the bytes are activations; shard weights (ZeRO-3, without a pipeline)
-#    if they are states.
+# 3. **Do you have more than one sequence in a microbatch?** Take one, unless the matmuls get too small for the GPU.
+# 4. **Are the bytes weights and states?** If you have replicas, turn half of them into pipeline stages, or shard more
+#    (ZeRO-2, ZeRO-3; without a pipeline).
+# 5. **Does it still not fit?** Turn replicas into context-parallel ranks, then recompute everything.
 #
 # **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one
 # doesn't fit, the judge names the line of the bill: `python my/labs/lab8_plan.py --only 8.3`.
@@ -511,45 +461,15 @@ LiveFigure(show.changes_in_order())
 checks
 
 # %% [markdown]
-# ## Work it out
-#
-# You train 13 billion parameters on 8 GPUs of 80 GiB, with data parallelism alone. A parameter takes 2 bytes as a
-# weight, 4 as a gradient and 12 as optimizer states. Activations and everything else take 20 GiB. Which ZeRO stage do
-# you need?
-
-# %% jupyter={"source_hidden": true}
-from actmem.formulas.states import ADAM
-
-weight, gradient, *rest = (state.bytes_per_parameter for state in next(iter(ADAM.values())))
-ranks, parameters, states = 8, 13 * 10**9, sum(rest)
-stages = {
-    0: weight + gradient + states,
-    1: weight + gradient + states / ranks,
-    2: weight + (gradient + states) / ranks,
-    3: (weight + gradient + states) / ranks,
-}
-needed = {stage: parameters * size / GIBIBYTE for stage, size in stages.items()}
-worked(
-    *(
-        f"Stage {stage}: {size:g} bytes per parameter, {needed[stage]:.0f} GiB"
-        f"{'' if needed[stage] <= 60 else ', too much'}."
-        for stage, size in stages.items()
-    ),
-    "Stage 2 is the first that leaves 20 GiB. Stage 3 leaves more, but all-gathers every weight in each pass.",
-)
-
-# %% [markdown]
 # <details><summary><b>Question:</b> the peak is in the optimizer's step. Does recomputing activations help?</summary>
 #
-# No. By then the activations are gone. The bill lists what is there: weights, gradients, states, and what the update
-# makes.
+# No. By then the activations are gone. The bill lists weights, gradients, states, and what the update makes.
 # </details>
 #
 # > **Take away**
 # > 1. The same layer saves about 1.5 times as much in plain operators: record it before you buy GPUs.
 # > 2. The peak decides, on the fullest rank.
-# > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch. Full recomputation
-# >    comes late.
+# > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch.
 # >
 # > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its
 # > largest five lines.

@@ -151,6 +151,7 @@ checks.show()
 #
 # > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.
 # > **Why not?** With a slower link, only a long sequence hides them. And a machine's GPUs share the host's memory.
+# > (Megatron: `--cpu-offloading-num-layers`, for whole layers.)
 #
 # **Write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`:
 # `python my/labs/lab10_keep_less.py --only 10.4`.
@@ -218,19 +219,18 @@ checks.show()
 # Attention's queries can run in tiles, but every query reads all keys and values before it. **Context parallelism**
 # gives each of $c$ ranks $s/c$ tokens through the whole model, so it divides everything, the loss and K and V too.
 # Tensor parallelism doesn't: beyond $k$ ranks, several hold the same key head. Only attention needs the other ranks'
-# tokens.
-# There are three ways to get them:
+# tokens. There are three ways to get them (Megatron: `--context-parallel-size`, with `--cp-comm-type` as named here):
 #
-# - **Gather.** All-gather K and V, save your own shard, and gather again in the backward pass.
-# - **Ring.** Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K
+# - **Gather** (`all_gather`). All-gather K and V, save your own shard, and gather again in the backward pass.
+# - **Ring** (`p2p`). Send your K and V to the next rank, and attend to those that arrive, $c - 1$ times. No rank ever has K
 #   and V whole.
-# - **Ulysses.** An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A
+# - **Ulysses** (`a2a`). An all-to-all trades tokens for heads, so each rank attends to all tokens with $1/c$ of the heads. A
 #   second one trades back. $c$ must divide $a$; beyond $k$, DeepSpeed repeats the key heads, Transformer Engine refuses.
 
 # %% jupyter={"source_hidden": true}
 Panel(
     lambda way: show.shared_sequence(LLAMA.with_sizes(seq_length=65536), way),
-    way=choice("how", ["gather", "ring", "ulysses"], "ring"),
+    way=choice("K and V travel by", ["gather", "ring", "ulysses"], "ring"),
 )
 
 # %% [markdown]

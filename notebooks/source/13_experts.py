@@ -81,7 +81,7 @@ Reveal(
 # assignment. Which tensors does the backward pass read?
 #
 # - **Gate, up, and down's input**: yes, as in any MLP. That's $6f$ bytes per assignment, $6sb\kappa f$ in all.
-# - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code saves it, $2h$ bytes per
+# - **The dispatched token**: yes, for the weight gradients of gate and up. Plain code and Megatron save it, $2h$ bytes per
 #   assignment, for Qwen3 nearly as much as $6f$. The course's layer doesn't: the backward pass dispatches it again, with
 #   one more all-to-all.
 # - **The expert's output**: only if you weight it after the down matmul. Weight down's *input* instead. The result is
@@ -90,10 +90,11 @@ Reveal(
 #
 # So $E$ appears nowhere. A layer saves as much as a dense MLP of width $\kappa f$, whatever the number of experts.
 #
-# Now share the layer: **expert parallelism**. Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
+# Now share the layer by **expert parallelism** (Megatron: `--expert-model-parallel-size`). Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
 # all-to-all brings each assignment to its expert's rank, another one brings the result back. With balanced routing, a
 # rank gets $sb\kappa/t$ assignments. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or
-# drops tokens above a *capacity factor*. (A load-balancing loss makes the worst case rarer, not smaller.) The picture
+# drops tokens above a *capacity factor* (`--moe-expert-capacity-factor`). A load-balancing loss makes the worst case
+# rarer, not smaller. The picture
 # has $t = 4$:
 
 # %% jupyter={"source_hidden": true}
@@ -131,8 +132,8 @@ checks.show()
 # training save as little?
 #
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
-# choice that other attention doesn't give you: save the latent, and recompute keys and values from it, at the cost
-# of one narrow matmul. In the picture,
+# choice that other attention doesn't give you: save the latent, and recompute keys and values from it by one narrow
+# matmul (`--recompute-modules mla_up_proj`; of experts' activation functions, `moe_act`). In the picture,
 #
 # - $q$ and $c$ are the widths of the latents of queries, and of keys and values
 # - a head's query and key have $n$ elements without positions and $r$ with them, its value has $v$

@@ -3,8 +3,7 @@
 #
 # *20 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
-# You switch on FP8, 8 bits an element, and expect half the
-# memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
+# You switch on FP8, 8 bits an element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B save
 # for 8,192 tokens, if its linears compute in FP8?**
 
@@ -12,7 +11,7 @@
 # Setup: imports, and the numbers of the question
 from actmem.rows import total
 from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal
-from actmem_course.figures import choice, play, steps
+from actmem_course.figures import choice, play, size_text, steps
 from actmem_course.figures import ch14_allocator_and_eight_bits as show
 from actmem_course.predicted.eight_bits import eight_bit_rows
 from actmem_more.llama_shape import llama_shape
@@ -221,7 +220,8 @@ checks.add(
     [(row["model_reserved_bytes"], row["reserved_bytes"]) for row in on_gpu["allocator"][0]["rows"]],
 )
 display(checks.show())
-LiveFigure(show.growing_batches(on_gpu))
+last = on_gpu["allocator"][0]["rows"][-1]
+print(f"after the last: {size_text(last['reserved_bytes'])} reserved for at most {size_text(last['peak_allocated_bytes'])} of tensors")
 
 # %% jupyter={"source_hidden": true}
 checks

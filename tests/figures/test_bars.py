@@ -99,34 +99,6 @@ def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_m
         memory_ladder(2048, 3)
 
 
-def test_changes_go_from_the_cheapest_gib_to_the_dearest():
-    """At each point no change that is still left frees a GiB for less estimated time."""
-    assert list(sums(planned.changes_in_order()).values()) == sorted(
-        sums(planned.changes_in_order()).values(), reverse=True
-    )
-    (_, (sizes, mode)), *left = planned.CHANGES.items()
-    now = planned.plan_with(sizes, mode)
-    while left:
-        prices, plans = [], []
-        for _, (changed, then) in left:
-            # Of those that come later, only what they change themselves, at as many GPUs.
-            more = {**sizes, **changed}
-            more |= {"data_parallel_size": sizes["data_parallel_size"] // 2} if "data_parallel_size" in changed else {}
-            for axis in ("pipeline_parallel_size", "context_parallel_size"):
-                more |= {axis: 2 * sizes[axis]} if axis in changed else {}
-            changes_mode = then != mode and not changed
-            if more["data_parallel_size"] and (changed or changes_mode):
-                plan = planned.plan_with(more, then if changes_mode else mode)
-                freed = now.bytes - plan.bytes
-                prices.append((plan.seconds.total - now.seconds.total) / freed if freed > 0 else float("inf"))
-                plans.append(plan)
-        assert prices[0] == min(prices)
-        (_, (changed, mode)), *left = left
-        sizes = {**sizes, **changed}
-        now = plans[0]
-        assert now == planned.plan_with(sizes, mode)
-
-
 # What a slider leaves in place: the axis.
 
 

@@ -2,16 +2,11 @@
 
 import json
 
-import pytest
-
-from actmem.config import ConfigError, ModelShape, Parallel, model_shape
-from actmem_course.figures import ch06_pipeline as schedules
+from actmem.config import ModelShape
 from actmem_course.figures.ch01_memory_wall import METHODS, memory_wall
 from actmem_course.figures.controls import Moves, after, slider, steps
 from actmem_course.figures.in_page import Page
 from actmem_course.figures.marks import Drawing
-
-GPT3, CUT = model_shape("175B"), Parallel(8, True)
 
 
 def follower():
@@ -40,15 +35,6 @@ def test_sizes_that_do_not_fit_are_refused_in_words_and_the_figure_stays():
     assert moves.drawings == before
     assert "Still drawn: s=64 a=8" in moves.move("s", 80) and moves.drawings == before
     assert moves.move("a", 6) == "" and moves.drawings[0].alt == draw(80, 6).alt
-
-
-def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():
-    cut = schedules.with_pipeline(CUT, 4, 1)
-    least = schedules.least_budget_bytes(GPT3, cut, 9)
-    schedules.moving_window_chart(GPT3, cut, 9, least)
-    with pytest.raises(ConfigError) as error:
-        schedules.moving_window_chart(GPT3, cut, 9, least - 1)
-    assert "rank 0 needs " in str(error.value)
 
 
 # A page's figures without a browser: the code of a cell, its controls and its answers, as JSON.
@@ -90,3 +76,9 @@ def test_what_a_step_would_show_is_answered_ahead_while_the_figure_stays():
     assert other["controls"]["n"]["place"] == 11 and other["drawings"][0]["alt"] == "12 / 1."
     # What was looked at before that move is not what the step leads to now.
     assert ask(page, cell="a", control="n", place=8)["drawings"][0]["alt"] == "9 / 1."
+
+
+def test_a_place_that_another_control_has_just_taken_away_is_the_last_one():
+    page = Page(json.dumps({"a": FOLLOWS}))
+    ask(page, cell="a", control="n", place=8)
+    assert ask(page, cell="a", control="d", place=5)["drawings"][0]["alt"] == "9 / 9."

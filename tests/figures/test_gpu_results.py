@@ -56,7 +56,7 @@ def test_the_walls_bars_are_the_bytes_and_words_stand_where_memory_ran_out():
     assert [value * drawing.axis.unit for value in measured["x"]] == [0, 0, 41 * GIB]
     assert beside(drawing) == [
         "500 GiB, beyond this axis", "90.0 GiB", "40.0 GiB",
-        "out of memory while building the model", "out of memory in the first step, needs 91.0 GiB", "41.0 GiB",
+        "out of memory while building the model", "out of memory in step 1, needs 91.0 GiB", "41.0 GiB",
     ]  # fmt: skip
     assert limit["x"][0] * drawing.axis.unit == LIMIT
 

@@ -184,9 +184,12 @@ def test_a_one_sided_router_fills_one_rank():
     shape, parallel = LLAMA_MODELS["mixtral-8x7b"], Parallel(4, True)
     tokens = [forced_routed_tokens(shape, parallel, "one-sided", rank) for rank in range(4)]
     each = [total(llama_rows(shape, parallel, routed_tokens=number)) for number in tokens]
-    drawing = picture.layer_picture(shape, parallel, routed_tokens=tokens)
+    drawing = picture.layer_picture(shape, parallel, collectives="forward", routed_tokens=tokens)
     assert saved(drawing) == pytest.approx(sum(each))
     assert f"each rank holds {max(each):,} bytes" in drawing.alt
+    own = 2 * shape.hidden_size * tokens[0] // 4  # bytes of a rank's pairs of a token and an expert
+    assert f"dispatch: all-to-all after dispatched weights, {own:,} bytes sent by the busiest" in drawing.alt
+    assert f"combine: all-to-all after down input, {3 * own:,} bytes sent by the busiest" in drawing.alt
 
 
 @pytest.mark.parametrize("shape", [LLAMA_MODELS["deepseek-v3"], LLAMA_MODELS["deepseek-v3-dense"]])

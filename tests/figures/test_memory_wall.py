@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from actmem.config import PAPER_MODELS, model_shape
-from actmem.formulas.activations import TABLE2, crossover_seq_length
+from actmem.config import PAPER_MODELS
+from actmem.formulas.activations import TABLE2
 from actmem.formulas.first_stage import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem_course.figures import ch01_memory_wall as memory_wall
@@ -36,11 +36,3 @@ def test_what_is_held_and_what_is_freed_add_up_to_tensor_parallelism_alone(metho
             assert value >= 0, "no method adds any"
             sizes[name] += value * drawing.axis.unit
     assert sizes == {name: sum(memory_wall.gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}
-
-
-def test_the_two_lines_cross_where_the_formula_says():
-    gpt3 = model_shape("175B")
-    rest, core = (dict(zip(trace["x"], trace["y"])) for trace in memory_wall.crossover_lines(gpt3).traces[:2])
-    cross = crossover_seq_length(gpt3.hidden_size, gpt3.num_attention_heads)
-    assert [core[s] > rest[s] for s in memory_wall.LENGTHS] == [s > cross for s in memory_wall.LENGTHS]
-    assert rest[2048] * 2**30 == 34 * 2048 * 12288 and core[2048] * 2**30 == 5 * 96 * 2048**2

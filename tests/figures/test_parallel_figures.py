@@ -8,17 +8,12 @@ from actmem.formulas.activations import eq2, eq4, layer_rows
 from actmem.formulas.communication import layer_collectives
 from actmem.rows import total
 from actmem_course.figures.ch03_tensor_parallelism import (
-    BY_HEAD,
-    BY_KIND,
     COLUMNS_FIRST,
     ROWS_FIRST,
-    complete_heads,
     divided_and_whole,
     floor_lines,
     mlp_shards,
-    qkv_shards,
     saved_coefficient,
-    shares,
     sizes_of_t,
 )
 from actmem_course.figures.ch04_sequence_parallelism import (
@@ -54,14 +49,6 @@ def test_the_mlps_parts_are_the_ranks():
     assert words["text"].count("0") == words["text"].count("3") == 3 and words["text"].count("all") == 1
     with pytest.raises(ConfigError, match="room for 1 to 8 ranks"):
         mlp_shards(9)
-
-
-@pytest.mark.parametrize("t", [2, 4, 8])
-def test_heads_are_complete_only_head_by_head(t):
-    assert [len(complete_heads(part)) for part in shares(BY_HEAD, 8, t)] == [8 // t] * t
-    assert [len(complete_heads(part)) for part in shares(BY_KIND, 8, t)] == [0] * t
-    with pytest.raises(ConfigError, match="num_attention_heads"):
-        qkv_shards(3)
 
 
 @given(shapes())

@@ -1,14 +1,13 @@
 """Chapter 6's figures: valid plotly, every pass drawn once, and curves that are the formulas'."""
 
-from fractions import Fraction
 from itertools import accumulate
 
 import pytest
 
 from actmem.config import Parallel, model_shape
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import capacity, eq5, in_flight, layers_per_chunk
-from actmem.formulas.schedule import one_forward_one_backward, recomputed_share
+from actmem.formulas.first_stage import eq5, in_flight, layers_per_chunk
+from actmem.formulas.schedule import one_forward_one_backward
 from actmem_course.figures import ch06_pipeline as schedules
 from actmem_course.others.timeline import memory_curve, timeline
 
@@ -61,17 +60,6 @@ def test_the_first_curves_top_is_the_formula(p, m, n):
     assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
     (dashed,) = [trace for trace in chart(p, m, n).traces if "equation 5" in trace["name"]]
     assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
-
-
-@pytest.mark.parametrize("gib", range(11, 40, 4))
-def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says(gib):
-    parallel = schedules.with_pipeline(CUT, 4, 1)
-    drawing = schedules.moving_window_chart(GPT3, parallel, 9, gib * GIB)
-    assert max(tops(drawing)) <= gib * GIB
-    again = [trace for trace in bars(drawing) if trace["name"] == "backward with recomputation"]
-    for rank in range(4):
-        share = recomputed_share(capacity(GPT3, parallel, gib * GIB, rank, 9), 4 - rank, 9)
-        assert Fraction(sum(trace["y"].count(rank) for trace in again), 9) == share
 
 
 def result(pipeline_rank, held, **more):

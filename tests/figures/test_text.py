@@ -24,7 +24,7 @@ from tests.shapes import shapes
 def test_text_table():
     table = text_table(("name", "n"), [("a", 1), ("bcd", 12345)], " r", last_is_sum=True)
     assert table == "name       n\n────────────\na          1\n────────────\nbcd   12,345"
-    assert saved_text([]) == "nothing is kept"
+    assert saved_text([]) == "nothing is saved"
 
 
 # What is said about each term agrees with the formulas.

@@ -1,15 +1,12 @@
-"""Chapter 7's figures: the roofline, the forward pass on it, and what a larger batch brings are the formulas'."""
-
-from fractions import Fraction
+"""Chapter 7's figures: the roofline, and the forward pass on it, are the formulas'."""
 
 import pytest
 
 from actmem.config import TINY, Parallel, model_shape
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations
-from actmem_course.figures.ch07_time import SHARES, batch_payoff, roofline
-from actmem_course.predicted.recomputation import throughput
+from actmem_course.figures.ch07_time import roofline
 
-GPT3, SMALL, SHARDED = model_shape("175B"), model_shape("22B"), Parallel(8, True)
+SMALL, SHARDED = model_shape("22B"), Parallel(8, True)
 LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
 SHORT = SMALL.with_sizes(seq_length=256, micro_batch_size=1)
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
@@ -31,10 +28,3 @@ def test_every_operation_is_on_the_roof_and_named(shape, parallel):
         assert 10**low < x < 10**high, "off the axis"
     assert roof["x"][1] == A100[0] / A100[1]
     assert set(zip(names["x"], names["y"])) <= set(drawn.values()), "names stand at markers"
-
-
-def test_the_payoffs_lines_and_markers_are_the_step_model():
-    selective, marker, full, full_marker, _ = batch_payoff(GPT3, 34).traces
-    for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
-        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in SHARES]
-        assert point["y"] == [line["y"][SHARES.index(34)]]

@@ -46,10 +46,10 @@ print(1 + 1)
 
 # %%
 from actmem.config import ModelShape
-from actmem_course.figures.ch01_memory_wall import crossover_lines
 from actmem_course.figures import LiveFigure, Varies
+from actmem_course.figures.layer_picture import layer_picture
 
-LiveFigure(crossover_lines(ModelShape(64, 1, 64, 4)))
+LiveFigure(layer_picture(ModelShape(64, 1, 64, 4)))
 
 # %%
 Varies({"Python": "3.x"})

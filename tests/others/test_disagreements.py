@@ -1,13 +1,6 @@
 """Where the paper disagrees with itself, and what larger microbatches pay for."""
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from actmem.config import TINY, ConfigError
 from actmem_course.others.disagreements import disagreements
-from actmem_course.predicted.recomputation import break_even, throughput
-from tests.shapes import shapes
 
 
 def numbers(where, text):
@@ -27,17 +20,3 @@ def test_every_number():
     assert numbers("Appendix B, figure 9", "r = p = 35") == [139, 10.86]
     assert numbers("Appendix C and table 5", "175B MFU 52.3% (+0.7)") == [51.6]
     assert len(disagreements()) == 10
-
-
-MODES = ("selective", "paper-selective", "full", "paper-full")
-
-
-@given(shapes(), st.integers(2, 9), st.sampled_from(MODES))
-def test_throughput_is_1_at_the_break_even(shape, layers, mode):
-    deep = shape.with_sizes(num_layers=layers)
-    assert throughput(deep, mode, break_even(deep, mode)) == 1
-
-
-def test_nothing_breaks_even_where_nothing_is_freed():
-    with pytest.raises(ConfigError, match="frees nothing"):
-        break_even(TINY.with_sizes(num_layers=1), "full")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log10
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.rows import Row, total
 from actmem_course.figures.diagrams import EMPTY, Box, boxes, diagram, labels
 from actmem_course.figures.marks import Drawing, chart, line, log_scale
 from actmem_course.figures.operators import COMPLETE, PARTIAL
-from actmem_course.figures.style import BLUE, CARD, COMPARED, FILLS, INK, SKY, Fill
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
 
 #: Of a logarithmic axis, in any unit of bytes.
@@ -24,12 +24,6 @@ ORDERS = (COLUMNS_FIRST, ROWS_FIRST)
 LARGEST = 8
 #: Between two matrices, and the narrowest part that a number fits into.
 _GAP, _NARROWEST = 1.1, 0.33
-#: The most blocks of a rank beside each other: more are drawn in lines.
-_ACROSS = 12
-BY_HEAD, BY_KIND = "head by head", "all Q, then all K, then all V"
-ROW_ORDERS = (BY_HEAD, BY_KIND)
-#: Three looks of one kind of tensor: Q, K and V.
-QKV_FILLS = {"Q": Fill(SKY, "-"), "K": Fill("#A9D8F5", ""), "V": Fill("#2B7BB0", "", CARD)}
 
 
 def divided_and_whole(shape: ModelShape, tensor_parallel_size: int) -> tuple[list[Row], list[Row]]:
@@ -181,53 +175,3 @@ def _shards(name: str, whole: Box, split: str | None, t: int) -> list[Box]:
         )
         for rank in range(t)
     ]  # fmt: skip
-
-
-def blocks(order: str, num_attention_heads: int) -> list[tuple[str, int]]:
-    """The 3a blocks of h/a rows, top to bottom: (Q, K or V, head)."""
-    a = num_attention_heads
-    if order == BY_HEAD:
-        return [(kind, head) for head in range(a) for kind in "QKV"]
-    return [(kind, head) for kind in "QKV" for head in range(a)]
-
-
-def shares(order: str, num_attention_heads: int, tensor_parallel_size: int) -> list[list[tuple[str, int]]]:
-    """The blocks of each rank when the rows are split into t equal parts.  ConfigError if t does not divide a."""
-    each = 3 * check_divides("num_attention_heads", num_attention_heads, "tensor_parallel_size", tensor_parallel_size)
-    every = blocks(order, num_attention_heads)
-    return [every[rank * each : (rank + 1) * each] for rank in range(tensor_parallel_size)]
-
-
-def complete_heads(share: list[tuple[str, int]]) -> set[int]:
-    """Heads of which a share has all three of Q, K and V: those whose attention it can compute alone."""
-    return {head for _, head in share if all((kind, head) in share for kind in "QKV")}
-
-
-def qkv_shards(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads: int = 8) -> Drawing:
-    """Why the rows of the QKV weight go head by head: the blocks of each rank, filled where it has the head's Q, K
-    and V.
-    """
-    a, t = num_attention_heads, tensor_parallel_size
-    parts = shares(order, a, t)
-    each = 3 * a // t
-    across = min(each, _ACROSS)
-    lines, margin, height = -(-each // across), 0.16 * across, 0.7  # margin: where the ranks' names stand
-    drawn, names = [], []
-    for rank, share in enumerate(parts):
-        whole = complete_heads(share)
-        names.append((0.45 * margin, rank * lines + height / 2, f"rank {rank}"))
-        for place, (kind, head) in enumerate(share):
-            fill, has = (QKV_FILLS[kind], "has Q, K and V") if head in whole else (EMPTY, "lacks a part")
-            said = f"{kind} of head {head}: rank {rank} {has} of this head"
-            down, right = divmod(place, across)
-            drawn.append(Box(margin + right, rank * lines + down, 1.0, height, fill, f"{kind}{head}", said))
-    alone = sum(len(complete_heads(share)) for share in parts)
-    finding = f"{alone} of {a} heads can be computed without a collective"
-    if alone == a:
-        finding = f"each rank attends with its {a // t} {'heads' if a > t else 'head'} alone"
-    return diagram(
-        f"Rows of the QKV weight on {t} {'ranks' if t > 1 else 'rank'}, {order}:<br>{finding}",
-        [*boxes(drawn, 12), labels(names)],
-        f"The {3 * a} blocks of the QKV weight, {order}, in {t} equal shards: {finding}.",
-        margin + across + 0.05, t * lines + 0.1, 130 + 45 * t * lines,
-    )  # fmt: skip

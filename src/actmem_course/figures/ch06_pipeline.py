@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import capacity, eq5, layers_per_chunk, stage_rows
-from actmem.formulas.schedule import Action, Schedule, interleaved, moving_window, one_forward_one_backward
-from actmem.rows import paper_rows, total
+from actmem.formulas.first_stage import eq5, layers_per_chunk
+from actmem.formulas.schedule import Action, Schedule, interleaved, one_forward_one_backward
 from actmem_course.figures.marks import Drawing, bars, chart, line, scale
 from actmem_course.figures.style import CARD, FILLS, HELD, INK, SKY, Fill
 from actmem_course.figures.units import axis_unit, exact_text, size_text, three_digits
@@ -26,13 +24,6 @@ _FILLS = {
     "B": (FILLS["backward"], Fill("#F5CE7A", ""), Fill("#E0A98C", ""), Fill("#B8A06A", "")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
-#: Passes of the moving window, by kind and by whether their microbatch saves everything.
-_WINDOW = {
-    ("F", True): ("forward, saves everything", FILLS["forward"]),
-    ("F", False): ("forward, core to be recomputed", Fill("#CFE8F7", "")),
-    ("B", True): ("backward", FILLS["backward"]),
-    ("B", False): ("backward with recomputation", FILLS["recomputed"]),
-}
 #: With more passes than this their numbers don't fit; the hover text has them.
 _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
@@ -43,7 +34,6 @@ def gantt(
     alt: str,
     spans: Sequence[Span],
     curves: Sequence[Curve],
-    look: Callable[[Action], tuple[str, Fill]] | None = None,
     limit: tuple[str, int] | None = None,
     room: int = 0,
 ) -> Drawing:
@@ -55,7 +45,6 @@ def gantt(
         spans: When each pass runs.
         curves: One for each rank; where several tensor-parallel ranks share the passes of a pipeline rank there are
             more curves than ranks in the chart.
-        look: Name and fill of a pass, if not those of its kind and chunk.
         limit: Name and bytes of a dashed line above each curve's foot.
         room: Bytes that fit into every curve's height, so that it stays the same while a slider moves.
     """
@@ -66,7 +55,7 @@ def gantt(
     unit, unit_name = axis_unit(max(peaks))
     feet = [-curve * step for curve in range(len(curves))]
     inside = _ROW * ranks + _GAP + _CURVE * len(curves)
-    traces = [*_passes(spans, look or _by_chunk(spans)), _areas(curves, feet, last)]
+    traces = [*_passes(spans), _areas(curves, feet, last)]
     return chart(
         title,
         traces + ([_limits(*limit, feet, last)] if limit else []),
@@ -91,19 +80,16 @@ def gantt(
     )  # fmt: skip
 
 
-def _by_chunk(spans: Sequence[Span]) -> Callable[[Action], tuple[str, Fill]]:
+def _look(action: Action, has_chunks: bool) -> tuple[str, Fill]:
+    """Name and fill of a pass."""
+    chunk = f", chunk {action.chunk}" if has_chunks else ""
+    return _NAMES[action.kind] + chunk, _FILLS[action.kind][action.chunk % 4]
+
+
+def _passes(spans: Sequence[Span]) -> list[dict]:
+    """A trace for each kind and chunk of passes."""
     has_chunks = any(span.action.chunk for span in spans)
-
-    def look(action: Action) -> tuple[str, Fill]:
-        chunk = f", chunk {action.chunk}" if has_chunks else ""
-        return _NAMES[action.kind] + chunk, _FILLS[action.kind][action.chunk % 4]
-
-    return look
-
-
-def _passes(spans: Sequence[Span], look: Callable[[Action], tuple[str, Fill]]) -> list[dict]:
-    """A trace for each kind of pass."""
-    looks = {span: look(span.action) for span in spans}
+    looks = {span: _look(span.action, has_chunks) for span in spans}
     traces = []
     # Forward before backward, then by name.
     for name, fill in sorted(set(looks.values()), key=lambda one: (one[0].startswith("backward"), one[0])):
@@ -221,39 +207,3 @@ def _measured_curve(spans: Sequence[Span], result: Mapping[str, Any]) -> Curve:
     for span, sample in zip(own, result["samples"], strict=True):
         steps[span.start if span.action.kind == "F" else span.end] = sample["kept_bytes"]
     return sorted(steps.items())
-
-
-def least_budget_bytes(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> int:
-    """What every rank needs if all its passes are recomputed selectively: less is refused."""
-    ranks = range(parallel.pipeline_parallel_size)
-    return max(total(paper_rows(stage_rows(shape, parallel, rank, "selective", num_microbatches))) for rank in ranks)
-
-
-def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches: int, budget_bytes: int) -> Drawing:
-    """Appendix C: 1F1B with ``budget_bytes`` for activations on every rank, and each rank's layers over time.
-
-    As many microbatches as fit save everything, the others are recomputed.  Raises ConfigError if not even selective
-    recomputation of everything fits.
-    """
-    p, n = parallel.pipeline_parallel_size, num_microbatches
-    ranks = one_forward_one_backward(p, n)
-    places = [capacity(shape, parallel, budget_bytes, rank, n) for rank in range(p)]
-    whole = [set(moving_window(actions, count)) for actions, count in zip(ranks, places)]
-
-    def saves_all(action: Action) -> bool:
-        return (action.chunk, action.microbatch) in whole[action.rank]
-
-    layers = layers_per_chunk(shape, parallel)
-    size = {True: layers * layer_bytes(shape, parallel), False: layers * layer_bytes(shape, parallel, "selective")}
-    spans = timeline(ranks)
-    curves = [memory_curve(spans, rank, lambda action: size[saves_all(action)]) for rank in range(p)]
-    share = Fraction(sum(map(len, whole)), p * n)
-    counts = ", ".join(f"{count} of {min(p - rank, n)}" for rank, count in enumerate(places))
-    return gantt(
-        f"With {size_text(budget_bytes)} a rank, {float(share):.0%} of all passes recompute nothing;<br>"
-        f"in flight and saved whole, ranks 0 to {p - 1}: {counts}",
-        f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: of those in flight "
-        f"{counts} save everything; {float(1 - share):.1%} of all passes recompute their core attention.",
-        spans, curves, lambda action: _WINDOW[action.kind, saves_all(action)], ("memory", budget_bytes),
-        min(p, n) * size[True],
-    )  # fmt: skip

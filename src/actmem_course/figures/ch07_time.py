@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.flops import (
@@ -14,10 +13,9 @@ from actmem.formulas.flops import (
 )
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.marks import Drawing, chart, line, points, scale, words
-from actmem_course.figures.style import BLUE, COMPARED, FILLS, HELD, INK, VERMILION
+from actmem_course.figures.style import BLUE, COMPARED, FILLS, INK, VERMILION
 from actmem_course.figures.units import size_text, three_digits
 from actmem_course.others import paper
-from actmem_course.predicted.recomputation import batch_factor, break_even, throughput
 
 _PASSES = {"forward": FILLS["forward"], "backward, with what it recomputes": FILLS["backward"]}
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
@@ -30,12 +28,6 @@ _KINDS = (
 _LEFT, _RIGHT = 0.2, 12_000.0
 #: Operations whose FLOPs per byte are nearer than this factor share their words.
 _NEAR = 1.4
-#: Values of φ along the axis, in percent.
-SHARES = tuple(range(0, 101, 2))
-_LINES = (
-    ("selective", "selective", HELD, "solid", "circle"),
-    ("paper-full", "full, to its end", COMPARED, "dash", "diamond"),
-)
 
 
 def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
@@ -145,36 +137,3 @@ def _bound(o: Operation) -> str:
 def _sizes(shape: ModelShape, parallel: Parallel) -> str:
     a, b, h, s = shape.letters()
     return f"s={s}, b={b}, h={h}, a={a}, t={parallel.tensor_parallel_size}"
-
-
-def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
-    """When a larger microbatch pays for recomputation: throughput over φ, in the memory of one sequence that saves
-    everything.
-
-    Freed bytes become sequences, which share the fixed cost of a pass (kernel launches, matmuls too small to fill the
-    device); recomputation raises the cost of each.  Bytes are the peak of L layers on one device, reached when backward
-    has recomputed one layer's tensors.  Full recomputation runs to its end, as the paper's baseline does.
-    """
-    traces: list[dict] = []
-    reached = []
-    for mode, name, colour, dash, symbol in _LINES:
-        hover = f"<b>{name}</b>, φ = %{{x}}%: %{{y:.3f}} times"
-        rates = [float(throughput(shape, mode, Fraction(share, 100))) for share in SHARES]
-        reached.append(float(throughput(shape, mode, Fraction(fixed_percent, 100))))
-        long_name = f"{name}, {float(batch_factor(shape, mode)):.1f} times the microbatch"
-        traces += [
-            line(long_name, SHARES, rates, colour, hover, dash),
-            points(f"{name} at this φ", [fixed_percent], reached[-1:], colour, hover, symbol, showlegend=False),
-        ]
-    even = {mode: float(100 * break_even(shape, mode)) for mode, *_ in _LINES}
-    return chart(
-        f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.2f}%,<br>"
-        f"for full recomputation above φ = {even['paper-full']:.0f}%",
-        [*traces, line("no recomputation", [SHARES[0], SHARES[-1]], [1, 1], INK, None, "dot", 1.5)],
-        "Lines of throughput over the fixed share φ: selective recomputation passes 1 at "
-        f"{even['selective']:.2f}%, full, to its end, at "
-        f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
-        xaxis=scale("φ: fixed cost, in percent of the sequences' work", -1, 101, ticksuffix="%"),
-        yaxis=scale("sequences a second, relative", 0.7, 1.9),
-        height=430,
-    )

@@ -14,12 +14,11 @@ ROUTINGS = {"balanced": "even", "imbalanced": "one-sided"}
 
 
 def experts(shape: LlamaShape, routing: str, t: int = 4) -> Drawing:
-    """The layer on t ranks.  If routing is balanced, each rank sends as much; those collectives are drawn."""
-    parallel = Parallel(t, True)
-    if routing == "balanced":
-        return layer_picture(shape, parallel, collectives="forward")
-    assigned = [forced_routed_tokens(shape, parallel, ROUTINGS[routing], rank) for rank in range(t)]
-    return layer_picture(shape, parallel, routed_tokens=assigned)
+    """The layer on t ranks, with the forward pass's collectives."""
+    parallel, assigned = Parallel(t, True), []
+    if routing == "imbalanced":
+        assigned = [forced_routed_tokens(shape, parallel, ROUTINGS[routing], rank) for rank in range(t)]
+    return layer_picture(shape, parallel, collectives="forward", routed_tokens=assigned)
 
 
 #: What a layer with latent attention recomputes, in the words of a control.

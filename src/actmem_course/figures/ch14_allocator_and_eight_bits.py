@@ -5,10 +5,9 @@ from __future__ import annotations
 from actmem.rows import Row, total
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.diagrams import Box, boxes, diagram
-from actmem_course.figures.gpu_results import Result, device
-from actmem_course.figures.marks import Drawing, chart, line, scale
-from actmem_course.figures.style import COMPARED, FILLS, HELD
-from actmem_course.figures.units import GIB, axis_end, size_text
+from actmem_course.figures.marks import Drawing
+from actmem_course.figures.style import FILLS
+from actmem_course.figures.units import size_text
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
 from actmem_course.predicted.eight_bits import COPIES, NARROW, WIDE, break_even_tokens, eight_bit_rows
 from actmem_more.llama_shape import LlamaShape
@@ -88,23 +87,4 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
         f"{', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "
         f"{held} MiB of them hold tensors. {doing}.",
         width=102, height=7, pixels=340, left=-1, top=-0.3,
-    )  # fmt: skip
-
-
-def growing_batches(result: Result) -> Drawing:
-    """What a GPU reserved and allocated at most after each of some growing batches."""
-    rows = result["allocator"][0]["rows"]
-    sizes = [row["micro_batch_size"] for row in rows]
-    allocated, reserved = ([row[key] for row in rows] for key in ("peak_allocated_bytes", "reserved_bytes"))
-    return chart(
-        f"Growing batches on the {device(result)}:<br>"
-        f"{size_text(reserved[-1])} reserved for at most {size_text(allocated[-1])} of tensors",
-        [
-            line("allocated at most", sizes, [n / GIB for n in allocated], HELD, "%{y:.2f} GiB", fill="tozeroy"),
-            line("reserved", sizes, [n / GIB for n in reserved], COMPARED, "%{y:.2f} GiB", symbol="square", size=9),
-        ],
-        f"Lines over batches of {', '.join(map(str, sizes))} sequences: reserved up to {size_text(reserved[-1])}, "
-        f"allocated up to {size_text(allocated[-1])}.",
-        xaxis={"title": {"text": "sequences of the batch, one layer of the 22B model"}, "tickvals": sizes},
-        yaxis=scale("GiB", 0, axis_end(max(reserved) / GIB)),
     )  # fmt: skip

@@ -132,13 +132,10 @@ def after(previous: Drawing, drawing: Drawing) -> Drawing:
 
 def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:
     assert drawing.axis is not None
-    factor, along = drawing.axis.unit / axis.unit, axis.along
+    factor = drawing.axis.unit / axis.unit
     traces = [
-        {**trace, along: [value if value is None else value * factor for value in trace[along]]}
-        for trace in drawing.traces
+        {**trace, "x": [value if value is None else value * factor for value in trace["x"]]} for trace in drawing.traces
     ]
-    notes = [{**note, along: note[along] * factor} for note in drawing.layout.get("annotations", ())]
-    shown = {**drawing.layout[f"{along}axis"], "title": {"text": axis.title}, "range": [0, axis.end]}
-    return replace(
-        drawing, traces=traces, layout={**drawing.layout, f"{along}axis": shown, "annotations": notes}, axis=axis
-    )
+    notes = [{**note, "x": note["x"] * factor} for note in drawing.layout.get("annotations", ())]
+    shown = {**drawing.layout["xaxis"], "title": {"text": axis.title}, "range": [0, axis.end]}
+    return replace(drawing, traces=traces, layout={**drawing.layout, "xaxis": shown, "annotations": notes}, axis=axis)

@@ -483,5 +483,5 @@ const seen = (node) => new Promise((done) => {
   watch.observe(node);
 });
 // Not later than in a moment: a page whose Python starts is hardly ever idle.
-const idle = () => new Promise((done) => globalThis.requestIdleCallback ? requestIdleCallback(done, { timeout: 300 }) : setTimeout(done));
+export const idle = () => new Promise((done) => globalThis.requestIdleCallback ? requestIdleCallback(done, { timeout: 300 }) : setTimeout(done));
 export const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));

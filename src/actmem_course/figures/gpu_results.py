@@ -103,6 +103,7 @@ def _outcome(row: dict, without_limit: dict | None) -> str:
     if not row["out_of_memory"]:
         return ""
     where = f"in {row['out_of_memory'].partition(':')[0]}".replace("in building", "while building")
+    where = where.replace("the first step", "step 1").replace("the second step", "step 2")
     needs = f", needs {size_text(without_limit['peak_bytes'])}" if without_limit else ""
     return f"out of memory {where}{needs}"
 

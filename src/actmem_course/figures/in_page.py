@@ -127,7 +127,9 @@ class LiveCell:
         name, place = asked["control"], asked["place"]
         if (name, place) not in self._ahead:
             moves = copy.copy(self.moves)
-            self._ahead[name, place] = moves, moves.move(name, moves.options(name)[place])
+            # A control that moved just before may have left fewer options than the page knew of.
+            options = moves.options(name)
+            self._ahead[name, place] = moves, moves.move(name, options[min(place, len(options) - 1)])
         moves, message = self._ahead[name, place]
         if not asked.get("ahead"):
             self.moves, self._ahead = moves, {}
@@ -177,11 +179,13 @@ class Page:
         self._shown: dict[str, LiveCell] = {}
 
     def ask(self, message: str) -> str:
-        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is
-        shown.
+        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, that its answer is shown, or
+        that it should be ready.
         """
         asked = json.loads(message)
         cell = asked["cell"]
         if cell not in self._shown:
             self._shown[cell] = run_cell(self._cells[cell])
+        if asked.get("ready"):
+            return "null"
         return json.dumps(self._shown[cell].next(asked))

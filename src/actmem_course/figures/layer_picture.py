@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import groupby
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_choice
@@ -76,6 +77,8 @@ def layer_picture(
     blocks = layer_blocks(shape, parallel, recompute, keeps_gathered, context_kind, routed_tokens)
     moves = transfers(shape, parallel, collectives, recompute, context_kind) if collectives else []
     moves = [move for move in moves if not (move.gathers_again and keeps_gathered)]
+    if len(set(routed_tokens)) > 1:
+        moves = [_as_routed(move, routed_tokens) if move.kind == "all-to-all" else move for move in moves]
     blocks = [_with_gathered_again(block, moves) for block in blocks]
     blocks = [
         replace(block, action="not saved", is_present=False) if block.row.term in not_saved else block
@@ -303,6 +306,15 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
         sent = [(weights, "dispatch order", "weights' gradients"), (rows, "dispatched weights", "gradients back")]
         sent += [(rows, "dispatched weights", "dispatch again"), (rows, "down input", "gradients to experts")]
     return [Transfer([each], term, f"{what}: all-to-all", "all-to-all") for each, term, what in sent]
+
+
+def _as_routed(move: Transfer, routed_tokens: Sequence[int]) -> Transfer:
+    """An all-to-all of the forward pass with what the busiest rank sends: to the experts of others all that it has, and
+    from its own experts all but its own.
+    """
+    (each,), even = move.collectives, Fraction(sum(routed_tokens), len(routed_tokens))
+    times = max(routed_tokens) / even - 1 if move.after == "down input" else 1
+    return replace(move, most=int(times * each.payload_bytes))
 
 
 def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,11 @@ class Axis:
         words, in_unit: Its title; the second part names the unit, as in ``" (GiB)"``.
         end: In its own unit.
         unit: Bytes, or what else is counted, in one step of it.
-        along: ``x`` or ``y``.
     """
 
     words: str
     end: float
     unit: float = 1
-    along: str = "x"
     in_unit: str = ""
 
     @property
@@ -98,8 +96,7 @@ def chart(title: str, traces: list[dict], alt: str, axis: Axis | None = None, **
     name.
     """
     if axis is not None:
-        name = f"{axis.along}axis"
-        layout[name] = scale(axis.title, 0, axis.end, **layout.get(name, {}))
+        layout["xaxis"] = scale(axis.title, 0, axis.end, **layout.get("xaxis", {}))
     return Drawing(traces, {"title": {"text": title}, **layout}, alt, axis)
 
 
@@ -121,23 +118,14 @@ def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, mo
     return {"type": kind, **({"name": name} if name else {}), "x": list(x), "y": list(y), **said, **more}
 
 
-def bars(
-    name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | None = None,
-    text: Sequence[str] = (), where: str = "inside", along: str = "x", **more: Any,
-) -> dict:  # fmt: skip
-    """A bar at each of ``names``, its text ``where``: inside, outside, or auto."""
-    if text:
-        inside = {"insidetextanchor": "middle", "textangle": 0, "insidetextfont": {"color": fill.text, "size": 13}}
-        places: dict[str, dict] = {"inside": inside, "outside": {"textangle": 0, "cliponaxis": False}}
-        more = {"text": list(text), "textposition": where, **places.get(where, {}), **more}
-    if along == "x":
-        return _trace("bar", name, values, names, hover, {"orientation": "h", "marker": fill.marker(), **more})
-    return _trace("bar", name, names, values, hover, {"marker": fill.marker(), **more})
+def bars(name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | None = None, **more: Any) -> dict:
+    """A bar at each of ``names``."""
+    return _trace("bar", name, values, names, hover, {"orientation": "h", "marker": fill.marker(), **more})
 
 
-def legend(fills: dict[str, Fill], along: str = "x") -> list[dict]:
+def legend(fills: dict[str, Fill]) -> list[dict]:
     """An empty bar for each entry of the legend, whatever the bars that are drawn."""
-    return [bars(name, [None], [None], fill, along=along) for name, fill in fills.items()]
+    return [bars(name, [None], [None], fill) for name, fill in fills.items()]
 
 
 def line(

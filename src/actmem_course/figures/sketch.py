@@ -96,6 +96,7 @@ class Transfer:
         name: What stands beside it.
         kind: How it is drawn: as the collectives' kind, or "ring", from rank to rank.
         gathers_again: Whether it brings back in backward what forward had gathered, and no rank saved whole.
+        most: Bytes that the busiest rank sends, if the ranks' differ.
     """
 
     collectives: Sequence[PredictedCollective]
@@ -103,11 +104,12 @@ class Transfer:
     name: str
     kind: str
     gathers_again: bool = False
+    most: int = 0
 
     @property
     def sent_bytes(self) -> int:
-        """By each rank."""
-        return wire_bytes(self.collectives)
+        """By each rank, or by the busiest one."""
+        return self.most or wire_bytes(self.collectives)
 
 
 @dataclass
@@ -252,7 +254,11 @@ class Sketch:
                 self._stroke(width_out, [x, x], [middle, ends[1]], has_head=True)
         self.names.append((0, middle, f"<i>{move.name}</i>{_SPACE}"))
         self.sizes.append(
-            (middles[-1] + 0.3 * self.gap, middle, f"{_SPACE}<i>{self._in_unit(move.sent_bytes)} sent</i>")
+            (
+                middles[-1] + 0.04 * self.width,  # beyond the head of the last arrow, on a narrow page too
+                middle,
+                f"{_SPACE}<i>{'up to ' if move.most else ''}{self._in_unit(move.sent_bytes)} sent</i>",
+            )
         )
         self.y += _TRANSFER
 
@@ -280,12 +286,17 @@ class Sketch:
         for block in self.blocks:
             size = f"{'at most ' if block.by_rank else ''}{block.on_device or block.row.bytes:,} bytes"
             said.append(", ".join(filter(None, (f"{block.row.term} {size}", block.absence, block.split))))
-        sent = [f"{move.name} after {move.after}, {move.sent_bytes:,} bytes sent by each" for move in moves]
+        sent = [f"{move.name} after {move.after}, {_by(move)}" for move in moves]
         return "; ".join([f"each rank holds {self.total():,} bytes", *said, *sent])
 
     def total(self) -> int:
         """Bytes in the memory of a rank; the fullest if they differ."""
         return max(sum(block.held_on(rank) for block in self.blocks) for rank in range(self.ranks))
+
+
+def _by(move: Transfer) -> str:
+    """How much is sent, in words."""
+    return f"{move.sent_bytes:,} bytes sent by {'the busiest' if move.most else 'each'}"
 
 
 def arrows(width: float, has_head: bool, strokes: Sequence[Stroke]) -> list[dict]:

@@ -51,7 +51,7 @@ def saved_text(saved: Iterable) -> str:
     """What a ledger holds: its ``saved``, a line for each tensor, and the sum."""
     saved = list(saved)
     if not saved:
-        return "nothing is kept"
+        return "nothing is saved"
     lines: list[tuple] = [
         (
             t.module or "(itself)",

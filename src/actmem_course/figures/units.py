@@ -9,8 +9,8 @@ _UNITS = ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def axis_unit(largest_bytes: int) -> tuple[int, str]:
-    """Bytes in one step of an axis and the unit's name: GiB, or a smaller one if GiB would be all zeros."""
-    return next(((unit, name) for unit, name in _UNITS if largest_bytes >= unit / 4), (1, "bytes"))
+    """Bytes in one step of an axis, and the unit's name: the largest in which the largest value is at least 1."""
+    return next(((unit, name) for unit, name in _UNITS if largest_bytes >= unit), (1, "bytes"))
 
 
 def size_text(size_bytes: int) -> str:

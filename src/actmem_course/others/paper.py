@@ -92,10 +92,6 @@ class MicrobatchLevel:
 
 APPENDIX_C = {"175B": MicrobatchLevel(52.3, 0.7), "530B": MicrobatchLevel(56.4, 0.4)}
 
-#: Figure 10 draws appendix C for this many pipeline stages and microbatches.
-FIGURE10_PIPELINE_PARALLEL_SIZE = 4
-FIGURE10_NUM_MICROBATCHES = 9
-
 
 def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
     """FLOPs of an iteration as a share of the highest rate of the model's A100s, 312 TFLOP/s each."""

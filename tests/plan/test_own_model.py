@@ -171,7 +171,7 @@ def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
 def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
     sizes = {**SIZES, "s": 2, "b": 2}
     options = [f"{MODELS}:short_stack", "--at", AT.replace("s=64,b=4", "s=2,b=2"), "--memory", "1", "--allowance", "0"]
-    for name, states in (("adamw", 2), ("sgd", 0), ("momentum", 1)):
+    for name, states in (("adamw", 2), ("adamw-fused", 2), ("sgd", 0), ("momentum", 1)):
         _, found = planned(capsys, *options, "--optimizer", name)
         model, inputs = models_for_tapes.short_stack(**sizes, num_layers=6)
         code = "\n".join(found["asked"]["code"])

@@ -358,6 +358,12 @@ def test_below_its_window_a_layer_is_billed_without_a_mask():
     assert (config.limits(4096)[0], config.step(8192, 8)) == (4096, 4096)
 
 
+def test_each_layer_may_have_a_window_of_its_own():
+    pytest.importorskip("transformers", "5.20")
+    config = ConfigModel({"model_type": "neomme", **SMALL, "num_hidden_layers": 17, "head_dim": 16})
+    assert [config.limits(s) for s in (255, 256, 2048)] == [(2, 255), (256, 1023), (1024, config.positions)]
+
+
 @pytest.mark.parametrize(
     ("kinds", "order"),
     [("AAAA", Order(0, 1)), ("A", Order()), ("AB", None), ("ABAB", Order(0, 2)), ("DDMMMM", Order(2, 1)),

@@ -88,7 +88,7 @@ def test_a_build_keeps_what_is_the_same_every_time_and_paints_only_what_changed(
     (shown,) = figure.outputs
     assert set(shown.data) == {"text/plain", "image/png"} and shown.data["image/png"] == "picture 1"
     assert list(varies.outputs[0].data) == ["text/plain"] and varies.outputs[0].metadata == {}
-    assert [spec["layout"]["height"] for spec in painter.asked[0]] == [420]
+    assert len(painter.asked[0]) == 1
 
     write(first, tmp_path / "42_example.ipynb")
     again = built(source, painter, builder.stored_pictures(tmp_path / "42_example.ipynb"))

@@ -250,7 +250,7 @@ export const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
   const value = (start + per * guess) / unit, at = isLog ? Math.log10(Math.max(value, Number.MIN_VALUE)) : value;
   const [low, high] = range ?? [at, at], place = Math.min(Math.max(at, low), high);
   const arrow = place === at ? "" : ({ x: "←→", y: "↓↑" })[along][Number(at > high)];
-  const label = { ...shape.label, text: arrow ? `your guess, ${plain(guess)}, is beyond the axis ${arrow}` : shape.label.text };
+  const label = { ...shape.label, text: arrow ? `your guess, ${plain(guess)} ${arrow}` : shape.label.text };
   if (along === "x") label.xanchor = place < (low + high) / 2 ? "left" : "right";  // or it would leave the card
   return { ...shape, label, [`${along}0`]: isLog ? 10 ** place : place, [`${along}1`]: isLog ? 10 ** place : place };
 };

@@ -11,10 +11,10 @@ whole or no option says it.  why: the cause of a difference.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import resources
 
@@ -72,13 +72,13 @@ def published_runs() -> list[PublishedRun]:
 
 def predictions(commands: set[str]) -> dict[str, list[int]]:
     """What each command prints as the bytes of its plans with all blocks alike, in the order of ``_PLANS``."""
-    from actmem_tools.__main__ import main as actmem
-
     found = {}
     for command in sorted(commands):
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            actmem([*shlex.split(command)[1:], "--json", "-"])
-        found[command] = [way["bytes"] for way in json.loads(printed.getvalue())["all_blocks"]]
+        words = [sys.executable, "-m", "actmem_tools", *shlex.split(command)[1:], "--json", "-"]
+        run = subprocess.run(words, capture_output=True, text=True)
+        if run.returncode > 1:  # 1 says that it doesn't fit
+            raise RuntimeError(f"{command} failed: {run.stderr.strip()}")
+        found[command] = [way["bytes"] for way in json.loads(run.stdout)["all_blocks"]]
     return found
 
 

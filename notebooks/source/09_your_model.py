@@ -355,6 +355,13 @@ for name in codes:
 # actmem plan my_model.py:factory --at s=8192,b=1,h=4096,a=32,k=8,f=14336,v=128256,l=32 --gpus 8 --memory 80
 # ```
 #
+# How near does it come to what others measured? `reserved` and `nvidia-smi` count the allocator's free pieces too:
+
+# %% jupyter={"source_hidden": true}
+display(LiveFigure(show.published_bars()))
+show.published_causes()
+
+# %% [markdown]
 # ## What fits
 #
 # With more GPUs you choose a layout: tensor (TP), pipeline (PP) and data parallelism (DP), which gives each replica its

@@ -29,7 +29,7 @@ from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
 from actmem_tools.attention_kernels import Gpu
 from actmem_tools.command_line import one_line
 from actmem_tools.no_device import cuda_without_device
-from actmem_tools.torch_private import is_fake
+from actmem_tools.torch_private import is_fake, lacks_values, plain_tensors
 
 #: What a factory may call the size of each of the paper's letters, besides the letter itself.
 SIZE_NAMES = {
@@ -176,7 +176,10 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
         with _quiet():
             return model(*args, **kwargs)
     except Exception as error:
-        raise Raised("inputs", f"the model's forward raised {one_line(error)}") from error
+        rule = f"the model's forward raised {one_line(error)}"
+        if lacks_values(error):
+            rule += ": what it runs depends on values, which fake tensors don't have; record works without --fake"
+        raise Raised("inputs", rule) from error
 
 
 @contextlib.contextmanager
@@ -218,8 +221,11 @@ class _Real(Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if not all(issubclass(one, cls) for one in types):
-            return Tensor.__torch_function__(func, types, args, kwargs)
+        into_fake = any(isinstance(one, Tensor) and is_fake(one) for one in args)
+        if into_fake or not all(issubclass(one, cls) for one in types):
+            with plain_tensors():
+                args, kwargs = tree_map_only(cls, lambda real: real.as_subclass(Tensor), (args, kwargs or {}))
+                return func(*args, **kwargs)
         with no_dispatch_modes():
             return super().__torch_function__(func, types, args, kwargs)
 

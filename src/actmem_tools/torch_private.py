@@ -1,12 +1,13 @@
 """Every private or undocumented name of torch that the tools use, beside those of ``actmem`` and ``actmem_more``.
 
 - ``torch.library._scoped_library`` and ``OpOverload.decompose``: attention as another device has it
+- ``torch._C.DisableTorchFunctionSubclass``, and what fake tensors raise because they have no values
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -26,6 +27,18 @@ def is_fake(tensor: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def plain_tensors() -> AbstractContextManager:
+    """In the block no subclass of tensors has functions of its own."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def lacks_values(error: Exception) -> bool:
+    """Whether fake tensors raised it because they have no values."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
 
 
 @contextmanager

@@ -107,11 +107,12 @@ def squared(output):
 
 
 def everyday(dtype=torch.bfloat16):
-    """What models do while they are made: rates of dropped paths, a truncated normal, tied weights, another dtype."""
+    """What models do while they are made: rates of dropped paths, a truncated normal, a slope, tied weights, another dtype."""
     rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(rates[1]), nn.Linear(8, 8))
     first: Any = model[0]
     nn.init.trunc_normal_(first.weight, std=0.02)
+    first.bias.data.copy_(torch.linspace(3, 6, 8))
     model[2].weight = first.weight
     model.to(dtype)
     assert rates == [0, 0.25, 0.5] and model[2].weight is first.weight

@@ -16,7 +16,8 @@ def peaks_of_steps(model, inputs, code, steps=True, accumulates=False, times=1):
     variables = {"model": model, "torch": torch}
     exec(code, variables)
     optimizer = variables.get("optimizer") or torch.optim.AdamW(model.parameters())
-    optimizer.param_groups[0]["foreach"] = True  # CUDA's default
+    group = optimizer.param_groups[0]
+    group["foreach"] = not group.get("fused")  # CUDA's default
     loss_of(model(**inputs)).backward()
     optimizer.step()
     peaks = []

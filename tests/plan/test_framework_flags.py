@@ -186,7 +186,9 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     assert "local_batch_size = 1" in settings_lines("torchtitan", planned_model_of(name), plan(LAYOUT), 64)
 
 
-@pytest.mark.parametrize(("stage", "optimizer"), [(0, "adamw"), (1, "adamw8bit"), (2, "momentum"), (3, "sgd")], ids=str)
+@pytest.mark.parametrize(
+    ("stage", "optimizer"), [(0, "adamw"), (0, "adamw-fused"), (1, "adamw8bit"), (2, "momentum"), (3, "sgd")], ids=str
+)
 def test_hugging_faces_lines_are_training_arguments(stage, optimizer):
     transformers = pytest.importorskip("transformers")
     layout = Parallel(data_parallel_size=8, zero_stage=stage)

@@ -151,7 +151,7 @@ def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
 def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
     sizes = {**SIZES, "s": 2, "b": 2}
     options = [f"{MODELS}:short_stack", "--at", AT.replace("s=64,b=4", "s=2,b=2"), "--memory", "1", "--allowance", "0"]
-    for name, states in (("adamw", 2), ("sgd", 0), ("momentum", 1)):
+    for name, states in (("adamw", 2), ("adamw-fused", 2), ("sgd", 0), ("momentum", 1)):
         _, found = planned(capsys, *options, "--optimizer", name)
         model, inputs = models_for_tapes.short_stack(**sizes, num_layers=6)
         code = "\n".join(found["asked"]["code"])
@@ -310,11 +310,38 @@ def test_the_bill_of_layers_of_several_kinds_is_a_real_step_at_unseen_sizes(kind
             assert peaks_of_steps(real, inputs, "\n".join(model.code(way, "bfloat16"))) == [model.bytes(way)]
 
 
+@pytest.mark.slow
+def test_weights_in_the_bill_are_the_bytes_of_the_real_model(capsys, tmp_path):
+    """Of a configuration whose padding must be a number."""
+    transformers = pytest.importorskip("transformers")
+    given = {"model_type": "nomic_bert", **SMALL, "num_hidden_layers": 3, "tie_word_embeddings": False}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(given))
+    _, found = planned(capsys, str(path), "--at", "s=16,b=2", "--memory", "5")
+    model = transformers.AutoModelForMaskedLM.from_config(
+        transformers.AutoConfig.for_model(**given), dtype=torch.bfloat16
+    )
+    assert found["bill"][0] | {"source": ""} == {
+        "term": "weights", "bytes": sum(p.nbytes for p in model.parameters()), "source": ""
+    }  # fmt: skip
+
+
+def test_what_depends_on_values_says_that_fake_tensors_have_none(capsys):
+    assert main(["record", f"{MODELS}:positive", "--at", "s=8,b=2,h=8", "--fake"]) == 2
+    assert "depends on values, which fake tensors don't have; record works without --fake" in capsys.readouterr().err
+
+
 def test_below_its_window_a_layer_is_billed_without_a_mask():
     pytest.importorskip("transformers")
     config = ConfigModel({"model_type": "mistral", **SMALL, "num_hidden_layers": 2, "sliding_window": 4096})
     assert (config.limits(4095), config.step(4095, 1)) == ((2, 4095), 1)
     assert (config.limits(4096)[0], config.step(8192, 8)) == (4096, 4096)
+
+
+def test_each_layer_may_have_a_window_of_its_own():
+    pytest.importorskip("transformers", "5.20")
+    config = ConfigModel({"model_type": "neomme", **SMALL, "num_hidden_layers": 17, "head_dim": 16})
+    assert [config.limits(s) for s in (255, 256, 2048)] == [(2, 255), (256, 1023), (1024, config.positions)]
 
 
 @pytest.mark.parametrize(

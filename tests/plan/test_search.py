@@ -123,7 +123,9 @@ def test_other_optimizers_keep_other_states():
     assert [eight["optimizer states"], momentum["optimizer states"]] == [6 * share + 8 * -(-share // 256), 8 * share]
     assert sgd["optimizer states"] == 4 * share
     assert all({**each, "optimizer states": 0} == {**adam, "optimizer states": 0} for each in (eight, momentum, sgd))
-    with pytest.raises(ConfigError, match="optimizer: must be one of adamw, adamw8bit, momentum, sgd, got 'lion'"):
+    with pytest.raises(
+        ConfigError, match="optimizer: must be one of adamw, adamw-fused, adamw8bit, momentum, sgd, got 'lion'"
+    ):
         model.with_optimizer("lion")
 
 

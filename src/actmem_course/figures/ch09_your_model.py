@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from actmem.rows import Row
 from actmem_course.figures.bars import bar_chart
+from actmem_course.figures.checks import Fold
 from actmem_course.figures.layer_picture import block_picture, layer_blocks
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.sketch import Block
+from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
+from actmem_course.others.published_runs import published_runs
 from actmem_more.llama_shape import LlamaShape
 
 WRITTEN, CHANGED = "in plain operators", "with three changes"
@@ -55,4 +58,33 @@ def code_bars(shape: LlamaShape, shown: str = CHANGED) -> Drawing:
         {"saved": {WRITTEN: saved[WRITTEN], CHANGED: saved.get(CHANGED)}},
         "saved for backward",
         notes={} if shown == CHANGED else {CHANGED: "?"},
+    )
+
+
+def published_bars() -> Drawing:
+    """Peaks that others published, by what they measured, and what plan says of the same runs."""
+    runs = [run for run in published_runs() if run.predicted_bytes is not None]
+    kinds = dict.fromkeys(run.kind for run in runs)
+    fills = dict(zip(kinds, ("activations", "others", "second number")))
+    near = sum(abs(run.difference_percent or 0) <= 3 for run in runs)
+    return bar_chart(
+        f"Published peaks: plan is within 3% of {near} of {len(runs)}",
+        {kind: {run.name: run.published_bytes for run in runs if run.kind == kind} for kind in kinds},
+        "peak of one GPU",
+        fills=[FILLS[fills[kind]] for kind in kinds],
+        order=[run.name for run in runs],
+        notes={
+            run.name: f"{size_text(run.published_bytes)}, plan {size_text(run.predicted_bytes or 0)}" for run in runs
+        },
+        about={run.name: f"plan {run.difference_percent:+.1f}%" for run in runs},
+    )
+
+
+def published_causes() -> Fold:
+    """Why plan differs, a line for each run that is more than 3% off."""
+    runs = [run for run in published_runs() if abs(run.difference_percent or 0) > 3]
+    return Fold(
+        f"Why {len(runs)} of them are further off",
+        "\n".join(f"{run.name}, {run.difference_percent:+.1f}%: {run.why}" for run in runs),
+        prose=True,
     )

@@ -51,6 +51,13 @@ OPTIMIZERS = {
             is_default=True,
         ),
         Optimizer(
+            "adamw-fused",
+            states=ADAM["float32 gradients"][3:],
+            code="torch.optim.AdamW(model.parameters(), fused=True)",
+            trainer=('optim="adamw_torch_fused"',),
+            is_default=True,
+        ),
+        Optimizer(
             "adamw8bit",
             states=(
                 State("Adam moments, 8-bit", 2, "a byte of each (2110.02861; torchao's AdamW8bit)"),

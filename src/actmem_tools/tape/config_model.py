@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -78,23 +79,31 @@ class ConfigModel:
                 if isinstance(values, (list, tuple)) and len(values) == self.number:
                     setattr(own, name, [values[self.order.place(i)] for i in range(layers)])
             own.num_hidden_layers = layers
-            own.use_cache, own.pad_token_id, own.bos_token_id, own.eos_token_id = False, None, 0, 0
+            own.use_cache, own.bos_token_id, own.eos_token_id = False, 0, 0
+            with contextlib.suppress(Exception):  # some must have a number
+                own.pad_token_id = None
             own.vocab_size = vocab_size or own.vocab_size
             ids = torch.randint(0, own.vocab_size, (b, s))
             return self._auto.from_config(own), {"input_ids": ids, "labels": ids}
 
         return made
 
+    def _numbers(self, names: Sequence[str]) -> set[int]:
+        """What the configuration says under these names, of each layer if they differ."""
+        layers = getattr(self.config, "per_layer_config", None)  # transformers has it from 5 on
+        configs = [layers[i] for i in range(self.number)] if layers else [self.config]
+        return {number for one in configs for name in names if isinstance(number := getattr(one, name, None), int)}
+
     def limits(self, s: int) -> tuple[int, int]:
         """The shortest and the longest sequence that run as one of ``s`` tokens does."""
-        windows = [w for name in _WINDOWS if isinstance(w := getattr(self.config, name, None), int)]
+        windows = self._numbers(_WINDOWS)
         above = [w - 1 for w in windows if w > s]
         return max((w for w in windows if w <= s), default=2), min(above + [self.positions])
 
     def step(self, s: int, multiple: int) -> int:
         """Of what the sequences of runs are multiples, 0 if only ``s`` itself can run.  multiple: what they must be."""
         shortest, longest = self.limits(s)
-        chunks = [c for name in _CHUNKS if isinstance(c := getattr(self.config, name, None), int)]
+        chunks = self._numbers(_CHUNKS)
         step = math.lcm(multiple, *chunks)
         step *= -(-shortest // step) if shortest > 2 else 1
         return step if _LONGEST_RUN * step <= longest and s % math.lcm(multiple, *chunks) == 0 else 0

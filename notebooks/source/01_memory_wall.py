@@ -71,7 +71,7 @@ Reveal(
 # %% [markdown]
 # ## Map of the course
 #
-# | chapter | question | minutes | lab |
+# | chapter | question | minutes, without its lab | lab |
 # |---|---|---|---|
 # | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
 # | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 50 | [1](../labs/lab1_count_bytes.py) |
@@ -292,8 +292,8 @@ for method in show.METHODS:
     print(f"{method:<26}fits: {', '.join(fit) or 'no model'}")
 
 # %% [markdown]
-# Only both together make all four fit. Full recomputation frees even more, but runs most of the forward pass twice:
-# chapters 5 and 7 show what that costs.
+# Short of full recomputation, only both together make all four fit. Full recomputation frees even more, but runs most
+# of the forward pass twice: chapters 5 and 7 show what that costs.
 #
 # ## The wall on a real GPU
 #

@@ -366,7 +366,7 @@ from actmem_course.figures.gpu_results import newest
 on_gpu = newest("table2")["table2"]
 for count in ("ledger", "requested", "allocated"):
     checks.add(
-        "layers of two models, six ways, on a GPU",
+        f"two models' layers, six ways, on a GPU: {count} bytes",
         [(row["predicted_bytes"], row[f"{count}_bytes"]) for row in on_gpu],
         sides=("formula", count),
     )

@@ -7,7 +7,7 @@
 # nothing. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
 # a layer's bytes goes?**
 
-# %%
+# %% jupyter={"source_hidden": true}
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem.rows import total
@@ -261,8 +261,9 @@ checks.show()
 # - **compress** it to eight bits, which changes the gradients a little.
 #
 # The figure tries all choices for one layer of GPT-3 on an A100. A circle is one set of matmuls to recompute. On each
-# line, no other choice saves fewer bytes in the same time (of matmuls, and of copies that nothing hides). Make the link
-# faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450. If GPUs share a link, each has a part of it.
+# line, no other choice saves fewer bytes in the same time. Only matmuls and copies that nothing hides take time here; softmax,
+# dropout and norms are free. A copy hides if it takes no longer than the layer's forward pass, at the rate that matmuls
+# reach on an A100. Make the link faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450. If GPUs share a link, each has a part of it.
 
 # %%
 Panel(

@@ -64,7 +64,8 @@ Reveal(
 # gradient, $-1$ at the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's
 # input, $2h$, and a 64-bit target: **$6v + 2h + 8$ bytes per token**, $12v$ instead of $6v$ with float32 logits.
 # (Megatron's `vocab_parallel_cross_entropy` turns one float32 copy of the logits into $P$, in place: $4v$ for $P$ and
-# $2v$ for the logits or their gradient: the figure's *softmax in place*.) Watch the step with 16-bit logits on fake
+# $2v$ for the logits or their gradient: the figure's *softmax in place*. On $t$ ranks it works on $v/t$ logits;
+# `F.cross_entropy` needs all of them on every rank, so its bars stay.) Watch the step with 16-bit logits on fake
 # tensors, 8,192 tokens:
 
 # %% jupyter={"source_hidden": true}

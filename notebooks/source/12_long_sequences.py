@@ -5,7 +5,8 @@
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
 # chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
-# time. **How many GiB does the GPU hold at its peak, besides the weights?**
+# time. **How many GiB does the GPU hold at its peak, besides the layers' weights, their gradients and optimizer
+# states?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -151,7 +152,7 @@ checks.show()
 #
 # > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.
 # > **Why not?** With a slower link, only a long sequence hides them. And a machine's GPUs share the host's memory.
-# > (Megatron: `--cpu-offloading-num-layers`, for whole layers.)
+# > (Megatron's `--cpu-offloading-num-layers` is for layers that recompute nothing, without a pipeline.)
 #
 # ## Step 4: the MLP in tiles
 #
@@ -201,8 +202,9 @@ checks.show()
 
 # %% [markdown]
 # Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
-# gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles, $10f$ is there for one tile only, and $10h$ for the sequence: $x$'s gradient exists twice while
-# tiles are concatenated.
+# gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: a tile's
+# $10f$ beside $8h$ of the sequence (4,096 tokens a tile here); then $10h$, with no tile, while $x$'s gradient exists twice,
+# in parts and concatenated. The second is larger here: $10h$ instead of $6h + 10f$.
 #
 # > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls a tile: its
 # > checkpoint recomputes gate and up, and the layer's own recomputation can't stop before down any more. And autograd

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *50 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *50 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$

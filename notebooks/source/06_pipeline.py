@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *55 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
 # must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches are

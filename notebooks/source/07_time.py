@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# *40 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
 # FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. **By

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
 # the norms, the copies of keys and values and the gate, and recompute no matmul. **How many GiB do the layers still save for backward?**

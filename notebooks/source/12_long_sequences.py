@@ -52,8 +52,8 @@ Reveal(
 # heads, $k$ key and value heads, $d = h/a$, $c$ ranks that share a sequence.
 #
 # **A Llama layer** has RMSNorm, $k < a$ heads for keys and values, a gated MLP,
-# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. Its flash kernel saves one number per
-# query and head instead of the scores.
+# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. The MLP is fused: it saves gate and up, and
+# computes `silu(gate)` again in backward. The flash kernel saves one number per query and head instead of the scores.
 #
 # ## Five steps, one bottleneck after the other
 #
@@ -233,31 +233,8 @@ Panel(
 )
 
 # %% [markdown]
-# How can a ring compute a softmax if no rank sees a whole row? Add up numerators and denominators as the keys come
-# in:
-
-# %%
-c, s, d = 4, 32, 16  # four ranks, one head of d elements
-q, k, v = (torch.randn(s, d, dtype=torch.float64).chunk(c) for _ in "qkv")
-held = list(zip(k, v))  # the keys and values that each rank holds now
-top, bottom, sent = [0.0] * c, [0.0] * c, 0
-
-for turn in range(c):
-    for rank, (keys, values) in enumerate(held):
-        weights = (q[rank] @ keys.T / d**0.5).exp()  # kernels subtract the maximum first
-        top[rank] += weights @ values
-        bottom[rank] += weights.sum(1, keepdim=True)
-    if turn < c - 1:
-        held = [held[-1], *held[:-1]]  # every rank sends to the next one
-        sent += sum(tensor.nbytes for tensor in held[0])
-
-ring = torch.cat([one / other for one, other in zip(top, bottom)])
-whole = torch.softmax(torch.cat(q) @ torch.cat(k).T / d**0.5, 1) @ torch.cat(v)
-checks.add("the ring computes attention", [(True, torch.allclose(ring, whole))])
-checks.add("a rank sends as much as in two all-gathers", [(2 * (c - 1) * (s // c) * d * 8, sent)])
-checks.show()
-
-# %% [markdown]
+# A ring computes a softmax though no rank sees a whole row: it adds up numerators and denominators as the keys come in.
+#
 # With a causal mask, late tokens read many keys and early ones few. So split the sequence into $2c$ chunks and give
 # rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses
 # sends Q and the output too, and saves the output twice:

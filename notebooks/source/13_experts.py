@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Experts and latent attention
 #
-# *30 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A layer of Qwen3 30B-A3B is a *mixture of experts* (MoE): it has 128 MLPs, its experts, and a router that sends each
 # token to 8 of them. Eight ranks share the layer, 16 experts on each. If the router sends every token to the *same* 8
@@ -12,7 +12,7 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
+    Checks, GuessLine, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
     worked,
 )
 from actmem_course.figures import ch13_experts as show

@@ -361,7 +361,9 @@ for name in codes:
 # How near does it come to what others measured? `reserved` and `nvidia-smi` count the allocator's free pieces too:
 
 # %% jupyter={"source_hidden": true}
-display(LiveFigure(show.published_bars()))
+LiveFigure(show.published_bars())
+
+# %% jupyter={"source_hidden": true}
 show.published_causes()
 
 # %% [markdown]

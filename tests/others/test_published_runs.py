@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from measure_published import predicted_bytes
 
-from actmem_course.others.published_runs import predicted_bytes, published_runs
+from actmem_course.others.published_runs import published_runs
 
 RUNS = published_runs()
 

@@ -16,6 +16,7 @@ from importlib import resources
 from actmem.config import ConfigError
 from actmem_course import others
 from actmem_course.arguments import LabParser
+from actmem_course.launch import LABS
 from actmem_course.others.published_runs import PublishedRun, published_runs
 from actmem_course.process import lab
 
@@ -46,7 +47,7 @@ def predicted_bytes(runs: list[PublishedRun]) -> dict[str, int]:
 def planned_bytes(command: str) -> list[int]:
     """What a command prints as the bytes of its plans with all blocks alike, in the order of ``PLANS``."""
     words = [sys.executable, "-m", "actmem_tools", *shlex.split(command)[1:], "--json", "-"]
-    run = subprocess.run(words, capture_output=True, text=True)
+    run = subprocess.run(words, cwd=LABS.parent, capture_output=True, text=True)
     if run.returncode > 1:  # 1 says that it doesn't fit
         raise ConfigError("command", f"{command} failed: {run.stderr.strip()}")
     return [way["bytes"] for way in json.loads(run.stdout)["all_blocks"]]

@@ -210,8 +210,10 @@ LiveFigure(show.measured_schedule(show.schedule_of(4, 1, 8), measured))
 # has one layer here. The rank runs until it holds the most bytes:
 
 # %% jupyter={"source_hidden": true}
+import torch
+
 from actmem.formulas.schedule import held
-from actmem_tools.measured_parts import measure_stage
+from actmem_tools.measured_parts import measure_parts
 
 model = PAPER_MODELS["175B"]
 p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
@@ -225,7 +227,8 @@ for rank in (0, p - 1):
     until = [(x.kind, x.chunk, x.microbatch) for x in actions[: curve.index(max(curve)) + 1]]
     with am.emulated_rank(8):
         tp = am.tensor_parallel(sequence_parallel=True)
-        rows = measure_stage(shape, tp, chunks, until, recompute="selective")
+        how = {"recompute": "selective", "dtype": torch.bfloat16}
+        rows = measure_parts([am.GPT(shape, tp, layers=layers, **how) for layers in chunks], until)
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
     checks.add_rows(f"GPT-3, interleaved, pipeline rank {rank} at its peak", predicted, rows)
 checks.show()

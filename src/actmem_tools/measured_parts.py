@@ -10,28 +10,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from actmem.config import ModelShape
-from actmem.layers.gpt import GPT, ModelPart
+from actmem.layers.gpt import ModelPart
 from actmem.ledger.layer_rows import layer_input, rows_by_term
 from actmem.ledger.recorder import record
-from actmem.parallel.groups import TensorParallel
-from actmem.recipes import Recompute
 from actmem.rows import Row, merge
-
-
-def measure_stage(
-    shape: ModelShape,
-    tp: TensorParallel,
-    chunks: list[range],
-    actions: Iterable[tuple[str, int, int]],
-    recompute: Recompute | str = "none",
-) -> list[Row]:
-    """What one pipeline rank of the paper's model keeps after the last of ``actions``, one row for each term.
-
-    chunks: the layers of each of this rank's model chunks.  actions: see ``measure_parts``.
-    """
-    parts = [GPT(shape, tp, layers=layers, recompute=recompute, dtype=torch.bfloat16) for layers in chunks]
-    return measure_parts(parts, actions)
 
 
 def measure_parts(parts: Sequence[ModelPart], actions: Iterable[tuple[str, int, int]]) -> list[Row]:

@@ -24,7 +24,7 @@ from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import Row, extra_rows, paper_rows
-from actmem_tools.measured_parts import measure_stage
+from actmem_tools.measured_parts import measure_parts
 
 _CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
 
@@ -107,7 +107,11 @@ def measure_paper_stage(stage: PaperStage) -> list[Row]:
     actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
     with emulated_rank(stage.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
-        return measure_stage(stage.model.shape, tp, stage.chunks(), actions, recompute=stage.configuration.recompute)
+        recompute = stage.configuration.recompute
+        parts = [
+            GPT(stage.model.shape, tp, layers=i, recompute=recompute, dtype=torch.bfloat16) for i in stage.chunks()
+        ]
+        return measure_parts(parts, actions)
 
 
 def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:

@@ -27,7 +27,7 @@ PLANS = ("no", "all", "part")
 @lab
 def main() -> int:
     LabParser(prog="measure_published.py", description=__doc__.partition("\n\n")[2]).parse_args()
-    lines = ["run\tbytes", *(f"{name}\t{size}" for name, size in predicted_bytes(published_runs()).items())]
+    lines = ["name\tbytes", *(f"{name}\t{size}" for name, size in predicted_bytes(published_runs()).items())]
     with resources.as_file(resources.files(others) / "published_predictions.tsv") as path:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for run in published_runs():

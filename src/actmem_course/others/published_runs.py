@@ -4,7 +4,7 @@ published_predictions.tsv has the predictions, as ``python labs/measure_publishe
 
 published_runs.tsv: peak is as it was published, before what the source says was taken before the model, kind what was
 measured.  command is what one types for the run, recomputes which of its plans the run was: no block recomputed, all
-of them, or the ``part`` that --again names.  left out: why a run can't be predicted, where what it ran isn't stated
+of them, or the ``part`` that --again names.  left_out: why a run can't be predicted, where what it ran isn't stated
 whole or no option says it.  why: the cause of a difference.
 """
 
@@ -45,18 +45,10 @@ class PublishedRun:
 
 def published_runs() -> list[PublishedRun]:
     """All runs; those that are left out come last."""
-    predicted = {row["run"]: int(row["bytes"]) for row in table_rows("published_predictions.tsv")}
-    return [
-        PublishedRun(
-            row["run"],
-            row["command"],
-            row["recomputes"],
-            round((float(row["peak"]) - float(row["before"])) * _UNITS[row["unit"]]),
-            row["kind"],
-            row["source"],
-            row["left out"],
-            row["why"],
-            predicted.get(row["run"]),
-        )
-        for row in table_rows("published_runs.tsv")
-    ]
+    predicted = {row["name"]: int(row["bytes"]) for row in table_rows("published_predictions.tsv")}
+    found = []
+    for row in table_rows("published_runs.tsv"):
+        peak, before, unit = float(row.pop("peak")), float(row.pop("before")), _UNITS[row.pop("unit")]
+        published_bytes = round((peak - before) * unit)
+        found.append(PublishedRun(**row, published_bytes=published_bytes, predicted_bytes=predicted.get(row["name"])))
+    return found

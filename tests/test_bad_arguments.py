@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from actmem.config import (
-    PAPER_MODELS,
     TINY,
     ConfigError,
     ModelShape,
     Parallel,
     check_layer,
     check_vocab_size,
-    model_shape,
     padded_vocab_size,
     shown,
 )
@@ -32,7 +30,6 @@ from actmem.parallel.rng import DropoutMask
 from actmem.pipeline import check_pipeline
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
-from actmem_course.others import paper
 from actmem_course.others.ring import ring
 from actmem_course.predicted.pipeline_sends import pipeline_sends
 from actmem_more.chunked_loss import LinearCrossEntropy
@@ -264,13 +261,6 @@ def test_tensors_that_no_machine_can_address(sizes):
     with pytest.raises(ConfigError, match="^model shape: one tensor would have .* elements") as error:
         ModelShape(**{**GOOD, **sizes})
     assert "\n" not in str(error.value)
-
-
-def test_the_papers_models():
-    assert model_shape("tiny") is TINY
-    assert {name: model.num_devices for name, model in PAPER_MODELS.items()} == paper.TABLE3_DEVICES
-    for name, model in PAPER_MODELS.items():
-        assert model_shape(name) is model.shape
 
 
 def test_padded_vocabulary():

@@ -12,16 +12,6 @@ from notebooks.site.needs import Reader, needs_machine
 from notebooks.site.slices import figures
 
 
-def test_a_page_has_all_that_its_modules_import():
-    shipped = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for path in modules()}
-    for path in modules():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("actmem"):
-                names = {f"{node.module}.{alias.name}" for alias in node.names}
-                of_files = {name for name in names if (SOURCE / f"{name.replace('.', '/')}.py").is_file()}
-                assert {node.module, *of_files} <= shipped, (path, node.module)
-
-
 @pytest.mark.parametrize(
     ("module", "needed"),
     [

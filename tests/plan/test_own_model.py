@@ -137,16 +137,6 @@ def test_a_loss_in_chunks_is_billed_as_it_runs(capsys):
     assert peaks["chunked_stack"] < peaks["short_stack"] - 64 * 4 * 300 * 4
 
 
-@pytest.mark.nightly
-def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
-    options = [f"{MODELS}:short_stack", "--at", AT, "--memory", "0.03", "--allowance", "0"]
-    _, found = planned(capsys, *options)
-    most = found["largest"]["no block runs again"]
-    assert found["fits"] and most["b"] >= 4
-    for at, fits in ((AT.replace("b=4", f"b={most['b']}"), 0), (AT.replace("b=4", f"b={most['b'] + 1}"), 1)):
-        assert planned(capsys, *options[:2], at, *options[3:])[0] == fits
-
-
 @pytest.mark.slow
 def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
     sizes = {**SIZES, "s": 2, "b": 2}
@@ -230,20 +220,6 @@ def test_fsdp_on_two_processes(vocab, again, is_first, pools, capsys):
         assert set(real) == {told}, at
     else:
         assert all(told - 2 * model.num_elements()[1] <= each <= told for each in real), (at, told, real)
-
-
-@pytest.mark.nightly
-def test_a_configuration_of_hugging_face(capsys, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA))
-    code = main(["plan", str(path), "--at", "s=40,b=2", "--memory", "1", "--gpus", "2", "--allowance", "0.5"])
-    printed = capsys.readouterr().out
-    assert code == 0 and "It fits" in printed and "4 blocks in model.layers" in printed and "FSDP2" in printed
-    assert all(len(line) <= 80 for line in printed.split("\n")[:30])
-    _, found = planned(capsys, str(path), "--at", "s=40,b=2", "--memory", "5")
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
-    assert found["num_parameters"] == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.nightly

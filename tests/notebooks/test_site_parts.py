@@ -16,17 +16,12 @@ from notebooks.site.slices import figures
     ("module", "needed"),
     [
         ("torch", True),
-        ("torch.nn", True),
-        ("numpy", True),
         ("subprocess", True),
         ("math", False),
         ("actmem", False),
         ("actmem.record", True),  # loaded when it is asked for
-        ("actmem_course.others.paper", False),
-        ("actmem.formulas.activations.eq1", False),
         ("actmem_course.figures.Panel", False),
         ("actmem.ledger.recorder", True),
-        ("actmem.layers.transformer", True),
         ("actmem_course.launch.results", True),  # starts processes
         ("actmem.pipeline", True),
     ],

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *30 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *25 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -12,7 +12,7 @@
 import actmem as am
 from actmem.config import PAPER_MODELS
 from actmem_course.figures import (
-    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, slider, text_table, worked,
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, text_table, worked,
 )
 from actmem_course.figures import ch01_memory_wall as show
 from actmem_course.figures.layer_picture import layer_picture
@@ -71,23 +71,23 @@ Reveal(
 # %% [markdown]
 # ## Map of the course
 #
-# | chapter | question | minutes | lab |
+# | chapter | question | minutes, without its lab | lab |
 # |---|---|---|---|
-# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 30 | |
-# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 50 | [1](../labs/lab1_count_bytes.py) |
+# | [1 The memory wall](01_memory_wall.ipynb) | What fills a GPU? | 25 | |
+# | [2 Counting bytes](02_counting_bytes.ipynb) | Which 15 tensors does a layer save? | 45 | [1](../labs/lab1_count_bytes.py) |
 # | [3 Tensor parallelism](03_tensor_parallelism.ipynb) | Which of them does it shard? | 35 | [2](../labs/lab2_tensor_parallel.py) |
 # | [4 Sequence parallelism](04_sequence_parallelism.ipynb) | How do you shard the rest? | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 50 | [4](../labs/lab4_recompute.py) |
-# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 45 | [5](../labs/lab5_pipeline.py) |
-# | [7 Time](07_time.ipynb) | What does it cost? | 40 | [6](../labs/lab6_train.py) |
+# | [5 Recomputation](05_recomputation.ipynb) | What is worth recomputing? | 60 | [4](../labs/lab4_recompute.py) |
+# | [6 The pipeline](06_pipeline.ipynb) | What does each stage hold, and when? | 55 | [5](../labs/lab5_pipeline.py) |
+# | [7 Time](07_time.ipynb) | What does it cost? | 45 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
-# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
+# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 45 | [8](../labs/lab8_plan.py) |
 # | [10 The loss](10_the_loss.ipynb) | What does a vocabulary of 128k cost? | 35 | [9](../labs/lab9_the_ends.py) |
 # | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 35 | [10](../labs/lab10_keep_less.py) |
 # | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
-# | [13 Experts](13_experts.ipynb) | What do experts and latent attention save? | 30 | |
-# | [14 The allocator and eight bits](14_allocator_and_eight_bits.ipynb) | What do they add? | 20 | |
+# | [13 Experts](13_experts.ipynb) | What do experts and latent attention save? | 35 | |
+# | [14 The allocator and eight bits](14_allocator_and_eight_bits.ipynb) | What do they add? | 25 | |
 
 # %% [markdown]
 # ## How the four models are spread
@@ -292,8 +292,8 @@ for method in show.METHODS:
     print(f"{method:<26}fits: {', '.join(fit) or 'no model'}")
 
 # %% [markdown]
-# Only both together make all four fit. Full recomputation frees even more, but runs most of the forward pass twice:
-# chapters 5 and 7 show what that costs.
+# Short of full recomputation, only both together make all four fit. Full recomputation frees even more, but runs most
+# of the forward pass twice: chapters 5 and 7 show what that costs.
 #
 # ## The wall on a real GPU
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *50 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**
@@ -366,7 +366,7 @@ from actmem_course.figures.gpu_results import newest
 on_gpu = newest("table2")["table2"]
 for count in ("ledger", "requested", "allocated"):
     checks.add(
-        "layers of two models, six ways, on a GPU",
+        f"two models' layers, six ways, on a GPU: {count} bytes",
         [(row["predicted_bytes"], row[f"{count}_bytes"]) for row in on_gpu],
         sides=("formula", count),
     )

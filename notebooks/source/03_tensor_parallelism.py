@@ -338,7 +338,8 @@ worked(
 # > 3. $10\,sbh$ stay on every rank, whatever $t$ is.
 # >
 # > **At work tomorrow:** find your job's tensor-parallel size and check that each group sits within one machine. Then compare:
-# > `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2`, and the same with `--tensor 8`.
+# > `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2`, and the same with `--tensor 8`: weights and activations per GPU, and
+# > seconds of collectives.
 #
 # **The lab:** [lab 2](../labs/lab2_tensor_parallel.py). Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *50 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
@@ -12,10 +12,10 @@
 # | the linears (QKV, projection, h→4h, 4h→h), and what's between | $34sbh$ | $2sb(3 + 1 + 4 + 4)h^2 = 24sbh^2$ |
 # | the **core attention** (QKᵀ, softmax, dropout, attention over V) | $5as^2b$ | $2s^2bh$ for each of two matmuls |
 #
-# The backward pass has two matmuls for each of these: together $72sbh^2 + 12s^2bh$. At GPT-3's size the core has more of the bytes.
+# The backward pass has two matmuls for each of these. Forward and backward together: $72sbh^2 + 12s^2bh$. At GPT-3's size the core has more of the bytes.
 #
 # Suppose you don't save the core's tensors, and recompute them in the backward pass. That takes QKᵀ once more, but not attention
-# over V, whose output is saved as the input of the next linear. By what percentage do the layer's FLOPs rise? (The figure also
+# over V, whose output is saved as the input of the next linear. **By what percentage do the layer's FLOPs rise?** (The figure also
 # shows **full recomputation**: save only the layer's input, and recompute the rest up to the last tensor that backward reads.)
 
 # %%
@@ -127,8 +127,8 @@ def plainly(core, *inputs):
 in_words(saved(plainly))
 
 # %% [markdown]
-# **Step 1: save the inputs, and recompute.** The forward pass of this autograd function runs under `no_grad`, so autograd saves
-# nothing inside. Its backward pass runs the core with a graph and differentiates it. (With weights in the region,
+# **Step 1: save the inputs, and recompute.** In the forward pass of an autograd function gradients are off, so autograd
+# saves nothing inside. Its backward pass runs the core with a graph and differentiates it. (With weights in the region,
 # call `torch.autograd.backward` in place of `grad`, or they get no gradient.)
 
 
@@ -138,8 +138,7 @@ class Recompute(torch.autograd.Function):
     def forward(ctx, core, *inputs):
         ctx.core = core
         ctx.save_for_backward(*inputs)
-        with torch.no_grad():
-            return core(*inputs)
+        return core(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
@@ -179,8 +178,7 @@ class RecomputeSameDropout(torch.autograd.Function):
         ctx.core = core
         state = core.dropout_mask.generator.get_state()
         ctx.save_for_backward(*inputs, state)  # a tensor like the others: its bytes count
-        with torch.no_grad():
-            return core(*inputs)
+        return core(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
@@ -362,7 +360,7 @@ Panel(
 
 # %% [markdown]
 # > **Why do this?** You save the least: $2sbh$ bytes a layer.
-# > **Why not?** You add a quarter or a third to the layer's FLOPs, and send collectives that nothing hides.
+# > **Why not?** You add 22 to 33% to the layer's FLOPs, and send collectives that nothing hides.
 #
 # ## Table 2: six ways to train a layer
 #

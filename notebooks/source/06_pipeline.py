@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *55 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
 # must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches are
@@ -106,7 +106,7 @@ checks.show()
 # > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
 # > up to half as much again, and each microbatch is sent $m$ times as often.
 #
-# A microbatch now goes around the ranks $m$ times. Put the first figure's $m$ from 1 to 2, and look at rank 0's curve.
+# A microbatch now goes around the ranks $m$ times. Compare $m = 1$ and 2 in the first figure: rank 0's curve.
 #
 # Count what rank $i$ starts before its first backward pass: $(m - 1)p$ forward passes through the earlier chunks,
 # $2(p - i - 1)$ to run ahead, and the current one. With more than $p$ microbatches, rank 0 has $pm + p - 1$ passes of
@@ -114,9 +114,8 @@ checks.show()
 #
 # $$L\left(1 + \frac{p-1}{pm}\right) \text{ layers' saved tensors.}$$
 #
-# In the question that's 11 passes of 12 layers. So $m = 2$ costs most, and larger $m$ less, but always more than one chunk. (By default
-# Megatron needs $n$ to be a multiple of $p$; `--microbatch-group-size-per-virtual-pipeline-stage` changes that, and the
-# warm-up.)
+# In the question that's 11 passes of 12 layers. So $m = 2$ costs most, and larger $m$ less, but always more than one
+# chunk. (By default Megatron needs $n$ to be a multiple of $p$.)
 
 # %% jupyter={"source_hidden": true}
 from actmem.config import PAPER_MODELS
@@ -264,7 +263,7 @@ for rank in (0, 1, 17, 34):
 saved = parts["outputs, until freed"]["rank 0"]
 LiveFigure(
     bar_chart(
-        f"The 530B model, 35 ranks of 3 chunks: freed outputs take {size_text(saved)} less on rank 0",
+        f"The 530B model, 35 ranks of 3 chunks: freeing outputs saves {size_text(saved)} on rank 0",
         parts,
         "one GPU, selective recomputation",
         fills=list(fills.values()),

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# *40 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
 # FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. **By
@@ -57,7 +57,7 @@ Reveal(
 #
 # That is what the *model* needs. **MFU** (model FLOPs utilisation) is this number over what the devices could do in
 # the time that an iteration takes. **HFU** (hardware) counts the FLOPs that really ran, recomputation included.
-# So recomputing more can raise HFU, never MFU.
+# So at the same batch, recomputing more can raise HFU, never MFU.
 #
 # Check it: let torch count the matmuls of a whole model. On the `meta` device tensors have shapes and no data, so you
 # can run four layers of the 22B model, forward and backward:
@@ -128,13 +128,13 @@ LiveFigure(table4_bars(on_gpu))
 layer_times(on_gpu)
 
 # %% [markdown]
-# Why more than on the A100? Three reasons. Matmuls have sped up more than memory since, so softmax and dropout weigh
+# Why does selective recomputation cost more than on the A100? Three reasons. Matmuls have sped up more than memory since, so softmax and dropout weigh
 # more. This course's layer runs them as plain kernels, where Megatron fuses them. And one GPU sends nothing, so all
 # shares are of a shorter time. (Full recomputation repeats the forward pass, and that is nearly half of this layer.)
 # Sequence parallelism divides the norms and dropouts outside the core, which wins most of selective's cost back.
 #
 # In a notebook, run the next cell to time the same five layers on two processes of your machine, and *literal* forms,
-# which recompute to the end. The layer is tiny, so don't expect the paper's ratios; “within” is noise.
+# which recompute to the end. The layer is tiny, so don't expect the paper's ratios.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Progress, Varies, speed_facts
@@ -194,7 +194,7 @@ Panel(
 )
 
 # %% [markdown]
-# (Orange, from the left: $QK^\top$, softmax, its dropout, attention over V.) The linears are on the flat roof: they use
+# (Orange, from the left: softmax's dropout, softmax, then $QK^\top$ and attention over V on one point.) The linears are on the flat roof: they use
 # every weight and every element hundreds of times. The core's matmuls have one short side, the $h/a$ elements of a head,
 # so they stay below the ridge. Softmax and dropout do a few FLOPs for each score. Compare the time for each GiB freed:
 
@@ -335,7 +335,9 @@ worked(
 #   --device a100 --recompute selective
 # ```
 #
-# **Next:** [chapter 8](08_todays_layer.ipynb), the layers that everyone trains today. Last, the paper's errata:
+# **Next:** [chapter 8](08_todays_layer.ipynb), the layers that everyone trains today.
+#
+# ## The paper's errata
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures import Fold

@@ -7,13 +7,12 @@
 # nothing. Recompute everything that needs no matmul instead: norms and activation functions. **What percentage of
 # a layer's bytes goes?**
 
-# %%
+# %% jupyter={"source_hidden": true}
 # Setup: imports, and the numbers of the question
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal
 from actmem_course.figures import bar_chart, choice, size_text, steps, text_table, worked
-from actmem_course.figures import ch08_todays_layer as show
 from actmem_more import llama_shape as shapes, llama_terms as llama
 
 LLAMA = shapes.llama_shape("llama3-8b")
@@ -248,67 +247,6 @@ for model in PAPER_MODELS.values():
     )
     pairs.append(sizes)
 checks.add("the paper's four models, elementwise", pairs, sides=("20sbh/t", "sum of the tensors"))
-checks.show()
-
-# %% [markdown]
-# ## The frontier: recompute, offload or compress
-#
-# A layer is a table of tensors. For each of them you choose, until backward reads it:
-#
-# - **save** it on the GPU;
-# - **recompute** it from others, perhaps with a matmul;
-# - **offload** it to the host, free as long as the copy hides behind the layer's own work;
-# - **compress** it to eight bits, which changes the gradients a little.
-#
-# The figure tries all choices for one layer of GPT-3 on an A100. A circle is one set of matmuls to recompute. On each
-# line, no other choice saves fewer bytes in the same time (of matmuls, and of copies that nothing hides). Make the link
-# faster or slower: an A100 has 25 GB/s (PCIe 4.0), Grace Hopper 450. If GPUs share a link, each has a part of it.
-
-# %%
-Panel(
-    lambda s, gigabytes: show.frontier_figure(gpt3.with_sizes(seq_length=s), gigabytes),
-    s=steps("s", "tokens", (1024, 2048, 4096, 8192), 2048),
-    gigabytes=steps("link to the host", "GB/s", (6, 12, 25, 50, 100, 450), 25),
-)
-
-# %% [markdown]
-# Each point is a configuration you can run. Give a layer a set of terms to recompute, or an action for each term, such
-# as this one:
-
-# %%
-core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
-mixed = {"GeLU input": "offload", "4h→h input": "recompute", **core}
-LiveFigure(layer_picture(gpt3, recompute=mixed))
-
-# %%
-from actmem.formulas.activations import layer_extra_rows
-from actmem.ledger.layer_rows import layer_rows_of
-from actmem.recipes import PAPER_LAYER
-from actmem.rows import on_host
-from actmem_more.store import EightBits, HostMemory
-
-small, stores = model_shape("tiny"), {"offload": HostMemory(), "compress": EightBits()}
-ways = {
-    "nothing": {},
-    "offloaded and recomputed": mixed,
-    "GeLU input compressed": {"GeLU input": "compress"},
-}
-gradients = {}
-for name, actions in ways.items():
-    layer = am.TransformerLayer(small, recompute=actions, stores=stores, seed=1)
-    x = torch.randn(128, 2, 256, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    counted = layer_rows_of(layer, x.detach().clone().requires_grad_())
-    predicted = am.layer_rows(small, recompute=actions, element_size=4)
-    predicted += layer_extra_rows(small, recompute=actions, element_size=4)
-    predicted += on_host(am.layer_rows(small, element_size=4), PAPER_LAYER, actions)
-    checks.add_rows(name, predicted, counted)
-    layer = am.TransformerLayer(small, recompute=actions, stores=stores, seed=1)
-    layer(x).square().sum().backward()
-    gradients[name] = [x.grad, *(p.grad for p in layer.parameters())]
-    pairs = zip(gradients[name], gradients["nothing"])
-    print(
-        f"{name}: gradients {max(((one - other).norm() / other.norm()).item() for one, other in pairs):.2%} off"
-    )
 checks.show()
 
 # %% jupyter={"source_hidden": true}

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
-# three things and recompute no matmul. **How many GiB do the layers still save for backward?**
+# the norms, the copies of keys and values and the gate, and recompute no matmul. **How many GiB do the layers still save for backward?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -46,7 +46,7 @@ Reveal(
 #
 # ## A layer as many libraries write it
 #
-# This is Llama's layer without its rotary positions (open the cell to read it). Three lines of it matter:
+# This is Llama's layer without its rotary positions (open the code below). Three lines of it matter:
 #
 # - The **norm** computes in float32: `wide = x.float()`.
 # - In **attention** $a/k$ query heads share one key head, so `copied` copies keys and values for each query head.
@@ -123,6 +123,9 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
     torch.manual_seed(0)
     model = Layer(h, a, k, f, **parts).to(torch.bfloat16)
     return model, torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
+
+
+print(f"a layer of h = {h}: {sum(weight.numel() for weight in layer()[0].parameters()):,} parameters")
 
 # %% [markdown]
 # ## Record it
@@ -358,14 +361,16 @@ for name in codes:
 # How near does it come to what others measured? `reserved` and `nvidia-smi` count the allocator's free pieces too:
 
 # %% jupyter={"source_hidden": true}
-display(LiveFigure(show.published_bars()))
+LiveFigure(show.published_bars())
+
+# %% jupyter={"source_hidden": true}
 show.published_causes()
 
 # %% [markdown]
 # ## What fits
 #
 # With more GPUs you choose a layout: tensor (TP), pipeline (PP) and data parallelism (DP), which gives each replica its
-# own sequences. ZeRO shards what the replicas would hold twice:
+# own sequences. ZeRO shards what the replicas would hold twice, and context-parallel ranks, which hold the same weights:
 #
 # | | each rank holds a shard of |
 # |---|---|
@@ -395,8 +400,8 @@ shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for p
 print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
 
 # %% [markdown]
-# Their estimated times are too close to call. So the planner puts first what can go wrong least: the plan that hides
-# less of its traffic, has a lower ZeRO stage, fewer kinds of parallelism, more memory left.
+# Their estimated times are too close to call. So the planner puts first what can go wrong least: the plan that relies
+# less on overlap, has a lower ZeRO stage, fewer kinds of parallelism, more memory left.
 #
 # **Now write it:** [exercise 8.1](../labs/lab8_plan.py), `rank_state_bytes`: `python my/labs/lab8_plan.py --only 8.1`.
 #

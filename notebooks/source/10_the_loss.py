@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 10 · The loss and the embedding
+# # 10 · The loss
 #
 # *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
@@ -64,7 +64,8 @@ Reveal(
 # gradient, $-1$ at the target and $v - 1$ zeros; and the gradient of the logits, made from both. Add the output layer's
 # input, $2h$, and a 64-bit target: **$6v + 2h + 8$ bytes per token**, $12v$ instead of $6v$ with float32 logits.
 # (Megatron's `vocab_parallel_cross_entropy` turns one float32 copy of the logits into $P$, in place: $4v$ for $P$ and
-# $2v$ for the logits or their gradient: the figure's *softmax in place*.) Watch the step with 16-bit logits on fake
+# $2v$ for the logits or their gradient: the figure's *softmax in place*. On $t$ ranks it works on $v/t$ logits;
+# `F.cross_entropy` needs all of them on every rank, so its bars stay.) Watch the step with 16-bit logits on fake
 # tensors, 8,192 tokens:
 
 # %% jupyter={"source_hidden": true}
@@ -201,68 +202,6 @@ for p in (4, 8, 16):
 # %% [markdown]
 # *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is
 # broadcast to all, and they all-reduce the numbers above. Compute, weights and logits are balanced.
-#
-# ## Reinforcement learning
-#
-# PPO and GRPO read $\log P_y$ of the generated tokens, and often the entropy $H = -\sum_j P_j \log P_j$. In plain
-# operators that saves two float32 tensors of $v$ numbers per token, $8v$ bytes:
-
-# %%
-class LogProbs(nn.Module):
-    def forward(self, logits, tokens):
-        log_p = logits.float().log_softmax(-1)
-        return log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
-
-
-module, logits = LogProbs(), torch.randn(48, 2, 1000, dtype=torch.bfloat16, requires_grad=True)
-with am.record(module) as ledger:
-    found = module(logits, ids)
-wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
-checks.add("tensors of v numbers per token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
-checks.show()
-
-# %% [markdown]
-# But the gradients read only the logits and a number or two per token:
-#
-# $$\frac{\partial \log P_y}{\partial z} = \mathrm{onehot}_y - P, \qquad \frac{\partial H}{\partial z} = -P\,(\log P + H)$$
-#
-# So save the 16-bit logits, $\log\sum e^z$ and $H$, and upcast a chunk of tokens at a time: $2v$ bytes per token.
-
-# %% jupyter={"source_hidden": true}
-z = torch.randn(5, 1000, dtype=torch.float64, requires_grad=True)
-given = torch.tensor([[0], [999], [3], [3], [500]])
-log_p = z.log_softmax(-1)
-p, entropy = log_p.exp(), -(log_p.exp() * log_p).sum(-1, keepdim=True)
-formulas = torch.zeros_like(z).scatter_(-1, given, 1) - p, -p * (log_p + entropy)
-outputs = log_p.gather(-1, given), entropy
-by_autograd = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in outputs]
-apart = [int((one - other).abs().gt(1e-12).sum()) for one, other in zip(formulas, by_autograd)]
-checks.add("both gradients", [(0, count) for count in apart], "numbers that differ from the formulas")
-checks.show()
-
-# %% [markdown]
-# ## The embedding
-#
-# The embedding looks up rows, so it saves only the ids. But at most $sb$ of $v$ rows have a gradient, and torch's
-# backward writes all $v$: $2vh$ bytes of mostly zeros, in every microbatch. Add the $sb$ rows straight to the sum of
-# the microbatches instead, in float32. One trap: a token that comes twice must be added twice.
-
-# %%
-lookup = nn.Embedding(1000, 64, dtype=torch.bfloat16)
-with am.record(lookup) as ledger:
-    rows = lookup(ids)
-rows.backward(torch.ones_like(rows))
-dense = lookup.weight.grad
-checks.add("saved by the lookup: the ids", [(8 * ids.numel(), ledger.total_bytes)])
-checks.add("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.element_size())])
-checks.add(
-    "rows of it that are not zero: ids that came",
-    [(len(ids.unique()), int(dense.any(-1).sum()))],
-    "rows",
-)
-twice = dense[ids[0, 0]]
-checks.add("the gradient's row of the id that comes twice", [(2 * 64, int(twice.sum()))], "in all")
-checks.show()
 
 # %% jupyter={"source_hidden": true}
 checks

@@ -46,7 +46,8 @@ Reveal(
 )
 
 # %% [markdown]
-# *An elective: chapters 1 to 5 are enough.*
+# *An elective: chapters 1 to 5 are enough.* The layer is Llama's, and its MLP is fused: the backward pass computes `silu(gate)`
+# again, so it isn't saved ([chapter 8](08_todays_layer.ipynb)).
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $o$ outputs of a linear, $r$ an adapter's rank (the processes
 # are *GPUs* in this chapter), $a$ query heads, $k$ key and value heads of $d$ elements, $f$ width of the MLP.
@@ -343,72 +344,6 @@ checks.show()
 # %% [markdown]
 # Prefer `use_reentrant=False`. The other fix, `model.enable_input_require_grads()`, computes a gradient that nothing
 # uses.
-#
-# ## Under sequence parallelism
-#
-# A column-parallel linear all-gathers $X$ (chapter 4). $A$ reads the gathered $X$, so autograd saves it: $2sbh$ on
-# every GPU. You know one fix: save the shard, and gather again in the backward pass. Here is a cheaper one: multiply
-# by $A$ *before* the gather. Then $A$'s gradient reads the shard alone, and the second gather is of the narrow $XA$:
-
-# %%
-from actmem.parallel.conjugates import g
-from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import column_parallel
-
-
-def beside(form, x, tp, weight, a, b):
-    """A frozen column-parallel weight and an adapter.
-
-    x: [s/t, b, h]; weight: [o/t, h]; a: [r, h]; b: [o/t, r].
-    """
-    if form == "gather once, save X":
-        full = g(x, tp)
-        y, low = F.linear(full, weight), F.linear(full, a)
-    elif form == "save the shard, gather again":
-        y, low = column_parallel(x, tp, weight, a)
-    else:
-        (y,), low = column_parallel(x, tp, weight), g(F.linear(x, a), tp)
-    return y + F.linear(low, b)
-
-
-forms = ("gather once, save X", "save the shard, gather again", "gather XA")
-tensors = [torch.randn(*sizes, dtype=torch.float64) for sizes in ((s, b, h), (o, h), (r, h), (o, r))]
-first, *others = (beside(form, tensors[0], TensorParallel(), *tensors[1:]) for form in forms)
-checks.add(
-    "one GPU: the three forms compute the same", [(True, torch.allclose(first, y)) for y in others], ""
-)
-checks.show()
-
-# %% jupyter={"source_hidden": true}
-from actmem.ledger.comms import count_collectives
-
-SHAPE, gpus, adapter_rank = llama_shape("llama3-70b"), 8, 16
-width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // gpus
-whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * adapter_rank
-predicted = {  # saved, sent to collectives
-    "gather once, save X": (whole + low, 2 * whole),
-    "save the shard, gather again": (whole // gpus + low, 3 * whole),
-    "gather XA": (whole // gpus + low, 2 * whole + 2 * low),
-}
-lines = []
-for form, expected in predicted.items():
-    with am.emulated_rank(gpus), count_collectives() as seen:
-        weights = nn.ParameterList(
-            nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), adapter_rank in size)
-            for size in ((rows, width), (adapter_rank, width), (rows, adapter_rank))
-        )
-        x = torch.zeros(SHAPE.seq_length // gpus, 1, width, dtype=torch.bfloat16, requires_grad=True)
-        with am.record(weights) as ledger:
-            y = beside(form, x, am.tensor_parallel(sequence_parallel=True), *weights)
-        y.sum().backward()
-    sent = sum(one.payload_bytes for one in seen.collectives)
-    lines.append((form, *map(size_text, (ledger.total_bytes, sent))))
-    checks.add(f"{form}: saved, in collectives", zip(expected, (ledger.total_bytes, sent)))
-print(text_table(("QKV of Llama 3 70B, 8 GPUs, one adapter", "saved", "in collectives"), lines, " rr"))
-checks.show()
-
-# %% [markdown]
-# In all three forms a GPU has a part of $A$'s gradient. Sum them, as for the norms.
 #
 # ## What LoRA does save
 #

@@ -5,7 +5,8 @@
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
 # chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
-# time. **How many GiB does the GPU hold at its peak, besides the weights?**
+# time. **How many GiB does the GPU hold at its peak, besides the layers' weights, their gradients and optimizer
+# states?**
 
 # %%
 # Setup: imports, and the numbers of the question
@@ -51,8 +52,8 @@ Reveal(
 # heads, $k$ key and value heads, $d = h/a$, $c$ ranks that share a sequence.
 #
 # **A Llama layer** has RMSNorm, $k < a$ heads for keys and values, a gated MLP,
-# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. Its flash kernel saves one number per
-# query and head instead of the scores.
+# $\mathrm{down}(\mathrm{silu}(\mathrm{gate}) \cdot \mathrm{up})$, and no dropout. The MLP is fused: it saves gate and up, and
+# computes `silu(gate)` again in backward. The flash kernel saves one number per query and head instead of the scores.
 #
 # ## Five steps, one bottleneck after the other
 #
@@ -151,7 +152,7 @@ checks.show()
 #
 # > **Why do this?** $2sbhL$ bytes leave the GPU, at no FLOPs, and a fast link hides the copies at any length.
 # > **Why not?** With a slower link, only a long sequence hides them. And a machine's GPUs share the host's memory.
-# > (Megatron: `--cpu-offloading-num-layers`, for whole layers.)
+# > (Megatron's `--cpu-offloading-num-layers` is for layers that recompute nothing, without a pipeline.)
 #
 # ## Step 4: the MLP in tiles
 #
@@ -201,8 +202,9 @@ checks.show()
 
 # %% [markdown]
 # Count the peak of the backward pass, in bytes per token. The whole MLP takes $6h + 10f$: $x$, $y$ and $y$'s
-# gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles, $10f$ is there for one tile only, and $10h$ for the sequence: $x$'s gradient exists twice while
-# tiles are concatenated.
+# gradient, then gate, up, their gradients and that of down's input (itself freed by then). In tiles there are two moments: a tile's
+# $10f$ beside $8h$ of the sequence (4,096 tokens a tile here); then $10h$, with no tile, while $x$'s gradient exists twice,
+# in parts and concatenated. The second is larger here: $10h$ instead of $6h + 10f$.
 #
 # > **Why do this?** The largest tensors of the layer never exist whole. **Why not?** Three more matmuls a tile: its
 # > checkpoint recomputes gate and up, and the layer's own recomputation can't stop before down any more. And autograd
@@ -231,31 +233,8 @@ Panel(
 )
 
 # %% [markdown]
-# How can a ring compute a softmax if no rank sees a whole row? Add up numerators and denominators as the keys come
-# in:
-
-# %%
-c, s, d = 4, 32, 16  # four ranks, one head of d elements
-q, k, v = (torch.randn(s, d, dtype=torch.float64).chunk(c) for _ in "qkv")
-held = list(zip(k, v))  # the keys and values that each rank holds now
-top, bottom, sent = [0.0] * c, [0.0] * c, 0
-
-for turn in range(c):
-    for rank, (keys, values) in enumerate(held):
-        weights = (q[rank] @ keys.T / d**0.5).exp()  # kernels subtract the maximum first
-        top[rank] += weights @ values
-        bottom[rank] += weights.sum(1, keepdim=True)
-    if turn < c - 1:
-        held = [held[-1], *held[:-1]]  # every rank sends to the next one
-        sent += sum(tensor.nbytes for tensor in held[0])
-
-ring = torch.cat([one / other for one, other in zip(top, bottom)])
-whole = torch.softmax(torch.cat(q) @ torch.cat(k).T / d**0.5, 1) @ torch.cat(v)
-checks.add("the ring computes attention", [(True, torch.allclose(ring, whole))])
-checks.add("a rank sends as much as in two all-gathers", [(2 * (c - 1) * (s // c) * d * 8, sent)])
-checks.show()
-
-# %% [markdown]
+# A ring computes a softmax though no rank sees a whole row: it adds up numerators and denominators as the keys come in.
+#
 # With a causal mask, late tokens read many keys and early ones few. So split the sequence into $2c$ chunks and give
 # rank $i$ chunks $i$ and $2c - 1 - i$: now all have the same work. Compare layouts for Llama 3 70B ($k = 8$). Ulysses
 # sends Q and the output too, and saves the output twice:

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Experts and latent attention
 #
-# *30 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # A layer of Qwen3 30B-A3B is a *mixture of experts* (MoE): it has 128 MLPs, its experts, and a router that sends each
 # token to 8 of them. Eight ranks share the layer, 16 experts on each. If the router sends every token to the *same* 8
@@ -12,7 +12,7 @@
 import actmem as am
 from actmem.rows import total
 from actmem_course.figures import (
-    Checks, GuessLine, LiveFigure, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
+    Checks, GuessLine, Panel, Prediction, Reveal, bar_chart, choice, size_text, steps, text_table,
     worked,
 )
 from actmem_course.figures import ch13_experts as show
@@ -90,7 +90,8 @@ Reveal(
 #
 # So $E$ appears nowhere. A layer saves as much as a dense MLP of width $\kappa f$, whatever the number of experts.
 #
-# Now share the layer by **expert parallelism** (Megatron: `--expert-model-parallel-size`). Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
+# Now share the layer by **expert parallelism** on the ranks that share
+# attention by TP and SP (Megatron: `--expert-model-parallel-size` $t$ with `--expert-tensor-parallel-size 1`). Each of $t$ ranks holds $E/t$ whole experts and routes its own tokens. An
 # all-to-all brings each assignment to its expert's rank, another one brings the result back. With balanced routing, a
 # rank gets $sb\kappa/t$ assignments. In the worst case one rank gets all $sb\kappa$. Each rank needs room for that, or
 # drops tokens above a *capacity factor* (`--moe-expert-capacity-factor`). A load-balancing loss makes the worst case
@@ -133,7 +134,8 @@ checks.show()
 #
 # No. The kernel's backward reads whole keys and values of every head, and the latents come on top. But you have a
 # choice that other attention doesn't give you: save the latent, and recompute keys and values from it by one narrow
-# matmul (`--recompute-modules mla_up_proj`; of experts' activation functions, `moe_act`). In the picture,
+# matmul. (Megatron's `--recompute-granularity selective --recompute-modules mla_up_proj` recomputes the queries too;
+# `moe_act` is for experts' activation functions.) In the picture,
 #
 # - $q$ and $c$ are the widths of the latents of queries, and of keys and values
 # - a head's query and key have $n$ elements without positions and $r$ with them, its value has $v$

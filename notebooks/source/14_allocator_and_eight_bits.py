@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 · The allocator and eight bits
 #
-# *20 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *25 minutes. In a notebook, press Shift+Enter below and write your guess.*
 #
 # You switch on FP8, 8 bits an element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B save
@@ -193,7 +193,7 @@ LiveFigure(
 # ## It fits, and the GPU still runs out
 #
 # Formulas count tensors. Your GPU shows what torch's allocator *reserved*: **segments**, split into **blocks**. A freed block
-# stays reserved. Play three batches. A row is a segment, in MiB: the legend names its tensors, Adam's states are made after the
+# stays reserved. Play three batches. A row is a segment, in MiB; tap a block to see its tensor. Adam's states are made after the
 # first batch, and freed blocks are dotted:
 
 # %%
@@ -205,9 +205,9 @@ Panel(
 )
 
 # %% [markdown]
-# Before torch runs out, it gives wholly free segments back. Pieces beside a tensor that stays can't go; in
-# *expandable* segments their whole pages can. So run the longest batch
-# first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`: a segment that grows page by page.
+# Before torch runs out, it gives wholly free segments back. A free block beside a live tensor keeps its segment.
+# *Expandable* segments grow in pages of 20 MiB, and torch gives free pages back: of a free block the whole pages in it. So run the
+# longest batch first, or set `PYTORCH_ALLOC_CONF=expandable_segments:True`.
 #
 # Now a real GPU and growing batches. From the sizes that torch asked for, our model of the allocator predicts what it reserved:
 
@@ -228,7 +228,7 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. FP8 linears save memory only with many tokens: for Llama 3 8B, as many as the first figure's title says.
+# > 1. FP8 linears save memory only with many tokens: the first figure's title says how many Llama 3 8B needs.
 # >    Below, copies of weights take more.
 # > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
 # > 3. What is *reserved* must fit, not just what is allocated.

@@ -16,20 +16,20 @@ from notebooks.source.build import SOURCES
 
 #: At most so many words and minutes.
 LIMITS = {
-    "01_memory_wall": (1630, 30),
-    "02_counting_bytes": (1760, 50),
-    "03_tensor_parallelism": (1365, 35),
+    "01_memory_wall": (1631, 25),
+    "02_counting_bytes": (1760, 45),
+    "03_tensor_parallelism": (1373, 35),
     "04_sequence_parallelism": (1333, 40),
-    "05_recomputation": (1700, 50),
-    "06_pipeline": (1352, 45),
-    "07_time": (1212, 40),
-    "08_todays_layer": (1050, 35),
-    "09_your_model": (1300, 35),
-    "10_the_loss": (1005, 35),
-    "11_adapters": (950, 35),
-    "12_long_sequences": (1172, 35),
-    "13_experts": (905, 30),
-    "14_allocator_and_eight_bits": (465, 20),
+    "05_recomputation": (1700, 60),
+    "06_pipeline": (1352, 55),
+    "07_time": (1222, 45),
+    "08_todays_layer": (900, 35),
+    "09_your_model": (1300, 45),
+    "10_the_loss": (850, 35),
+    "11_adapters": (900, 35),
+    "12_long_sequences": (1210, 35),
+    "13_experts": (925, 35),
+    "14_allocator_and_eight_bits": (480, 25),
 }
 MOST_IMPORTS = 6
 

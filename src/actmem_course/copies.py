@@ -56,29 +56,6 @@ def set_aside(path: Path) -> Path:
     return free
 
 
-def file_to_judge(script: Path, may_write: bool, labs: Path = LABS, mine: Path = MINE) -> tuple[Path, str]:
-    """What to judge when a learner runs ``script``, and one line to say about it, or none.
-
-    A lab in labs/ as the course gives it leads to the learner's copy, which is made if there is none.  What somebody
-    wrote in labs/ is judged there.
-
-    Args:
-        may_write: False where several processes ask at once.
-    """
-    name, script = script.stem, script.resolve()
-    copy = mine / "labs" / f"{name}.py"
-    if script != (labs / f"{name}.py").resolve() or name not in lab_names():
-        return script, ""
-    if script.read_text(encoding="utf-8", errors="replace") != lab_source(name):
-        return script, f"judging {typed(script)}, where you wrote; make labs gives you copies that no update touches"
-    if copy.is_file():
-        return copy, f"judging your copy, {typed(copy)}"
-    if not may_write:
-        return script, f"{typed(script)} belongs to the course: make labs gives you a copy to write in"
-    make(mine, lab_files())
-    return copy, f"{typed(copy)} is your copy of this lab: write there, and run python {typed(copy)}"
-
-
 def typed(path: Path) -> str:
     """A path as one types it here."""
     path = path if path.is_absolute() else Path.cwd() / path

@@ -6,7 +6,6 @@ from actmem.config import PAPER_MODELS, ConfigError, Parallel, model_shape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.rows import total
-from actmem_course.figures import ch08_todays_layer as today
 from actmem_course.figures import ch09_your_model as planned
 from actmem_course.figures.bars import bar_chart
 from actmem_course.figures.ch01_memory_wall import METHODS, gpu_bytes, memory_wall
@@ -20,7 +19,6 @@ from actmem_course.predicted.adapters import PLACES, lora_rows
 from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
-from actmem_more.per_tensor_choices import PricedLayer, frontier, recompute_choices
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
 GPT3, SMALL = model_shape("175B"), model_shape("22B")
@@ -106,27 +104,6 @@ def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
     assert after(first, at(8192)).axis == at(8192).axis  # too long
     assert after(at(8192), at(256)).axis == at(256).axis  # too short
     assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
-
-
-@pytest.mark.parametrize("model", PAPER_MODELS)
-def test_the_frontier_and_the_named_modes(model):
-    shape = PAPER_MODELS[model].shape
-    a, b, h, s = shape.letters()
-    every, line, offload, compress, named = today.frontier_figure(shape).traces
-    layer = PricedLayer.of(shape)
-    assert len(every["x"]) == 32
-    assert len(line["x"]) == len(frontier(recompute_choices(layer), lambda choice: choice.flops))
-    for x, y, mode in zip(named["x"], named["y"], named["text"]):
-        assert x == float(100 * layer_overhead(shape, mode))
-        assert y * s * b * h == pytest.approx(total(layer_rows(shape, recompute=mode)), rel=1e-12)
-    # Elementwise and full lie on the line: nothing keeps less for as few FLOPs.
-    on_line = {(round(x, 9), round(y, 9)) for x, y in zip(line["x"], line["y"])}
-    assert {(round(named["x"][i], 9), round(named["y"][i], 9)) for i in (2, 3)} <= on_line
-    for some, more in ((line, offload), (offload, compress)):  # more ways keep no more in no more time
-        for x, y in zip(some["x"], some["y"]):
-            assert any(other <= x + 1e-9 and kept <= y for other, kept in zip(more["x"], more["y"]))
-    for trace in (line, offload, compress):
-        assert trace["y"] == sorted(trace["y"], reverse=True) and trace["x"] == sorted(trace["x"])
 
 
 def test_the_ladder_is_table_2_in_percent_of_tensor_parallelism():

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from actmem_course import copies
-from actmem_course.copies import file_to_judge, lab_files, make, notebook_files, set_aside
+from actmem_course.copies import lab_files, make, notebook_files, set_aside
 from actmem_course.launch import LABS
 from actmem_course.strip_solutions import lab_source
 from tests.labs.learners import start
@@ -63,25 +63,6 @@ def test_a_copy_of_every_lab_and_chapter_and_nothing_that_is_there_is_written(mi
     assert (contents[f"labs/{LAB}_2.py"], contents[f"labs/{LAB}_3.py"]) == (first, b"second")
 
 
-# what to judge
-
-
-def test_a_lab_of_the_course_leads_to_the_learners_copy(labs, mine):
-    lab = labs / f"{LAB}.py"
-    for has_copy in (False, True):  # ranks that start at once write nothing
-        judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
-        assert judged == (mine / COPY if has_copy else lab) and has_copy == ("make labs" not in remark) == mine.exists()
-        judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-        assert judged == mine / COPY and set(lab_files()) == set(everything(mine))
-        assert ("judging your copy" if has_copy else "is your copy of this lab") in remark
-    work = edited(mine / COPY)
-    assert file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine) == (mine / COPY, "")
-    # What was written in labs/ is judged there.
-    edited(lab)
-    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
-    assert judged == lab and "where you wrote" in remark and (mine / COPY).read_bytes() == work
-
-
 # the commands
 
 
@@ -100,12 +81,9 @@ def copied_package(folder):
     shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
 
 
-def test_a_newcomer_runs_the_lab_in_labs_and_loses_nothing(tmp_path, labs):
+def test_a_lab_is_judged_where_it_is_and_a_fresh_copy_keeps_the_old_one(tmp_path, labs):
     copied_package(tmp_path / "src")
-    done = run(tmp_path, COPY, "--only", "4.1")
-    assert done.returncode == 1 and "not written yet" in done.stdout
-    assert f"my/{COPY} is your copy of this lab" in done.stderr
-    assert f"a hint: python my/{COPY} --hint 4.1" in done.stdout
+    run(tmp_path, "-m", "actmem_course.copies", "labs")
     for file in (COPY, f"my/{COPY}"):
         work = edited(tmp_path / file, "    raise ValueError('mine')\n")
         done = run(tmp_path, file, "--only", "4.1")

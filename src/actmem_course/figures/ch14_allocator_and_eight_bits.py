@@ -28,7 +28,7 @@ def eight_bit_bars(shape: LlamaShape, shown: str = IN_BOTH) -> Drawing:
         more = total(one) - wide
         says = (
             f"with linears in 8 bits a layer saves {size_text(abs(more))} {'more' if more > 0 else 'less'}"
-            f"<br>(as much as in 16 bits at {break_even_tokens(shape):,} tokens)"
+            f"<br>(break-even at {break_even_tokens(shape):,} tokens)"
         )
     return bar_chart(
         f"{shape.seq_length * shape.micro_batch_size:,} tokens: {says}",
@@ -81,7 +81,7 @@ def memory_map(moment: int, segments: str = _PLAIN, order: str = "shortest first
     doing = "Adam makes a state, which stays" if way == "state" else f"Batch {batch + 1} {tensor}"
     return diagram(
         f"{doing}: {held} MiB allocated, {reserved} MiB reserved,<br>"
-        f"{memory.stuck // MEBIBYTE} MiB of it free, in pieces that torch can't give back",
+        f"{reserved - held} MiB free, of which torch can't give {memory.stuck // MEBIBYTE} MiB back",
         boxes(drawn),
         f"{len(memory.segments)} segment{'s' * (len(memory.segments) > 1)} of "
         f"{', '.join(str(sum(b.size for b in blocks_of(s)) // MEBIBYTE) for s in memory.segments)} MiB; "

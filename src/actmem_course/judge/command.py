@@ -12,7 +12,7 @@ from rich.text import Text
 
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import LabParser, add_json_argument
-from actmem_course.copies import file_to_judge, typed
+from actmem_course.copies import typed
 from actmem_course.files import check_files, write_text
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import Exercise, Lab, lab_of_file
@@ -50,8 +50,6 @@ def main(functions: dict) -> int:
             raise ConfigError("watch", "judges at each save and writes no files: leave --json and --solution out")
         real = "RANK" in os.environ and "WORLD_SIZE" in os.environ
         size = _size(lab, args, real)
-        if not args.solution:
-            script = _file(script)
     judging = _Judging(lab, exercises, args, script, size)
     try:
         if real:
@@ -248,17 +246,6 @@ def _size(lab: Lab, args, real: bool) -> int:
     if real:
         return int(os.environ["WORLD_SIZE"])
     return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
-
-
-def _file(script: Path) -> Path:
-    """The learner's copy, if that is what should be judged instead of ``script``."""
-    try:
-        judged, remark = file_to_judge(script, may_write="RANK" not in os.environ)
-    except OSError as error:  # a checkout that belongs to somebody else
-        judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
-    if remark and _speaks():
-        print(remark, file=sys.stderr, flush=True)
-    return judged
 
 
 def _parser(lab: Lab, script: str, doc: str) -> LabParser:

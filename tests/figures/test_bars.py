@@ -20,7 +20,7 @@ from actmem_more.llama_shape import LLAMA_MODELS
 from actmem_more.llama_terms import llama_rows
 from actmem_more.loss_peak import LOSSES, loss_peak_rows
 
-LLAMA, QWEN = LLAMA_MODELS["llama3-8b"], LLAMA_MODELS["qwen3-30b-a3b"]
+LLAMA = LLAMA_MODELS["llama3-8b"]
 GPT3, SMALL = model_shape("175B"), model_shape("22B")
 LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
 MODES = ("none", "selective", "elementwise", "full")
@@ -75,26 +75,10 @@ def test_bars_are_the_formulas_numbers(name):
     assert max(found.values()) <= drawing.axis.end * drawing.axis.unit
 
 
-@pytest.mark.parametrize(("draw", "wanted"), [
-    (lambda: memory_ladder(512, 4), [
-        [100 * closed_form(row, model.shape.with_sizes(seq_length=512), 4) / closed_form(TABLE2[1], model.shape.with_sizes(seq_length=512), 4) for model in PAPER_MODELS.values()]
-        for row in TABLE2 if row.tensor_parallel
-    ]),
-])  # fmt: skip
-def test_bars_beside_each_other(draw, wanted):
-    assert [trace["x"] for trace in bars_of(draw())] == [pytest.approx(values) for values in wanted]
-
-
 def test_a_chart_of_more_parts_than_fills_is_refused():
     """zip() left out the parts beyond the fifth, and the words after the bars counted them."""
     with pytest.raises(ValueError, match="fills: 6 parts need as many, got 5"):
         bar_chart("Six", {str(part): {"a": 1.0} for part in range(6)}, "parts", "units")
-
-
-def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_models():
-    assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel] and TABLE2[1].name == "tensor"
-    with pytest.raises(ConfigError):
-        memory_ladder(2048, 3)
 
 
 # What a slider leaves in place: the axis.
@@ -114,17 +98,20 @@ def test_bytes_stay_bytes_on_every_axis(before, now):
     assert drawn.layout["xaxis"]["range"] == [0, drawn.axis.end]
 
 
-def test_words_beside_bars_go_where_the_bars_end():
-    drawn = after(at(2048), at(1024))
-    found = list(sums(drawn).values())
-    # The others are the bars' names.
-    beside = [note for note in drawn.layout["annotations"] if note.get("xref") != "paper"]
-    assert [note["x"] * drawn.axis.unit for note in beside] == pytest.approx(found)
-
-
 def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
     first = at(2048)
     assert after(first, at(1024)).axis == first.axis != at(1024).axis
     assert after(first, at(8192)).axis == at(8192).axis  # too long
     assert after(at(8192), at(256)).axis == at(256).axis  # too short
     assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
+
+
+def test_the_ladder_is_table_2_in_percent_of_tensor_parallelism():
+    shapes = [model.shape.with_sizes(seq_length=512) for model in PAPER_MODELS.values()]
+    rows = {row.name: row for row in TABLE2 if row.tensor_parallel}
+    assert list(LADDER) == list(rows)
+    for trace, row in zip(bars_of(memory_ladder(512, 4)), rows.values(), strict=True):
+        percent = [100 * closed_form(row, shape, 4) / closed_form(rows["tensor"], shape, 4) for shape in shapes]
+        assert trace["x"] == pytest.approx(percent)
+    with pytest.raises(ConfigError):  # ranks that can't share the models
+        memory_ladder(2048, 3)

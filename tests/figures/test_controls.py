@@ -62,12 +62,6 @@ def test_a_button_draws_what_the_function_draws():
     assert moved["drawings"] == json.loads(json.dumps([{**drawn.spec(), "alt": drawn.alt}]))
 
 
-def test_what_a_control_offers_follows_the_others():
-    page = Page(json.dumps({"a": FOLLOWS}))
-    moved = ask(page, cell="a", control="n", place=8)  # the ninth of 1 to 12
-    assert moved["controls"]["d"] == {"label": "d: divisor", "look": "stops", "options": ["1", "3", "9"], "place": 1}
-
-
 def test_what_a_step_would_show_is_answered_ahead_while_the_figure_stays():
     page = Page(json.dumps({"a": FOLLOWS}))
     ahead = ask(page, cell="a", control="n", place=8, ahead=True)

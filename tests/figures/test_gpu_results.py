@@ -61,12 +61,6 @@ def test_the_walls_bars_are_the_bytes_and_words_stand_where_memory_ran_out():
     assert limit["x"][0] * drawing.axis.unit == LIMIT
 
 
-@pytest.mark.parametrize("row, words", [(FITS, "as predicted"), (rung("d", 81 * GIB, 70 * GIB), "not as predicted")])
-def test_the_walls_title_says_whether_the_prediction_held(row, words):
-    title = gpu.wall_bars(wall(OUT, row)).layout["title"]["text"]
-    assert title == f"1 of 2 ways fit in 80.0 GiB on the T4, {words}"
-
-
 def test_what_the_prediction_lacks_is_named_or_said_to_be_unexplained():
     fold = gpu.wall_remainder(WALL)
     assert fold.line.startswith("Measured is 1.11% to 2.50% more") and "1.00 GiB of it" in fold.line
@@ -79,13 +73,3 @@ def test_the_newest_file_that_has_a_step_is_taken(tmp_path):
     for name, date, steps in (("a", "2", {"wall": [1]}), ("b", "1", {"wall": [2]}), ("c", "3", {"wall": []})):
         (tmp_path / f"{name}.json").write_text(json.dumps({"date": date, **steps}))
     assert gpu.newest("wall", tmp_path)["wall"] == [1]
-
-
-def test_recomputations_time_stands_beside_the_papers_in_whole_percent():
-    over = {"selective": 0.161, "selective + sequence parallel": 0.036, "full recompute": 0.367}
-    longer = {"selective, literal": 0.171, "selective + SP, literal": 0.052, "full recompute, literal": 0.456}
-    rows = [{"name": name, "over": {"value": value}} for name, value in {**over, **longer}.items()]
-    rows.insert(0, {"name": "baseline, no recompute", "over": None})
-    drawing = gpu.table4_bars({"machine": {"device": "NVIDIA T4"}, "table4": [{"name": "22B", "rows": rows}]})
-    assert_valid(drawing)
-    assert beside(drawing) == ["16%", "4%", "37%", "17%", "5%", "46%", "7%", "4%", "39%"]

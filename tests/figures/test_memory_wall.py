@@ -25,14 +25,3 @@ def test_segments_are_the_fullest_stages_bytes(name, method):
         "activations": by_rank[0],
     }
     assert by_rank[0] == max(by_rank), "the first stage is the one drawn because it holds most"
-
-
-@pytest.mark.parametrize("method", memory_wall.METHODS)
-def test_what_is_held_and_what_is_freed_add_up_to_tensor_parallelism_alone(method):
-    drawing = memory_wall.memory_wall(method)
-    sizes = dict.fromkeys(PAPER_MODELS, 0)
-    for trace in drawing.traces[:-1]:
-        for name, value in zip(trace["y"], trace["x"], strict=True):
-            assert value >= 0, "no method adds any"
-            sizes[name] += value * drawing.axis.unit
-    assert sizes == {name: sum(memory_wall.gpu_bytes(model).values()) for name, model in PAPER_MODELS.items()}

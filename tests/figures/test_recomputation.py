@@ -2,16 +2,12 @@
 
 import pytest
 
-from actmem.config import TINY, ModelShape, model_shape
+from actmem.config import TINY, model_shape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.rows import total
 from actmem_course.figures import ch05_recomputation as recomputation
 from actmem_course.predicted.recomputation import fullest_bytes
 from tests.drawings import assert_valid
-
-GPT3 = model_shape("175B")
-LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
-
 
 # One training step as blocks: what is pushed is popped, and its fullest moment is the formula's.
 

@@ -1,6 +1,5 @@
 """Speed tables and figure 8: widths, words, and no overhead that noise could have made."""
 
-from measure_peers import peers_table
 from measure_speed import VARIANTS, speed_table
 from rich.console import Console
 
@@ -32,13 +31,6 @@ def printed(table):
     return capture.get()
 
 
-def test_eighty_columns_cut_nothing_off():
-    text = printed(speed_table(LINES, "title"))
-    assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
-    assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
-    assert "paper +39%" in text and "FLOPs +33.3%" in text
-
-
 def test_noise_is_never_printed_as_an_overhead():
     text = printed(speed_table(LINES, ""))
     assert "+10.0%" not in text and "within ±12%" in text and "+20.0% ±2.0" in text
@@ -47,13 +39,3 @@ def test_noise_is_never_printed_as_an_overhead():
     facts = speed_facts(LINES)
     assert facts["selective"] == "forward 123, backward 300, both 423 ms, overhead +30.0% ±2.0"
     assert facts[VARIANTS[1].name].endswith("overhead within ±12%") and "overhead" not in facts[VARIANTS[0].name]
-
-
-def test_peers_table():
-    times = {"forward_seconds": 0.05, "backward_seconds": 0.1, "combined_seconds": 0.123}
-    sizes = {"held_bytes": 10**6, "peak_bytes": 10**9}
-    none = {"mode": "none", "name": "ours", **times, **sizes, "ours": None, "over": None}
-    full = {**none, "mode": "full", "name": "DTensor, our collective", "ours": overhead(-0.385, 0.015, True)}
-    text = printed(peers_table([none, {**full, "over": overhead(0.25, 0.01, True)}], "title"))
-    assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
-    assert "0.61" in text and "0.60–0.63" in text and "+25.0% ±1.0" in text

@@ -1,41 +1,10 @@
 """Colours that can be told apart and read, and sizes in words."""
 
-from itertools import combinations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem_course.figures.style import CARD, FILLS, INK, WARNING
-from actmem_course.figures.terms import KINDS
 from actmem_course.figures.units import axis_end, axis_unit, size_text, three_digits
-
-
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (bright + 0.05) / (dark + 0.05)
-
-
-def test_every_kind_has_a_fill_of_its_own():
-    assert len({FILLS[kind].colour for kind in KINDS}) == len(KINDS)
-
-
-def test_no_two_kinds_differ_by_colour_alone():
-    """The two plain fills differ in brightness as well, which no colour blindness hides."""
-    for one, other in combinations([FILLS[kind] for kind in KINDS], 2):
-        assert one.pattern != other.pattern or contrast(one.colour, other.colour) > 1.5
-
-
-def test_text_can_be_read():
-    for kind, fill in FILLS.items():
-        assert contrast(fill.colour, fill.text) >= 4.5, kind
-    assert contrast(INK, CARD) >= 4.5 and contrast(WARNING, CARD) >= 4.5
 
 
 @pytest.mark.parametrize(

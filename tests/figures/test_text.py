@@ -1,21 +1,17 @@
 """Tables and lines of text: every number in full, columns in line, a wrong line in red; what a fold opens."""
 
-import io
 import re
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paper_steps.sections import PaperEntry
-from paper_steps.tables import bytes_table, percent_table
-from rich.console import Console
 
 from actmem.config import TINY, Parallel
-from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
+from actmem.formulas.activations import eq1, layer_rows
 from actmem.rows import LAYER_TERMS, Row
 from actmem_course.figures.checks import Checks, Fold
-from actmem_course.figures.terms import KINDS, TERMS, formula_of, term_of
+from actmem_course.figures.terms import TERMS, formula_of
 from actmem_course.figures.text import saved_text, text_table
 from actmem_more.llama_shape import LLAMA_MODELS, llama_layer_terms
 from tests.shapes import shapes
@@ -34,11 +30,6 @@ def test_the_table_has_the_terms_of_the_papers_layer_and_of_todays():
     assert tuple(TERMS)[: len(LAYER_TERMS)] == LAYER_TERMS
     today = {recipe.term for shape in LLAMA_MODELS.values() for recipe in llama_layer_terms(shape).recipes}
     assert today <= TERMS.keys()
-
-
-def test_every_kind_is_known():
-    assert {term.kind for term in TERMS.values()} | {"extra"} == set(KINDS)
-    assert all(term.why for term in TERMS.values())
 
 
 def coefficients(rows, shape):
@@ -62,11 +53,6 @@ def test_formulas_add_up_to_equation_1(shape):
 def test_what_ranks_share_has_a_t(shape, sequence_parallel):
     for row in layer_rows(shape, Parallel(4, sequence_parallel)):
         assert formula_of(row, shape).endswith("/t") == (row.split_by == 4)
-
-
-def test_extras_have_their_own_reason_and_no_formula():
-    for row in layer_extra_rows(TINY):
-        assert (term_of(row).kind, term_of(row).why, formula_of(row, TINY)) == ("extra", row.extra, "")
 
 
 def test_a_row_that_is_no_multiple_gets_no_formula():
@@ -129,30 +115,3 @@ def test_sizes_of_tensors_are_said_too_and_nothing_to_compare_is_refused():
         checks.add("sockets", [])
     checks.add("shapes", [([1, 2], [1, 3]), ([4], [4])], "")
     assert repr(checks.show()).splitlines() == ["✗ 1 of 2 differ shapes: 1 of 2 equal"]
-
-
-def entry(model="1T", quantity="tensor", **fields):
-    return PaperEntry("table2", model, quantity, "bytes", **fields)
-
-
-def drawn(part, width=80, styles=False):
-    console = Console(width=width, record=True, force_terminal=styles, file=io.StringIO())
-    console.print(part, crop=False)
-    return [text for line in console.export_text(styles=styles).splitlines() if (text := line.rstrip())]
-
-
-RIGHT = entry(ours_formula=144_284_057_600, extra=2_621_440, measured=144_286_679_040)
-WRONG = entry(model="22B", quantity="full", ours_formula=5, measured=6, note="2sbh", paper=4)
-
-
-def test_a_wrong_line_is_red_and_a_right_one_is_not():
-    red = "\x1b[1;31m"
-    lines = drawn(bytes_table("title", [RIGHT, WRONG], {}), styles=True)
-    assert [red in line for line in lines if "tensor" in line or "full" in line] == [False, True]
-
-
-def test_a_column_without_any_number_is_left_out():
-    lines = drawn(percent_table("title", [entry(quantity="a", paper=39, ours_formula=38.776)], {}))
-    assert [line.split() for line in lines if line and "─" not in line][1:] == [
-        ["percent", "paper", "ours", "ours", "−", "paper"], ["a", "39", "38.78", "-0.22"],
-    ]  # fmt: skip

@@ -3,7 +3,6 @@
 import json
 
 import plotly.graph_objects as go
-import pytest
 from ipywidgets.widgets import widget
 
 from actmem_course.figures.ch01_memory_wall import memory_wall
@@ -11,7 +10,6 @@ from actmem_course.figures.controls import steps
 from actmem_course.figures.in_page import LiveFigure, Panel, Prediction, Reveal
 from actmem_course.figures.live import PICTURE_MIME, PICTURES, WIDGET_MIME, PlotlyScript, Widget
 from actmem_course.figures.marks import Drawing, GuessLine
-from actmem_course.figures.widgets import Progress
 
 DRAWING = Drawing([{"type": "bar", "x": [1], "y": ["a"]}], {}, "One bar.")
 
@@ -78,16 +76,6 @@ def test_what_is_stored_is_words_without_an_identity_and_for_a_build_pictures(mo
     monkeypatch.setenv(PICTURES, "1")
     (spec,) = LiveFigure(DRAWING)._repr_mimebundle_()[PICTURE_MIME]
     assert spec["data"] == DRAWING.traces and spec["fingerprint"] == DRAWING.fingerprint()
-
-
-def test_a_wait_is_shown_with_its_seconds_which_are_not_stored():
-    waiting = Progress("labs/a.py, two processes")
-    with waiting:
-        assert waiting.carried["text"] == "labs/a.py, two processes: runs, 0 s"
-    assert waiting.carried["text"] == f"{waiting!r}: done in 0 s" and repr(waiting) == "labs/a.py, two processes"
-    with pytest.raises(ValueError), waiting:
-        raise ValueError
-    assert "ended after 0 s" in waiting.carried["text"]
 
 
 def test_a_fingerprint_changes_with_the_drawing_only_whatever_plotly_does_with_it(tmp_path):

@@ -1,8 +1,6 @@
 """Times in turns: what is run when, what counts, and what noisy medians can say.  No test waits for a clock."""
 
 import gc
-import subprocess
-import sys
 
 import pytest
 
@@ -89,29 +87,3 @@ def test_only_what_stands_out_of_the_noise_is_real():
     assert not over(steady[:5])["is_real"]  # too few to say
     assert not over([1.05, 1.2, 0.9, 1.05, 1.1, 0.95])["is_real"]  # its own interval holds 1
     assert not over([1.01, 1.01, 1.05, 1.05, 1.4, 1.4])["is_real"]  # ±20% around 5%
-
-
-# Freed memory stays with the process.
-
-
-#: MiB that are still resident after 160 MiB were freed, in a process of its own: what is told to the C library stays told.
-RESIDENT = """
-import re, sys, torch
-from actmem_course.lab_tools.timing import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-resident = lambda: int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) >> 10
-before = resident()
-tensors = [torch.ones(2**21) for _ in range(20)]
-assert resident() - before > 150
-del tensors
-print(resident() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-def test_freed_memory_stays():
-    command = [sys.executable, "-c", RESIDENT]
-    said = {how: subprocess.run([*command, how], capture_output=True, text=True) for how in ("keep", "not")}
-    left = {how: int(done.stdout) for how, done in said.items()}
-    assert left["not"] < 30 and left["keep"] > 130

@@ -11,7 +11,7 @@ import pytest
 from actmem_course import copies
 from actmem_course.copies import lab_files, make, notebook_files, set_aside
 from actmem_course.launch import LABS
-from actmem_course.strip_solutions import cut, lab_names, lab_source
+from actmem_course.strip_solutions import lab_source
 from tests.labs.learners import start
 from tests.patience import SECONDS
 
@@ -127,10 +127,3 @@ def test_a_renamed_copy_is_judged_or_gets_one_line(name, header, judged, tmp_pat
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("answers.py: file: which lab is it?") and len(done.stderr.splitlines()) == 1
-
-
-# labs/ itself
-
-
-def test_the_cut_of_a_lab_is_the_lab():
-    assert all(cut(lab_source(name)) == lab_source(name) for name in lab_names())

@@ -98,12 +98,6 @@ def test_unfinished_code_gets_a_sentence(case, tmp_path):
     assert re.search(expected, said) and OURS not in "".join(said.split()), said
 
 
-def test_unfinished_code_gets_no_traceback_of_ours(tmp_path):
-    done = start(learner_file(tmp_path, LAB3, g="return (x"), "--only", "3.1")
-    said = done.stdout + done.stderr
-    assert done.returncode == 1 and "SyntaxError" in said and OURS not in "".join(said.split()), said
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_a_learner_prints_is_seen_once_with_its_rank_and_a_flood_is_cut(unbuffered, tmp_path):
     body = "for number in range(2000):\n        print('line', number % 60, 'of', len(x.shape))\n    print('once')\n"

@@ -51,21 +51,15 @@ def test_emulated(options, tmp_path):
     )
 
 
-def with_context(kind):
-    """The names of the configurations with a word for the sharing of the sequence, before the recomputation's."""
-    lines = zip(configurations(), configurations(CONTEXT_WORDS[kind]))
-    assert all(set(one.name.split("+")) - {"none"} < {*other.name.split("+")} for one, other in lines)
-    return {one.name: 2 if one.tensor_parallel else 1 for one in configurations(CONTEXT_WORDS[kind])}
+def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
+    scores = 8 * 4096**2
+    saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
+    assert Case(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16).largest_bytes() == saved + 4 * scores
 
 
 def test_context_parallel_on_real_ranks(pools):
     results = lab_results(pools[4], SCRIPT, "--context", 2)
     assert len(results) == 4 * 12
-    assert {result["configuration"]: result["tensor_parallel_size"] for result in results} == with_context("gather")
+    wanted = {one.name: 2 if one.tensor_parallel else 1 for one in configurations(CONTEXT_WORDS["gather"])}
+    assert {result["configuration"]: result["tensor_parallel_size"] for result in results} == wanted
     assert all(result["measured_bytes"] == result["predicted_bytes"] > 0 for result in results)
-
-
-def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
-    scores = 8 * 4096**2
-    saved = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
-    assert Case(ModelShape(4096, 1, 64, 8, vocab_size=1), torch.bfloat16).largest_bytes() == saved + 4 * scores

@@ -6,9 +6,7 @@ import random
 import re
 import signal
 import sys
-import sysconfig
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -223,15 +221,6 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
         assert lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE | {"RANK": 1}) == (0, "", [])
     code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE)
     assert (code, out) == (2, "") and line.startswith("train.py: " + expected.format(**names))
-
-
-def test_bytes_of_the_modules_in_the_order_of_their_names_and_only_python_counts(tmp_path):
-    first = min(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda path: path.name).read_bytes()
-    text = standard_library(len(first))
-    assert text.dtype == torch.int64 and bytes(text.tolist()) == first
-    for name, content in {"b.py": "bb", "a.py": "a", "C.py": "C", "a.txt": "no"}.items():
-        (tmp_path / name).write_text(content)
-    assert bytes(standard_library(4, folder=tmp_path).tolist()) == b"Cabb"
 
 
 @pytest.mark.parametrize("num_bytes", [5, 10**9])

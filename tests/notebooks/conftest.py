@@ -10,7 +10,7 @@ from playwright.sync_api import expect, sync_playwright
 from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
 from tests.notebooks.lab import PATIENCE_SECONDS
 
-pytest.register_assert_rewrite("tests.notebooks.panels", "tests.notebooks.reader")
+pytest.register_assert_rewrite("tests.notebooks.reader")
 
 expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 

@@ -129,22 +129,6 @@ def wait_for_kernel(page) -> None:
     """Wait until the notebook in a page is there and its kernel answers."""
     page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
     page.evaluate(_OPEN)
-#: Large areas of a page that are lighter than mid-grey, in what is on screen: their share of all points.
-LIGHT_SHARE = """
-async (shot) => {
-  const image = new Image();
-  image.src = `data:image/png;base64,${shot}`;
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [image.width, image.height];
-  const brush = canvas.getContext("2d");
-  brush.drawImage(image, 0, 0);
-  const { data } = brush.getImageData(0, 0, image.width, image.height);
-  let light = 0;
-  for (let at = 0; at < data.length; at += 4) light += data[at] > 200 && data[at + 1] > 200 && data[at + 2] > 200;
-  return light / (data.length / 4);
-}
-"""
 
 
 class OpenNotebook:

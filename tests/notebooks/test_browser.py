@@ -1,9 +1,10 @@
 """The notebooks in JupyterLab and Chromium, used as a reader uses them: by keyboard.
 
 Every cell runs, every figure shows what a new drawing has, guesses are answered, and the page has nothing to complain
-about.  A few chapters stand for all (kinds.py); nbval runs the cells of every one.
+about.  A few chapters stand for all (stored_chapters.py); nbval runs the cells of every one.
 """
 
+import copy
 
 import nbformat
 import pytest
@@ -13,7 +14,7 @@ from actmem_course.figures.in_page import run_cell
 from actmem_course.figures.live import WIDGET_MIME
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
-from tests.notebooks.kinds import IN_JUPYTERLAB, stored
+from tests.notebooks.stored_chapters import IN_JUPYTERLAB, stored
 from tests.notebooks.lab import LOST, OUTPUTS, Lab
 from tests.notebooks.reader import use
 from tests.tiers import sampled
@@ -42,7 +43,7 @@ def lab(tmp_path_factory):
 
 def add(lab, name, *cells):
     """Write a notebook of a chapter's kind, with cells of one's own."""
-    notebook = stored(CHAPTER)
+    notebook = copy.deepcopy(stored(CHAPTER))
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
     nbformat.write(notebook, lab.folder / "notebooks" / name)
 

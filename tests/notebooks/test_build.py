@@ -102,15 +102,6 @@ def test_a_build_keeps_what_is_the_same_every_time_and_paints_only_what_changed(
     assert without_pictures(changed) != without_pictures(first)
 
 
-def test_a_cell_that_teaches_nothing_says_so(source):
-    mark, cells = (
-        '# %% jupyter={"source_hidden": true}\n',
-        ("def f():\n    pass\n", "\n\nprint(1)\n\n\n", "class A:\n    pass\n\n\n"),
-    )
-    source.write_text("".join(f"{mark}{cell}\n# %%\n{cell}\n" for cell in cells), encoding="utf-8")
-    assert [cell.metadata == builder.FOLDED for cell in read(source).cells] == [True, False] * len(cells)
-
-
 @pytest.mark.nightly
 def test_the_notebook_for_free_gpus_installs_the_course_from_the_repository(tmp_path):
     venv.create(tmp_path / "venv")

@@ -3,10 +3,9 @@
 A page shows each figure with its words, changes it by the course's own Python, in the page, and leads nowhere that is
 not there.
 Built once for all tests, from the cache in build/cache if it is there.  `make test` opens the chapters that have every
-kind of control between them (kinds.py), `make test-all` every chapter in every width and theme.
+kind of control between them (stored_chapters.py), `make test-all` every chapter in every width and theme.
 """
 
-import base64
 import functools
 import gzip
 import http.server
@@ -22,7 +21,6 @@ import warnings
 from pathlib import Path
 from urllib.parse import unquote
 
-import nbformat
 import plotly
 import pytest
 from playwright.sync_api import expect
@@ -30,16 +28,14 @@ from playwright.sync_api import expect
 from actmem_course.figures.ch01_memory_wall import METHODS, memory_wall
 from actmem_course.figures.in_page import Question, run_cell
 from notebooks.site import cache, live
-from notebooks.site.book import chapters, labs
+from notebooks.site.book import labs
 from notebooks.site.build import build
 from notebooks.site.cache import SiteError
 from notebooks.site.slices import figures
-from tests.notebooks.kinds import IN_JUPYTERLAB
-from tests.notebooks.lab import LIGHT_SHARE
 from tests.notebooks.reader import WIDTHS, Files, Links, Reader, use
+from tests.notebooks.stored_chapters import IN_JUPYTERLAB, NAMES, stored
 from tests.tiers import at_night
 
-NAMES = [path.name for path in chapters()]
 #: By day the chapters with every kind of control, at night all.
 BY_DAY = [name if name in IN_JUPYTERLAB else at_night(name) for name in NAMES]
 AXE_CORE = "axe-core@4.10.3"
@@ -81,12 +77,6 @@ def reader(browser, address):
     reader = Reader(browser, address)
     yield reader
     reader.context.close()
-
-
-@functools.cache
-def stored(name):
-    path = next(path for path in chapters() if path.name == name)
-    return nbformat.read(path, as_version=4)
 
 
 def pictures(notebook):
@@ -137,19 +127,6 @@ def test_a_page_without_javascript_has_the_pictures(name, browser, address):
     for image in images.all():
         assert image.evaluate("(img) => img.complete && img.naturalWidth > 300")
     context.close()
-
-
-def test_the_front_page_is_the_readme_with_the_chapters(reader):
-    opened = reader.open("index.html")
-    text = opened.page.locator("article").inner_text()
-    assert "make course" in text and "The chapters" in text
-    assert text.count(" minutes") >= len(NAMES) - 1, "what each chapter is about, and how long it takes"
-    assert "Read the core" not in text, "the manual is a page of its own"
-    for name in NAMES:
-        # The front door's button leads to the first one as well.
-        assert opened.page.locator(f'article a[href$="notebooks/{Path(name).stem}.html"]').count() >= 1
-    reader.nothing_missing(opened)
-    opened.page.close()
 
 
 def test_no_link_is_broken(site):
@@ -232,9 +209,20 @@ async () => {
 """
 
 
-def show_in(page, scheme):
-    page.emulate_media(color_scheme=scheme)
-    page.evaluate(FADED)
+#: Rules of WCAG 2 A and AA, of which colour contrast and labels are parts; each breach with what it is about.
+AXE = """
+async () => (await axe.run(document, { runOnly: ["wcag2a", "wcag2aa"] })).violations
+  .flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 200)}`))
+"""
+
+
+def accessible(page):
+    """Whether axe-core finds nothing on the page, light or dark."""
+    page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.evaluate(FADED)
+        assert page.evaluate(AXE) == [], scheme
 
 
 def no_sideways(page):
@@ -258,6 +246,7 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     no_sideways(page)
     shots(page, f"front-{width}")
     reader.nothing_missing(opened)
+    accessible(page)
 
 
 #: Pixels of a phone's screen, from top to bottom.
@@ -310,10 +299,7 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     assert page.evaluate(CUT) == []
     shots(page, f"phone-{Path(name).stem}", full_page=True)
     reader.nothing_missing(opened)
-    page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
-    for scheme in ("light", "dark"):
-        show_in(page, scheme)
-        assert page.evaluate(AXE) == [], scheme
+    accessible(page)
 
 
 #: Clicks in the page: so this process's way to the browser isn't counted.
@@ -420,36 +406,10 @@ def test_a_guess_stands_where_it_is_on_a_logarithmic_axis_and_at_its_end_beyond(
     assert [line["label"]["text"] for line in found] == words
 
 
-PAGES = ["index", at_night("notebooks/05_recomputation"), "labs/lab1_count_bytes"]  # of chapters also: on a phone
-#: Rules of WCAG 2 A and AA, of which colour contrast and labels are parts; each breach with what it is about.
-AXE = """
-async () => (await axe.run(document, { runOnly: ["wcag2a", "wcag2aa"] })).violations
-  .flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 200)}`))
-"""
-
-
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize("path", PAGES)
-def test_axe_finds_nothing_and_a_dark_page_has_no_white_slabs(path, reader, shots):
-    opened = reader.open(f"{path}.html")
-    page = opened.page
-    for place in page.locator(".actmem-shown").all():
-        place.scroll_into_view_if_needed()
-        place.locator(".actmem-guess, .actmem-figures .actmem-plot").first.wait_for()
-        for form in place.locator(".actmem-guess").all():
-            form.get_by_role("button", name="Show me").click()
-        expect(place).to_have_attribute("data-drawn", "true")
-    assert opened.complaints == []  # of the page; axe-core looks for more than a page loads
-    page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
+def test_a_labs_page_is_accessible(reader):
+    page = reader.open("labs/lab1_count_bytes.html").page
     assert page.locator("article h1").count() == 1  # the page is there: a missing one has no breach either
-    for scheme in ("light", "dark"):
-        show_in(page, scheme)
-        assert page.evaluate(AXE) == [], scheme
-        for place in [page.locator("article h1"), *page.locator(".actmem-shown").all()]:
-            place.scroll_into_view_if_needed()
-            shot = base64.b64encode(page.screenshot()).decode()
-            assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == (scheme == "light")
-    shots(page, f"dark-{path.replace('/', '-')}")
+    accessible(page)
 
 
 def test_a_page_opened_as_a_file_says_why_its_figures_stand_still(browser, site):
@@ -488,29 +448,3 @@ def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):
         "aria-label", re.compile(f"moment {before + 1} of")
     )
     assert opened.complaints == []
-
-
-#: What moves after a key on the last control, and how many bars are drawn by the element that drew one before.
-MOVING = """
-async (place) => {
-  const bars = () => [...place.querySelectorAll(".bars .point path")], before = bars();
-  const drawn = new Promise((done) => place.querySelector(".actmem-plot").once("plotly_afterplot", done));
-  [...place.querySelectorAll("input:not(:checked)")].at(-1).click();
-  await drawn;
-  await new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)));
-  const moving = document.getAnimations().filter(({ effect }) => place.contains(effect.target));
-  return [moving.map(({ transitionProperty }) => transitionProperty), before.filter((bar) => place.contains(bar)).length];
-}
-"""
-
-
-def test_bars_move_to_their_next_size_and_with_reduced_motion_jump(reader):
-    page = reader.open("index.html").page
-    place = page.locator(".actmem-shown").first
-    expect(place).to_have_attribute("data-drawn", "true")
-    moving, same = place.evaluate(MOVING)
-    assert "d" in moving and "left" in moving and same >= 12  # three parts of four models
-    page.wait_for_function("() => document.getAnimations().length === 0")
-    page.emulate_media(reduced_motion="reduce")
-    moving, same = place.evaluate(MOVING)
-    assert moving == [] and same >= 12

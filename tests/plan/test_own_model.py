@@ -137,16 +137,6 @@ def test_a_loss_in_chunks_is_billed_as_it_runs(capsys):
     assert peaks["chunked_stack"] < peaks["short_stack"] - 64 * 4 * 300 * 4
 
 
-@pytest.mark.nightly
-def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
-    options = [f"{MODELS}:short_stack", "--at", AT, "--memory", "0.03", "--allowance", "0"]
-    _, found = planned(capsys, *options)
-    most = found["largest"]["no block runs again"]
-    assert found["fits"] and most["b"] >= 4
-    for at, fits in ((AT.replace("b=4", f"b={most['b']}"), 0), (AT.replace("b=4", f"b={most['b'] + 1}"), 1)):
-        assert planned(capsys, *options[:2], at, *options[3:])[0] == fits
-
-
 @pytest.mark.slow
 def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys):
     sizes = {**SIZES, "s": 2, "b": 2}
@@ -230,20 +220,6 @@ def test_fsdp_on_two_processes(vocab, again, is_first, pools, capsys):
         assert set(real) == {told}, at
     else:
         assert all(told - 2 * model.num_elements()[1] <= each <= told for each in real), (at, told, real)
-
-
-@pytest.mark.nightly
-def test_a_configuration_of_hugging_face(capsys, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA))
-    code = main(["plan", str(path), "--at", "s=40,b=2", "--memory", "1", "--gpus", "2", "--allowance", "0.5"])
-    printed = capsys.readouterr().out
-    assert code == 0 and "It fits" in printed and "4 blocks in model.layers" in printed and "FSDP2" in printed
-    assert all(len(line) <= 80 for line in printed.split("\n")[:30])
-    _, found = planned(capsys, str(path), "--at", "s=40,b=2", "--memory", "5")
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
-    assert found["num_parameters"] == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.nightly
@@ -383,9 +359,7 @@ def test_a_configuration_is_refused_before_anything_is_imported(content, says, t
     ("options", "says"),
     [
         (["--at", "s=0,b=2,h=32,l=2"], "s: must be at least 2, got 0"),
-        (["--at", "s=8,b=2,h=0,l=2"], "h: must be at least 1, got 0"),
         (["--at", "s=8,b=99999,h=8,l=2"], "b: must be at most 16384"),
-        (["--at", AT, "--json", "/"], "cannot write /: it is a directory"),
         (["--at", "s=60,b=2,h=8,l=2", "--loss", "chunked"], "s: 60 must be divisible by the loss's chunks = 8"),
     ],
 )
@@ -424,8 +398,6 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
     ("target", "options", "says"),
     [
         ("{models}:short_stack", ["--at", "s=64,b=4", "--memory", "9"], "l, the number of layers"),
-        ("{models}:short_stack", ["--at", "s=64,h=4,l=2", "--memory", "1"], "b is missing"),
-        ("{models}:short_stack", ["--at", AT, "--memory", "9", "--dtype", "int8"], "dtype"),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--again", "attention"], "has no attention, only mlp, norm"),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--gpus", "2", "--global-batch", "12"], "gpus · b = 8"),
         ("{models}:short_stack", ["--at", AT + ",z=3", "--memory", "9"], "z"),
@@ -438,7 +410,6 @@ def test_a_loss_in_chunks_is_checked_with_padding_and_tokens_without_a_label(mon
             ["--at", AT, "--memory", "9", "--loss", "chunked"],
             "loss: is what the factory's model",
         ),
-        ("{folder}/none.json", ["--at", "s=8,b=2", "--memory", "9"], "none.json"),
         ("{folder}/other.json", ["--at", "s=8,b=2", "--memory", "9"], "nobody's is no configuration"),
     ],
 )  # fmt: skip

@@ -1,19 +1,11 @@
-"""The chapters that browsers open as notebooks stand for all; and every control of every chapter, moved here."""
+"""Every control of every chapter, moved without a browser."""
 
 import pytest
 
 from actmem_course.figures.in_page import run_cell
 from notebooks.site.slices import figures
 from tests.drawings import assert_valid
-from tests.notebooks.kinds import IN_JUPYTERLAB, NAMES, kinds, stored
-
-
-def test_chapters_opened_in_jupyterlab_have_every_kind():
-    missing = {name: kinds(name) for name in NAMES}
-    for name in IN_JUPYTERLAB:
-        seen = missing.pop(name)
-        missing = {other: found - seen for other, found in missing.items()}
-    assert {name: found for name, found in missing.items() if found} == {}
+from tests.notebooks.stored_chapters import NAMES, stored
 
 
 def shown_matches(panel, message):

@@ -1,7 +1,7 @@
 """The commands that the READMEs and the findings tell a reader to type.
 
 Those that take seconds run as they stand.  Of the other programs of ours ``--help`` runs, and has to name every option that
-a command uses.  make's commands are dry runs.
+a command uses.  make's commands are dry runs.  NOT_RUN has the rest, with reasons.
 """
 
 import os
@@ -17,6 +17,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [ROOT / "README.md", ROOT / "FINDINGS.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("*/README.md"))]
 FILES += sorted(ROOT.glob("src/*/README.md"))
+#: Programs of others, by the word that a command begins with, and why none of their commands is run.
+NOT_RUN = {
+    "apt-get": "installs a package on the machine",
+    "conda": "makes an environment of gigabytes",
+    "docker": "needs GPUs and Docker",
+    "git": "works on the reader's clone",
+    "pip": "downloads packages",
+    "pre-commit": "writes a hook into the reader's clone",
+    "python3": "serves files until it is stopped",
+}
 #: What takes seconds, and runs as it stands, in a folder with the model below.
 AS_IT_STANDS = (
     "python - <<'END'",
@@ -51,7 +61,7 @@ def inline_commands(text: str) -> list[str]:
     """What stands in backticks and begins with a program and a blank."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     spans = [" ".join(span.split()).replace("\\|", "|") for span in re.findall(r"`([^`]+)`", prose)]
-    begins = re.compile(r"(python|torchrun|actmem|make|pytest|sbatch|[A-Z]+=\S+) \S")
+    begins = re.compile(rf"(python|torchrun|actmem|make|pytest|sbatch|[A-Z]+=\S+|{'|'.join(NOT_RUN)}) \S")
     found = [span for span in spans if begins.match(span) or re.match(r"(?:my/)?labs/\w+\.py\b", span)]
     return [command for span in found for command in span.split(" && ")]
 
@@ -90,6 +100,12 @@ def options(words: list[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 
+def parts_of_tests(words: list[str]) -> list[str]:
+    """Files and folders of tests that a command runs; of a module ``tests.name`` its file."""
+    modules = [f"{word.replace('.', '/')}.py" for word in words if word.startswith("tests.")]
+    return modules or [word for word in words if word.startswith("tests/")]
+
+
 def run(command: list[str], folder: Path = ROOT) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
@@ -104,6 +120,23 @@ for _command in COMMANDS:
         if not _found[0][-1].startswith("tests."):
             USED[_found[0]] |= _found[1]
 DRY_RUNS = [command for command in COMMANDS if words_of(command)[0] == "make"]
+
+
+def test_every_command_is_run_or_says_why_not():
+    """A command that no rule here knows is a mistake in a README, or needs a line in NOT_RUN."""
+    unknown = []
+    for command in COMMANDS:
+        words = words_of(command)
+        is_ours = command.startswith("python - <<") or program_and_options(words) or words[0] in ("make", "jupyter")
+        if not is_ours and not parts_of_tests(words) and words[0] not in (*NOT_RUN, "sbatch"):
+            unknown.append(command)
+    assert unknown == []
+    assert set(AS_IT_STANDS[1:]) <= set(COMMANDS), "a command that is run here is in no README"
+
+
+def test_tests_that_are_named_are_there():
+    named = {path for command in COMMANDS for path in parts_of_tests(words_of(command))}
+    assert named and [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("command", DRY_RUNS)

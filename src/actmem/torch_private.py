@@ -3,11 +3,15 @@
 ``actmem_more``, ``actmem_tools`` and ``actmem_course.judge`` have such a file too.  All names were there in each of
 ``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
 
-- ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
-- ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
-- ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; a tensor's version
+- ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in
+  lists
+- ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them,
+  their store
+- ``torch._C._autograd``: which backward pass runs, and whether it keeps its graph; the active saved-tensor hooks; a
+  tensor's version
 - the autograd node that runs now: where in backward an operation is
-- ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in place
+- ``torch.autograd._engine_run_backward`` and how often a tensor and its storage are held: when gradients add up in
+  place
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 

@@ -43,7 +43,10 @@ def lacks_values(error: Exception) -> bool:
 
 @contextmanager
 def attention_on(device: str, make: Callable[[Callable], Callable]) -> Iterator[None]:
-    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``, by whatever name in Python or C++."""
+    """In the block ``make(original)`` runs where attention is asked for on ``"CPU"`` or ``"CUDA"``.
+
+    By whatever name, in Python or in C++.
+    """
     original = torch.ops.aten.scaled_dot_product_attention.default.decompose
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", make(original), f"Autograd{device}")

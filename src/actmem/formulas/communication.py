@@ -28,7 +28,8 @@ from actmem.recipes import PAPER_LAYER, Recompute
 #: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
 _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 
-#: Where a layer's collective stands: f or g at a block's input, f̄ or ḡ at its output, or the second gather of an input.
+#: Where a layer's collective stands: f or g at a block's input, f̄ or ḡ at its output, or the second gather of an
+#: input.
 INPUT, OUTPUT, INPUT_AGAIN = "input", "output", "input again"
 
 

@@ -33,7 +33,7 @@ const worded = (data, isDiagram) => data.map((given) => {
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
   // Words at the points of a chart stand below it.
-  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`) } : trace;
+  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`), textposition: "bottom center" } : trace;
 });
 const fitted = (layout, width) => {
   const fit = { ...layout };

@@ -146,7 +146,7 @@ ALL_LABS = (
     ), fewest_virtual=8),
     Lab("lab8_plan", "Lab 8: what fits", "09_your_model", (
         Exercise("8.1", "rank_state_bytes", "What fits"),
-        Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
+        Exercise("8.2", "largest_micro_batch_size", "What fits"),
     ), one_process=True),
     Lab("lab9_the_ends", "Lab 9: the loss", "10_the_loss", (
         Exercise("9.1", "cross_entropy", "What the loss saves"),

@@ -39,9 +39,9 @@ Reveal(
 # **You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
 # hidden size, $a$ heads.
 #
-# You need four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
+# A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
 # each holds a part (its shard), and **partial** if each holds one full-size term of a sum that isn't added up yet. GPT-3 has
-# $t = 8$; most pictures show 4 ranks, to stay readable.
+# $t = 8$; most pictures show 4 ranks.
 
 # %% [markdown]
 # ## Columns, then rows
@@ -91,7 +91,7 @@ for name, result in tried.items():
     print(f"{name}: {'equal' if torch.allclose(result, Z) else 'wrong'}")
 
 # %% [markdown]
-# Rank 0's shards are filled. Switch the order: GeLU must wait for a collective, and its input and output, $16\,sbh$ bytes,
+# Rank 0's shards are filled: weights pink, saved tensors blue. *All* is replicated, hatched is partial. Switch the order: GeLU must wait for a collective, and its input and output, $16\,sbh$ bytes,
 # become replicated.
 
 # %%

@@ -9,8 +9,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.naming import Naming
-from actmem_course.judge.outline import Exercise, Lab, solutions_of
+from actmem_course.judge.outline import solutions_of
 from actmem_course.judge.verdict import (
     BLOCKED,
     ERROR,

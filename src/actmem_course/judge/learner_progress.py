@@ -15,7 +15,8 @@ from pathlib import Path
 
 from actmem_course.copies import MINE
 from actmem_course.files import read_object, write_text
-from actmem_course.judge.outline import ALL_LABS, Exercise, Lab
+from actmem_course.judge.exercise import Exercise, Lab
+from actmem_course.judge.outline import ALL_LABS
 from actmem_course.judge.verdict import ERROR, PASSED, SKIPPED, WRONG, Verdict
 
 

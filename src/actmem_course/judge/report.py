@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from actmem_course.judge.exercise import Lab
 from actmem_course.judge.learner_progress import reading
-from actmem_course.judge.outline import Lab
 from actmem_course.judge.verdict import BLOCKED, ERROR, OPEN, PASSED, SKIPPED, WRONG, Verdict
 from actmem_tools.command_line import screen
 

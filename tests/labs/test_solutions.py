@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.outline import load_lab, solutions_of
+from actmem_course.judge.outline import load_lab, solution_module
 from actmem_course.judge.real_ranks import verdicts_here
 from actmem_course.launch import LABS as FOLDER
 from actmem_course.strip_solutions import lab_names, lab_source
@@ -17,7 +17,7 @@ from tests.tiers import at_night
 def verdicts(name, lab_file=None, size=4):
     """Every exercise's status, function by function: of our solution, or of a file."""
     lab = load_lab(name)
-    functions = names_in(lab_file) if lab_file else solutions_of(name)
+    functions = names_in(lab_file) if lab_file else vars(solution_module(name))
     judge = Judge(lab, [dict(functions) for _ in range(1 if lab.one_process else size)])
     found = [judge.judge(exercise) for exercise in lab.exercises]
     return [(verdict.exercise, verdict.status, verdict.diagnosis) for verdict in found]
@@ -58,7 +58,7 @@ def test_solved(name, size):
 
 def on_this_rank(name):
     lab = load_lab(name)
-    return [v.status for v in verdicts_here(lab, lab.exercises, dict(solutions_of(name)), "cpu")]
+    return [v.status for v in verdicts_here(lab, lab.exercises, dict(vars(solution_module(name))), "cpu")]
 
 
 @pytest.mark.parametrize("name", [name for name in lab_names() if not load_lab(name).one_process])

@@ -112,6 +112,7 @@ EDITS = [
     ("3.5", r"of another shape.*; number 2 of those it returns has shape \[6, 5\], its argument \[5, 6\]", "grad.flatten(0, 1).t() @ full.flatten(0, 1)", "full.flatten(0, 1).t() @ grad.flatten(0, 1)"),
     ("2.1", r"the result is a _F, not a tensor; call its apply", "return _F.apply(x, group)", "return _F(x, group)"),
     ("2.8", r"the logits themselves are sent", LOSS, "parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]\n    dist.all_gather(parts, logits.detach(), group=group)\n    parts[dist.get_rank(group)] = logits\n    return F.cross_entropy(torch.cat(parts, -1).movedim(-1, 1), targets, reduction=\"none\")"),
+    ("2.8", r"the result is right, but forward sends [\d,]+ B; the logits themselves are sent", LOSS, "parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]\n    dist.all_gather(parts, logits.detach(), group=group)\n    return F.cross_entropy(torch.cat(parts, -1).movedim(-1, 1), targets, reduction=\"none\")"),
     ("3.6", r"parameters themselves are changed \(norm1_weight", "w, name).grad, group", "w, name).data, group"),
     ("3.6", r"each rank sends [\d,]+ B where (576|1,728) B are enough", 'for name in ("norm1_weight"', 'for tensor in w.named().values():\n        dist.all_reduce(tensor.grad.clone(), group=group)\n    for name in ("norm1_weight"'),
     ("3.7", r"without sequence_parallel, ranks draw different numbers for block", " if sequence_parallel else seed", ""),

@@ -17,8 +17,8 @@ from actmem.config import ConfigError
 
 
 @cache
-def _hints() -> dict[str, tuple[str, ...]]:
-    """The hints of ``hints.md`` by exercise: each is an item of the list below its heading."""
+def hints() -> dict[str, tuple[str, ...]]:
+    """Of each exercise, from a nudge to nearly the answer: in ``hints.md`` the items of the list below its heading."""
     text = (Path(__file__).parent / "hints.md").read_text(encoding="utf-8")
     _, *parts = re.split(r"^## (\S+).*", text, flags=re.MULTILINE)
     lists = (re.split(r"^- ", part, flags=re.MULTILINE)[1:] for part in parts[1::2])
@@ -42,11 +42,6 @@ class Exercise:
     takes_group: bool = False
     chapter: str = ""
 
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """From a nudge to nearly the answer."""
-        return _hints()[self.number]
-
 
 @dataclass(frozen=True)
 class Lab:
@@ -63,10 +58,6 @@ class Lab:
     one_process: bool = False
     fewest_virtual: int = 1
     mistakes: dict[str, tuple[Mistake, ...]] = field(default_factory=dict, compare=False)
-
-    def chapter_of(self, exercise: Exercise) -> str:
-        """The chapter that explains an exercise."""
-        return exercise.chapter or self.chapter
 
     def choose(self, numbers: list[str], argument: str) -> tuple[Exercise, ...]:
         """The exercises of these numbers, all if there are none.  Raises ConfigError on an unknown number."""

@@ -31,10 +31,8 @@ def lab_of_file(script: Path, doc: str) -> Lab:
     said = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
     found = [lab for lab in ALL_LABS if said and lab.name.startswith(f"lab{said[1]}_")]
     if not found:
-        raise ConfigError(
-            "file",
-            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(ALL_LABS)})',
-        )
+        how = f'Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(ALL_LABS)})'
+        raise ConfigError("file", f"which lab is it?  {how}")
     return found[0]
 
 
@@ -51,11 +49,6 @@ def lab_of(exercise: Exercise) -> Lab:
 def solution_module(name: str) -> ModuleType:
     """Our own solution of a lab."""
     return _module("solutions", name)
-
-
-def solutions_of(name: str) -> dict:
-    """What our own solution's module defines, by name."""
-    return vars(solution_module(name))
 
 
 def case_of(exercise: Exercise) -> Callable:

@@ -26,7 +26,7 @@ EDITS = [
     ("2.2", r"the result has the digits of float32; compute in the dtype of the input", "return _summed(x, group)\n", "return _summed(x.float(), group).to(x.dtype)\n"),
     # Other operators, factors and places, which the description of outcomes names.
     ("1.1", r"Q is divided by a, which it has nothing to do with", '"Q": 2 * sbh', '"Q": 2 * sbh // a'),
-    ("6.3", r"^optimizer\.step\(\) runs 3 times in one step", "        loss.backward()", "        loss.backward(); optimizer.step()", "    optimizer.step()\n", "    pass\n"),
+    ("6.3", r"^optimizer\.step\(\) runs 2 times in one step", "        loss.backward()", "        loss.backward(); optimizer.step()", "    optimizer.step()\n", "    pass\n"),
     ("6.2", r"a \.grad is changed; only compute the norm", "    cut = whole =", "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    cut = whole ="),
     ("4.2", r"function runs once only.*4\.1 comes first", APPLIED, "return function(*inputs)"),
     ("4.1", r"forward runs function 2 times", "with torch.no_grad():\n", "with torch.no_grad():\n            function(*inputs)\n"),

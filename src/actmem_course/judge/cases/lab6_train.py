@@ -126,7 +126,7 @@ def _norm(r: CaseRun, model: GPT) -> float:
 def training_step(r: CaseRun) -> None:
     # Whose gradients are those of the step before shows in the second, on any group.  Most mistakes show in the first,
     # which is short because each stated one runs it, too.
-    _steps(r, "tensor+sequence", _LIMIT, (3,) if r.group_name else (1, 3))
+    _steps(r, "tensor+sequence", _LIMIT, (3,) if r.group_name else (2, 3))
     if not r.group_name:
         _steps(r, "tensor+sequence", _NO_LIMIT)
         for name in ("tensor", "none"):  # whoever forgets the group shows in one of them

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 #: What an exercise can be.  OPEN: it isn't written yet.  BLOCKED: it is right, but uses another exercise that isn't.
-#: SKIPPED: it couldn't be judged, because the file can't be loaded.  WRONG: it runs and does something else.
-#: ERROR: it raises an exception.
+#: SKIPPED: it can't be judged, because loading the file fails or ends the process.  WRONG: it runs and does something
+#: else.  ERROR: it raises an exception.
 PASSED, OPEN, BLOCKED, SKIPPED, WRONG, ERROR = "passed", "todo", "blocked", "not judged", "wrong", "error"
 
 

@@ -61,7 +61,7 @@ def shard_keeping_linear(r: CaseRun) -> None:
 def _linear(r: CaseRun, function, tokens: int = 2, gathers_again: bool = False) -> list[Tensor]:
     given = {"x": r.each(tokens, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
     again = [Collective("all-gather", r.t * given["x"].nbytes)] if gathers_again else []
-    r.passes(function, given, r.group, again=again)
+    r.observe(function, given, r.group, allowed_extra=again)
     return list(given.values())
 
 
@@ -106,7 +106,7 @@ def layer(r: CaseRun) -> None:
 
     own = _drawn(4 * heads, heads, 30, r.device).part(r.rank, r.t).named()
     advice = {"": "end each block with g_bar, which keeps this rank's tokens"}
-    r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
+    r.observe(function, {"x": r.shard(s, 2, 4 * heads), **own}, summed=PARTIAL, advice=advice)
     often = ("never called", "called once")[len(calls)] if len(calls) < 2 else f"called {len(calls)} times"
     use = "use it for QKV and for h → 4h, so that the lab can replace it"
     r.see_cost(f"linear is {often}", abs(len(calls) - 2), use, name="calls of linear")

@@ -31,7 +31,7 @@ _OF_ITS_OWN = mend(
 
 def checkpoint(r: CaseRun) -> None:
     factors = {factor: r.each(3, 4, 5) for factor in "xyz"}
-    r.passes(lambda *inputs: r["checkpoint"](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
+    r.observe(lambda *inputs: r["checkpoint"](lambda x, y, z: x * y * z, *inputs), factors, prefix="with x · y · z, ")
 
     given = {"the first input": r.each(16, 4, 64), "the second input": r.each(16, 4, 1)}
     weights, mask = {"a parameter": r.each(256, 64), "another parameter": r.each(64, 256)}, r.each(16, 4, 256) > 0
@@ -50,7 +50,7 @@ def checkpoint(r: CaseRun) -> None:
         in_forward = runs
         return result
 
-    r.passes(function, given | weights)
+    r.observe(function, given | weights)
     r.see_cost("forward runs function {found} times", in_forward, "once is enough")
     if runs == in_forward:
         again = "run function again in backward, from the inputs"
@@ -86,7 +86,7 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
             "the second run does not draw the random numbers of the first",
         ),
     }
-    r.passes(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
+    r.observe(draws_afterwards, {"x": x}, prefix="with dropout, ", advice=advice)
     after = "restore the state from before the second run"
     r.see_tensor("what is drawn after backward", torch.rand(8, device=r.device).double(), after)
     if runs < 2:
@@ -103,7 +103,7 @@ def checkpoint_of_dropout(r: CaseRun) -> None:
         seed_and_draw(r.device)
         prefix = f"with two regions {words}, "
         chain = partial(lambda then, y: r["checkpoint"](then, r["checkpoint"](first, y) * 1), after_first)
-        r.passes(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
+        r.observe(chain, {"x": x}, prefix=prefix, advice={"x": _OF_ITS_OWN})
     seed_and_draw(r.device)
     leaf = x.clone().requires_grad_()
     for result in [r["checkpoint"](first, leaf * 1), r["checkpoint"](second, leaf * 2)]:
@@ -150,7 +150,7 @@ def _see_layer(r: CaseRun, name: str, again: Fault, **saves: Any) -> None:
 
     seed_and_draw(r.device)
     given = {"x": x, **named}
-    r.passes(function, given, twice=outside)
+    r.observe(function, given, fault_if_reached_twice=outside)
     r.saves(as_block(r[name]), x, *named.values(), **saves)
     with FlopCounterMode(display=False) as counter:
         as_block(r[name])(*(tensor.clone().requires_grad_() for tensor in given.values())).sum().backward()

@@ -80,10 +80,10 @@ def rms_norm(r: CaseRun) -> None:
         return r["rms_norm"](x, weight, _EPS)
 
     x, weight = r.each(5, 3, 8), r.each(8)
-    r.passes(own, {"x": x, "weight": weight})
-    r.passes(own, {"x": r.each(5, 3, 12), "weight": r.each(12)}, prefix="with h = 12, ")
+    r.observe(own, {"x": x, "weight": weight})
+    r.observe(own, {"x": r.each(5, 3, 12), "weight": r.each(12)}, prefix="with h = 12, ")
     half, advice = {"x": (1000 * x).half(), "weight": weight.half()}, dict.fromkeys(("", "x", "weight"), _IN_WIDE)
-    r.passes(own, half, kind=HalfTensor, prefix="for a float16 x, ", advice=advice)
+    r.observe(own, half, kind=HalfTensor, prefix="for a float16 x, ", advice=advice)
     r.saves(own, x.bfloat16(), weight.bfloat16(), what="x, and 1/rms of each token")
     if "bytes" in r.seen:
         tokens = x[..., 0].numel()
@@ -99,7 +99,7 @@ def rms_norm(r: CaseRun) -> None:
 
 def swiglu(r: CaseRun) -> None:
     gate, up = r.each(5, 3, 8), r.each(5, 3, 8)
-    r.passes(r["swiglu"], {"gate": gate, "up": up})
+    r.observe(r["swiglu"], {"gate": gate, "up": up})
     r.saves(lambda both: r["swiglu"](both[0], both[1]), torch.stack([gate, up]).bfloat16(), what="gate and up")
 
 

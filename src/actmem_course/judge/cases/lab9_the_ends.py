@@ -50,13 +50,13 @@ def cross_entropy(r: CaseRun) -> None:
     def own(x: Tensor) -> Tensor:
         return r["cross_entropy"](x, targets)
 
-    r.passes(own, {"logits": logits})
+    r.observe(own, {"logits": logits})
     across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
     large = {"logits": 300 * logits}
-    r.passes(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
+    r.observe(own, large, upstream=across, prefix="for logits of a thousand, ", advice={"": _OVERFLOWS})
     half, sure = (20 * logits).bfloat16(), _sure(logits, targets)
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), _ROUNDED, SingleTensor)
-    r.passes(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
+    r.observe(own, {"logits": sure}, kind=HalfTensor, prefix="for bfloat16 logits, ", advice=_SLOPE_ROUNDED)
     r.saves(own, half, what=_LOGITS, spare=_SPARE, others=[targets])
 
 
@@ -71,9 +71,9 @@ def linear_cross_entropy(r: CaseRun) -> None:
         return r["linear_cross_entropy"](x, w, targets, 2 * _TOKENS)
 
     given, prefix = {"x": x, "weight": weight}, "for logits of a thousand, in one chunk, "
-    r.passes(in_chunks, given, upstream=upstream)
-    r.passes(in_one, {"x": 300 * x, "weight": weight}, upstream=upstream, prefix=prefix, advice={"": _OVERFLOWS})
-    r.passes(in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", frozen=("x",))
+    r.observe(in_chunks, given, upstream=upstream)
+    r.observe(in_one, {"x": 300 * x, "weight": weight}, upstream=upstream, prefix=prefix, advice={"": _OVERFLOWS})
+    r.observe(in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", frozen=("x",))
     _see_costs_of_chunks(r)
     _see_many_chunks(r)
     half, what = x.bfloat16(), "x, and a few numbers a token"
@@ -89,7 +89,7 @@ def _see_many_chunks(r: CaseRun) -> None:
     vocabulary[ids, ids - 1] = 8.0
     ends = torch.ones(40, 3, device=r.device)
     ends[0] = ends[-1] = 512
-    r.passes(
+    r.observe(
         lambda x, w: r["linear_cross_entropy"](x, w, ids.expand(40, 3), 3),
         {"x": rows.bfloat16(), "weight": vocabulary.bfloat16()},
         upstream=ends,

@@ -233,6 +233,15 @@ def test_as_many_monomials_as_runs_are_no_formula():
         solve(lambda at: [Make(0, sizes[at["a"]], "kept")], Runs("a", may_be_one=()))
 
 
+def test_a_letter_that_others_give_leaves_no_power_open():
+    def record(sizes):
+        sizes["r"] = sizes["s"] * sizes["b"] * sizes["x"]
+        return [Make(0, 2 * sizes["s"] * sizes["b"] * sizes["k"], "K"), Make(1, 4 * sizes["r"], "routed")]
+
+    tape = solve(record, Runs("sbkxr", may_be_one=()))
+    assert tape.events({"s": 40, "b": 3, "k": 5, "x": 2, "r": 240}) == [Make(0, 1200, "K"), Make(1, 960, "routed")]
+
+
 def test_a_letter_can_be_alone_and_1():
     tape = solve(lambda at: [Make(0, 7 if at["b"] == 1 else 3 * at["b"], "kept")], Runs("b"))
     assert [sizes_of(tape.events({"b": b})[0]) for b in (1, 2, 64)] == [[7], [6], [192]]

@@ -363,7 +363,12 @@ class _Fit:
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
         self._runs, self._letters = runs, list(letters)
-        self._logs = np.array([[math.log(run[x]) for x in letters] + [1.0] for run in runs])
+        logs = np.array([[1.0] + [math.log(run[x]) for x in letters] for run in runs])
+        # A letter that letters before it give in all runs, as r = s·b·x, would leave the powers open: it gets none.
+        ranks = [np.linalg.matrix_rank(logs[:, : i + 1]) for i in range(len(letters) + 1)]
+        independent = np.diff(ranks, prepend=0) > 0
+        self._logs = logs[:, independent]
+        self._independent = [letter for letter, own in zip(letters, independent[1:]) if own]
         self._found: dict[tuple[int, ...], list | None] = {}
         # What may be a common factor: a letter, or a letter over one that divides it.
         self._factors = [{x: 1} for x in letters]
@@ -384,7 +389,7 @@ class _Fit:
             return [(Fraction(sizes[0]), {})]
         logs = np.log(np.array(sizes, float))
         powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
-        named = {x: e for x, p in zip(self._letters, powers) if (e := round(float(p)))}
+        named = {x: e for x, p in zip(self._independent, powers[1:]) if (e := round(float(p)))}
         coefficients = {Fraction(size) / self._value(named, run) for size, run in zip(sizes, self._runs)}
         return [(coefficients.pop(), named)] if len(coefficients) == 1 else None
 

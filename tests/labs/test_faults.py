@@ -52,7 +52,7 @@ SAID: list[Any] = [
     at_night(("is killed", {"place": "backward"}, "rank 1 was ended by SIGKILL")),
     ("raises", {}, r"rank 1: ValueError: planted \(measure_parity.py:\d+; for more"),
     # No parent sees more than an exit code of 0: another rank says that it has lost one.
-    ("leaves", {}, r"rank 0: RuntimeError: .*Connection closed by peer"),
+    at_night(("leaves", {}, r"rank 0: RuntimeError: .*Connection closed by peer")),
     # Nothing exists yet over which one could hear of the others, but the store where they meet.
     at_night(("loops", {"GLOO_SOCKET_IFNAME": "nosuch0"}, "rank [01]: RuntimeError: .*nosuch0.*")),
 ]  # fmt: skip
@@ -135,6 +135,7 @@ EMULATED = [str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
 ASCII = "import runpy, sys; sys.stdout.reconfigure(encoding='ascii'); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
+@pytest.mark.nightly
 def test_nowhere_to_print(tmp_path):
     command = ["sh", "-c", '"$@" >/dev/full', "sh", sys.executable, *EMULATED]
     line = "measure_table2.py: cannot write standard output: No space left on device"

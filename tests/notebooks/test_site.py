@@ -260,8 +260,8 @@ def test_a_chapter_on_a_phone_and_wider(name, reader, shots):
     Also the drawings that only a machine can compute: a still picture is too small for a phone.  Then in wider windows:
     Python takes seconds to start in a page, so it starts once.
     """
-    received: list = []
-    reader.context.on("response", received.append)
+    received = []
+    reader.context.on("response", lambda response: received.append(response))
     opened = reader.open(f"notebooks/{Path(name).stem}.html", width=390)
     page = opened.page
     page.locator(".actmem-guess").first.wait_for()
@@ -279,7 +279,6 @@ def test_a_chapter_on_a_phone_and_wider(name, reader, shots):
     no_sideways(page)
     assert page.evaluate(CUT) == []
     shots(page, f"phone-{Path(name).stem}", full_page=True)
-    accessible(page)
     page.locator("footer").last.scroll_into_view_if_needed()
     page.wait_for_load_state("networkidle")
     small_enough(received)
@@ -292,6 +291,8 @@ def test_a_chapter_on_a_phone_and_wider(name, reader, shots):
     formulas = page.locator("mjx-container").count()
     assert formulas or not any("$" in cell.source for cell in stored(name).cells if cell.cell_type == "markdown")
     reader.nothing_missing(opened)
+    page.set_viewport_size({"width": 390, "height": 1000})
+    accessible(page)  # it asks for style sheets of its own
 
 
 #: Clicks in the page: so this process's way to the browser isn't counted.

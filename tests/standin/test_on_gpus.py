@@ -159,8 +159,7 @@ FAILURES = {
 }  # fmt: skip
 
 
-@pytest.mark.by_day(1)
-@pytest.mark.parametrize("failure", ["one rank", "memory everywhere", "one at start-up", at_night("all at start-up")])
+@pytest.mark.parametrize("failure", [name if name == "memory everywhere" else at_night(name) for name in FAILURES])
 def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
     settings, fault, said = FAILURES[failure]
     settings = environment(2, STANDIN_NCCL_DESTROY="collective", **settings)

@@ -52,9 +52,9 @@ _ITS_PARTS = "mlp,self_attn"
 _HELP = """
 For code of one's own --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a
 config.json (b alone if it reads pictures).  The factory takes the letters (or seq_length, batch_size, hidden_size, …)
-as keyword arguments and returns (model, inputs); it is run at tiny sizes, with one to five layers.  Backward starts from
-the output's loss, or from the sum of its first tensor.  Counted as CPUs run it, attention by a fused kernel, with dropout
-too; a GPU's keeps a few bytes more.
+as keyword arguments and returns (model, inputs); it is run at tiny sizes, with one to five layers.  Backward starts
+from the output's loss, or from the sum of its first tensor.  Counted as CPUs run it, attention by a fused kernel, with
+dropout too; a GPU's keeps a few bytes more.
 """
 
 

@@ -90,7 +90,7 @@ class ConfigModel:
             if "s" not in self.letters:
                 size = own.image_size
                 height, width = (size, size) if isinstance(size, int) else size
-                pictures, labels = torch.randn(b, own.num_channels, height, width), torch.randint(own.num_labels, (b,))
+                pictures, labels = torch.randn(b, own.num_channels, height, width), torch.zeros(b, dtype=torch.long)
                 return self._auto.from_config(own), {"pixel_values": pictures, "labels": labels}
             own.vocab_size = vocab_size or own.vocab_size
             ids = torch.randint(0, own.vocab_size, (b, s))

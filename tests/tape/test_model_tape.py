@@ -390,3 +390,10 @@ def test_what_a_kernel_wants_is_found_and_what_no_size_mends_is_told():
     assert found[""].need({**sizes, "b": 4}, 2, number) == same[""].need({**sizes, "b": 4}, 2, number)
     with pytest.raises(ConfigError, match="the factory raised ZeroDivisionError"):
         solved_target(f"{MODELS}:never_stack", at, "", "bfloat16", [""])
+
+
+def test_three_monomials_take_a_run_more_than_those_of_two():
+    """Four runs of (s/8 + 1)² are as well those of 27/16·s·b − 169/10·b² − 337/5."""
+    runs = Runs(("s", "b"), {"s": (8, ())}, number=4, at={"s": 64, "b": 2})
+    tape = solve(lambda sizes: [Make(0, (sizes["s"] // 8 + 1) ** 2, "x")], runs, known=[])
+    assert tape.events({"s": 72, "b": 5}) == [Make(0, 100, "x")]

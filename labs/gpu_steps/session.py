@@ -85,7 +85,9 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "commit": _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "commit": _output(
+            "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"
+        ),
     }
     for package in ("transformers", "peft", "triton"):
         try:

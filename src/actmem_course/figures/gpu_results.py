@@ -29,15 +29,17 @@ _TO_ITS_END = {
     "selective + sequence parallel": "selective + SP, literal",
     "full recompute": "full recompute, literal",
 }
+#: What a row of a step needs to be drawn: a run that was killed, or a small GPU, may have none that has it.
+_NEEDED = {"wall": "curve", "strangers": "record_fake"}
 _STRANGERS = {"llama_1b": "Llama 3.2 1B", "llama_8b_lora": "Llama 3 8B with LoRA"}
 
 Result = Mapping[str, Any]
 
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
-    """The newest file that has a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
+    """The newest file with what is drawn of a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    having = [one for one in found if one.get(step)]
+    having = [one for one in found if any(row.get(_NEEDED.get(step, "name")) for row in one.get(step, []))]
     if not having:
         raise FileNotFoundError(f"no GPU's results in {folder}: python labs/measure_gpu.py measures them")
     return max(having, key=lambda one: one["date"])

@@ -448,6 +448,19 @@ struct Nccl final : c10d::Backend {
       return started;
     });
   }
+  // DTensor's collectives are these, each with one tensor.
+  Started allreduce_coalesced(Tensors& ts, const c10d::AllreduceCoalescedOptions& o) override {
+    TORCH_CHECK(ts.size() == 1, "not written: several tensors");
+    return allreduce(ts, o);
+  }
+  Started allgather_into_tensor_coalesced(Tensors& outs, Tensors& ins, const c10d::AllgatherOptions& o) override {
+    TORCH_CHECK(ins.size() == 1, "not written: several tensors");
+    return _allgather_base(outs[0], ins[0], o);
+  }
+  Started reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins, const c10d::ReduceScatterOptions& o) override {
+    TORCH_CHECK(ins.size() == 1, "not written: several tensors");
+    return _reduce_scatter_base(outs[0], ins[0], o);
+  }
   Started reduce_scatter(Tensors& outs, std::vector<Tensors>& ins, const c10d::ReduceScatterOptions& o) override {
     Tensor whole = at::stack(ins[0]);
     return _reduce_scatter_base(outs[0], whole, o);

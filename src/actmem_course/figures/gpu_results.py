@@ -121,10 +121,11 @@ def wall_remainder(result: Result) -> Fold:
         for row in rows
     }
     return Fold(
-        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
-        f"up to {size_text(max(rest.values()))} of it we can't explain yet",
+        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted",
         f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
-        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}.",
+        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}. With selective or "
+        "elementwise recomputation, that is memory which CUDA's softmax takes for itself in backward. The others we "
+        "can't explain yet.",
         prose=True,
     )
 

@@ -110,7 +110,7 @@ OTHERS = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("lab", "gpus"), itertools.product(OTHERS, NUMBERS))
+@pytest.mark.parametrize(("lab", "gpus"), list(itertools.product(OTHERS, NUMBERS)))
 def test_every_other_lab_on_any_number_of_gpus(lab, gpus):
     if lab == "all that a GPU can tell":
         pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from actmem_course.launch import LABS
 
 if TYPE_CHECKING:
-    from actmem_course.judge.outline import Lab
+    from actmem_course.judge.exercise import Lab
 
 #: Above the imports: whoever runs the file is answered before torch is loaded, and the ranks load the file afresh.
 _JUDGE_LINES = """

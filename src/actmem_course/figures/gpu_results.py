@@ -29,9 +29,6 @@ _TO_ITS_END = {
     "selective + sequence parallel": "selective + SP, literal",
     "full recompute": "full recompute, literal",
 }
-#: What a row of a step needs to be drawn: a run that was killed, or a small GPU, may have none that has it.
-_NEEDED = {"wall": "curve", "strangers": "record_fake"}
-_STRANGERS = {"llama_1b": "Llama 3.2 1B", "llama_8b_lora": "Llama 3 8B with LoRA"}
 
 Result = Mapping[str, Any]
 
@@ -39,7 +36,9 @@ Result = Mapping[str, Any]
 def newest(step: str, folder: Path = RESULTS) -> Result:
     """The newest file with what is drawn of a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    having = [one for one in found if any(row.get(_NEEDED.get(step, "name")) for row in one.get(step, []))]
+    # Of the wall its curve is drawn too: a run that was killed, or one on a small GPU, may have none.
+    drawn = "curve" if step == "wall" else "name"
+    having = [one for one in found if any(row.get(drawn) for row in one.get(step, []))]
     if not having:
         raise FileNotFoundError(f"no GPU's results in {folder}: python labs/measure_gpu.py measures them")
     return max(having, key=lambda one: one["date"])
@@ -189,24 +188,4 @@ def layer_times(result: Result) -> Fold:
         f"{forward} ms forward and {backward} ms backward; with it, {sequence:+.0%}. "
         f"Large matmuls run at {matmuls:.1f} times an A100's peak rate, copies at {memory:.1f} times its bandwidth.",
         prose=True,
-    )
-
-
-def strangers_bars(result: Result) -> Drawing:
-    """Peaks of models that others wrote: of fake tensors with cuBLAS's workspaces, and as allocated."""
-    rows = {
-        f"{_STRANGERS.get(row['name'].partition(' ')[0], row['name'])}, {row['sizes'].replace(',', ', ')}": row
-        for row in result["strangers"]
-        if "peak_bytes" in row.get("record_fake", {})
-    }
-    seen = {name: row["peak_bytes"] for name, row in rows.items()}
-    predicted = {name: row["record_fake"]["peak_bytes"] + row["cublas_bytes"] for name, row in rows.items()}
-    apart = {name: abs(predicted[name] - seen[name]) for name in rows}
-    return bar_chart(
-        f"Predicted with fake tensors, measured on the {device(result)}:<br>at most {max(apart.values()):,} B apart",
-        {"fake tensors + cuBLAS's workspaces": predicted, "measured": seen},
-        "peak of one training step",
-        beside=True,
-        fills=_SIDES,
-        about={name: f"{size:,} B apart" for name, size in apart.items()},
     )

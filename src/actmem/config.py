@@ -22,9 +22,11 @@ class ConfigError(ValueError):
     """A size breaks a rule.  The message is one line: the argument, its value, the rule."""
 
     def __init__(self, argument: str, rule: str):
-        self.argument = argument
-        self.rule = rule
-        super().__init__(f"{argument}: {rule}")
+        self.argument, self.rule = argument, rule
+        super().__init__(argument, rule)  # both, so that another process can raise it again
+
+    def __str__(self) -> str:
+        return f"{self.argument}: {self.rule}"
 
 
 def check_size(argument: str, value: object, largest: float = LARGEST_SIZE, least: float = 1) -> int:

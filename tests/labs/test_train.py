@@ -158,6 +158,7 @@ def test_one_flipped_byte_is_found(pools, tmp_path):
     check_save(tmp_path, 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name == "nt", reason="limits the size of a file by ulimit")
 def test_a_save_that_does_not_fit_is_one_line(tmp_path):
     saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "2", "--save", f"{tmp_path}/run"]

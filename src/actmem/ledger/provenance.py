@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.ledger.comms import KIND_OF_NAME, kind_of
 from actmem.ledger.ledger_tables import UNSAVED, SavedTensor
 from actmem.ledger.modes import QuietDispatchMode, nodes_from
-from actmem.ledger.save_sites import OperationTracker, kept_as, view_of
+from actmem.ledger.save_sites import OperationTracker, in_checkpoint, kept_as, view_of
 from actmem.ledger.storages import (
     noting_states,
     replaced,
@@ -164,7 +164,7 @@ class ProvenanceTracker(QuietDispatchMode):
     def _note_state(self, state: Tensor) -> None:
         """Note the state of a generator, which no operation returns."""
         if (storage := storage_of(state)) is not None:
-            self.tracker.checkpoint_ran = True
+            self.tracker.checkpoint_ran |= in_checkpoint(sys._getframe(1))  # not ours: it hands all to autograd
             self._add(storage, state, Provenance(True, "generator state", self.tracker.inside))
 
     def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Provenance) -> Provenance:

@@ -199,7 +199,7 @@ class OperationTracker(TorchFunctionMode):
         line = line_of(sys._getframe(1))
         if storage_of(tensor) in handed_over:
             return name, UNKNOWN, line
-        if _in_checkpoint(sys._getframe(1)):
+        if in_checkpoint(sys._getframe(1)):
             self.checkpoint_ran = True
             return "checkpoint", "", line
         return UNKNOWN, "", line
@@ -211,7 +211,8 @@ def kept_as(op: str, argument: str) -> str:
     return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
 
 
-def _in_checkpoint(frame: FrameType | None) -> bool:
+def in_checkpoint(frame: FrameType | None) -> bool:
+    """Whether one of torch's checkpoints runs in this frame or around it."""
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             return True

@@ -34,9 +34,11 @@ Result = Mapping[str, Any]
 
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
-    """The newest file that has a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
+    """The newest file with what is drawn of a step of measure_gpu.py.  Raises FileNotFoundError if none has it."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    having = [one for one in found if one.get(step)]
+    # Of the wall its curve is drawn too: a run that was killed, or one on a small GPU, may have none.
+    drawn = "curve" if step == "wall" else "name"
+    having = [one for one in found if any(row.get(drawn) for row in one.get(step, []))]
     if not having:
         raise FileNotFoundError(f"no GPU's results in {folder}: python labs/measure_gpu.py measures them")
     return max(having, key=lambda one: one["date"])
@@ -118,10 +120,11 @@ def wall_remainder(result: Result) -> Fold:
         for row in rows
     }
     return Fold(
-        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
-        f"up to {size_text(max(rest.values()))} of it we can't explain yet",
+        f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted",
         f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
-        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}.",
+        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}. With selective or "
+        "elementwise recomputation, that is memory which CUDA's softmax takes for itself in backward. The others we "
+        "can't explain yet.",
         prose=True,
     )
 

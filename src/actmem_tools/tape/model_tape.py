@@ -265,7 +265,7 @@ def solved_blocks(
         if lora:
             factory = _changed(factory, adapter_code(place_of(found_blocks.path), lora))
             found_blocks = _blocks_of(factory, sizes, dtype, parts, order, few_blocks)
-        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks, order.period)
+        elements = _elements(factory, letters, rules, dtype, held, 1 if config else 0, found_blocks.early)
     path = place_of(found_blocks.path)
     remarks = load_model.gradient_note(found_blocks.without_gradient), _FUSED if dropouts else ""
     notes = tuple(remark for remark in remarks if remark)
@@ -407,9 +407,13 @@ def _solved_config(
     If no formulas hold for several lengths of the sequence, all runs have the length that was asked for.
     """
     for letter in asked:
-        if letter not in "sb":
+        if letter not in config.letters:
             raise ConfigError("at", f"{letter} is the configuration's own: change it there")
-    s = asked["s"]
+    if len(asked) < len(config.letters):  # of b the command sees to it
+        raise ConfigError("at", "s is missing")
+    if LOSS_CODE[loss] and "s" not in config.letters:
+        raise ConfigError("loss", "is a language model's: this one reads pictures")
+    s = asked.get("s", 0)
     if s > config.positions:
         raise ConfigError("at", f"s = {s} is above the {config.positions} positions that the model has vectors for")
     factory = _changed(config.factory(), LOSS_CODE[loss])
@@ -418,7 +422,7 @@ def _solved_config(
 
     def solved_with(step: int) -> dict[str, BlockModel]:
         rules, held = ({"s": (step, ())}, {}) if step else ({}, {"s": s})
-        models = solved_blocks(factory, ("s", "b"), rules, dtype, ("b",), parts, asked, lora, config, held, fake=True)
+        models = solved_blocks(factory, config.letters, rules, dtype, "b", parts, asked, lora, config, held, fake=True)
         shortest, longest = config.limits(s) if step else (s, s)
         return {part: replace(model, shortest=shortest, longest=longest) for part, model in models.items()}
 
@@ -517,35 +521,32 @@ def _elements(
     dtype: str,
     held: Mapping[str, int],
     num_runs: int,
-    blocks: _Blocks,
-    period: int,
+    early: frozenset[str],
 ) -> tuple[Formula, ...]:
     """Find the formulas of how many elements the weights have, as ``BlockModel.elements`` has them.
 
+    What a block has is what a second block adds to a model with one, outside the list of blocks too.
+
     Args: as of ``solved_blocks`` and ``solver.solve_rows``, and
-        blocks: where the blocks are.
-        period: how many layers a block has.
+        early: names of weights outside the blocks that get their gradients before any weight of a block does.
     """
 
     def rows(sizes: dict[str, int]) -> list[Row]:
-        model, _ = _built(factory, {**sizes, _BLOCKS: 2}, dtype)
-        layers = [*model.get_submodule(blocks.path).children()]
-        before = {id(p) for layer in layers[:-period] for p in layer.parameters()}
-        of_block = {id(p) for layer in layers[-period:] for p in layer.parameters()} - before
         counts = []
-        for name, p in model.named_parameters():
-            kind = "trained" if p.requires_grad else "frozen"
-            counts.append(Row(kind, p.numel()))
-            if id(p) in of_block:
-                counts.append(Row(f"{kind} in a block", p.numel()))
-            if name in blocks.early:
-                counts.append(Row("early", p.numel()))
+        for num_blocks in (1, 2):
+            model, _ = _built(factory, {**sizes, _BLOCKS: num_blocks}, dtype)
+            for name, p in model.named_parameters():
+                counts.append(Row(f"{'trained' if p.requires_grad else 'frozen'} of {num_blocks}", p.numel()))
+                if num_blocks == 1 and name in early:
+                    counts.append(Row("early", p.numel()))
         return counts
 
-    formulas = solve_rows(rows, letters, rules, held, num_runs)
-    outside_and_in_block = []
+    formulas, elements = solve_rows(rows, letters, rules, held, num_runs), []
     for kind in ("trained", "frozen"):
-        block = formulas.get(f"{kind} in a block", ())
-        minus_two_blocks = tuple((-2 * coefficient, powers) for coefficient, powers in block)
-        outside_and_in_block += [added([formulas.get(kind, ()), minus_two_blocks]), block]
-    return *outside_and_in_block[:2], formulas.get("early", ()), *outside_and_in_block[2:]
+        with_one, with_two = (formulas.get(f"{kind} of {num_blocks}", ()) for num_blocks in (1, 2))
+        elements += [added([with_one, with_one, _times(-1, with_two)]), added([with_two, _times(-1, with_one)])]
+    return *elements[:2], formulas.get("early", ()), *elements[2:]
+
+
+def _times(number: int, formula: Formula) -> Formula:
+    return tuple((number * coefficient, powers) for coefficient, powers in formula)

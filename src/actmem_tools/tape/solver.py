@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, zip_longest
 
@@ -212,12 +212,12 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
     """
     rng, at = random.Random(0), dict(runs.at)
     tape = Tape(tuple(runs.letters), [] if known is None else known, {})
-    enough_if_known = 0 if known is None else _FEW_AT if at else _FEW_RUNS
+    enough_runs = 0 if known is None else _FEW_AT if at else _FEW_RUNS
     if known is None:  # the first run of a process can hold more: caches fill, modules load
         record(runs.draw(rng))
     ones_at = tuple(sorted(letter for letter, size in at.items() if size == 1))
     first_runs = [(at, record(at))] if at and not ones_at else []
-    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_if_known, first_runs)
+    tape.variants[()] = _solve_events(record, tape, runs, rng, (), enough_runs, first_runs)
     for count in range(1, MOST_ONES + 1):
         for ones in combinations(sorted(x for x in runs.letters if x in runs.may_be_one), count):
             sizes = at if at and ones == ones_at else runs.draw(rng, ones)
@@ -226,7 +226,7 @@ def solve(record: Record, runs: Runs, known: list[Formula] | None = None) -> Tap
             except ConfigError:  # the model doesn't run there
                 continue
             if not _tape_agrees(tape, sizes, events):
-                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_if_known, [(sizes, events)])
+                tape.variants[ones] = _solve_events(record, tape, runs, rng, ones, enough_runs, [(sizes, events)])
     return tape
 
 
@@ -307,7 +307,7 @@ def _solve_events(
     asked: Runs,
     rng: random.Random,
     ones: Sequence[str],
-    enough_if_known: int,
+    enough_runs: int,
     first_runs: Sequence[_RecordedRun],
 ) -> list[Event]:
     """Solve one list of events.
@@ -318,7 +318,7 @@ def _solve_events(
         asked: which runs are made.
         rng: draws their letters.
         ones: letters that are 1 in these runs.
-        enough_if_known: how many runs are enough if the tape has all their formulas already; 0 if they never are.
+        enough_runs: how many runs are enough if the tape has all their formulas already; 0 if that doesn't count.
         first_runs: runs that are made already.
 
     Returns: the events, whose sizes are numbers of the tape's formulas.
@@ -330,9 +330,11 @@ def _solve_events(
     num_runs = asked.number or max(12, len(letters) + 6)
     for _ in range(_MOST_DRAWS):
         sizes = asked.draw(rng, ones, decks)
-        if tuple(sizes.values()) in drawn:
+        # If the first two runs had the same b, its powers would stay open, and later tapes would take more runs.
+        same_b = len(runs) == 1 and "b" in letters and sizes.get("b") == runs[0][0].get("b")
+        if tuple(sizes.values()) in drawn or same_b:
             continue
-        if len(runs) >= num_runs or (0 < enough_if_known <= len(runs) and _all_known(tape, runs, letters)):
+        if len(runs) >= num_runs or (0 < enough_runs <= len(runs) and _all_known(tape, runs, letters)):
             break
         drawn.add(tuple(sizes.values()))
         runs.append((sizes, record(sizes)))
@@ -349,6 +351,8 @@ def _solve_events(
                 solved.append(known[size_in_each_run][0])
                 continue
             formula = fit.formula(size_in_each_run)
+            if formula is None and num_runs < _MOST_TERMS + 2:  # too few runs for that many monomials
+                return _solve_events(record, tape, replace(asked, number=_MOST_TERMS + 2), rng, ones, enough_runs, runs)
             if formula is None:
                 shown = "; ".join(f"{_text(runs[i][0])}: {size_in_each_run[i]:,}" for i in (0, 1))
                 what = f"a size of {_event_name(event_of_each_run[0])}"
@@ -437,7 +441,12 @@ class _Fit:
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
         self._runs, self._letters = runs, list(letters)
-        self._logs = np.array([[math.log(run[x]) for x in letters] + [1.0] for run in runs])
+        logs = np.array([[1.0] + [math.log(run[x]) for x in letters] for run in runs])
+        # A letter that letters before it give in all runs, as r = s·b·x, would leave the powers open: it gets none.
+        ranks = [np.linalg.matrix_rank(logs[:, : i + 1]) for i in range(len(letters) + 1)]
+        independent = np.diff(ranks, prepend=0) > 0
+        self._logs = logs[:, independent]
+        self._independent = [letter for letter, own in zip(letters, independent[1:]) if own]
         self._found: dict[tuple[int, ...], list | None] = {}
         # What can be a common factor of all monomials: a letter, or a letter over one that divides it.
         self._factors = [{x: 1} for x in letters]
@@ -458,9 +467,8 @@ class _Fit:
             return None
         if len({*sizes}) == 1:  # one run can be enough of what depends on no letter
             return [(Fraction(sizes[0]), {})]
-        logs = np.log(np.array(sizes, float))
-        powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
-        rounded = {x: e for x, p in zip(self._letters, powers) if (e := round(float(p)))}
+        powers, *_ = np.linalg.lstsq(self._logs, np.log(np.array(sizes, float)), rcond=None)
+        rounded = {x: e for x, p in zip(self._independent, powers[1:]) if (e := round(float(p)))}
         coefficients = {Fraction(size) / self._value(rounded, run) for size, run in zip(sizes, self._runs)}
         return [(coefficients.pop(), rounded)] if len(coefficients) == 1 else None
 
@@ -519,8 +527,8 @@ class _Fit:
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
         scale = np.abs(columns).max(axis=0)
         unit = columns / scale
-        # Fewer monomials than runs: as many as runs would fit any sizes.
-        for terms in range(2, min(most_terms, len(candidates), len(self._runs) - 1) + 1):
+        # As many monomials as runs would fit any sizes, and one fewer fits some sizes by accident.
+        for terms in range(2, min(most_terms, len(candidates), len(self._runs) - 2) + 1):
             sets = np.array(list(combinations(range(len(candidates)), terms)))
             for part in np.array_split(sets, max(1, len(sets) // 20_000)):
                 matrices = unit[:, part].transpose(1, 0, 2)  # [sets, runs, terms]

@@ -16,7 +16,7 @@ from actmem_tools.command_line import Parser, screen, show_progress, write
 from actmem_tools.config_file import read_config
 from actmem_tools.plan.framework_flags import hugging_face_config
 from actmem_tools.plan.optimizers import OPTIMIZERS, optimizer_of
-from actmem_tools.plan.own_model import LARGEST, OwnModel, Way, outcome, print_outcome
+from actmem_tools.plan.own_model import LARGEST, OwnModel, StepOptions, outcome, print_outcome
 from actmem_tools.plan.plan_report import as_object, print_plans
 from actmem_tools.plan.planned_models import PlannedModel, planned_model_of
 from actmem_tools.plan.search import Plan, Request
@@ -233,7 +233,7 @@ def _plan_code(args: argparse.Namespace, solved: Solved) -> int:
     return 0 if found["fits"] else 1
 
 
-def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
+def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, StepOptions]:
     """Solve the user's own model; return it, and how it was asked to run.
 
     Solving takes a minute, so every option is checked before.
@@ -270,4 +270,4 @@ def _asked(args: argparse.Namespace, solved: Solved) -> tuple[OwnModel, Way]:
     show_progress("")
     sizes = {letter: value for letter, value in sizes.items() if letter != "b"}
     model = OwnModel(blocks, sizes, number, cluster, batch, optimizer, loss, rank)
-    return model, Way(size, 0, model.may_shard())
+    return model, StepOptions(size, 0, model.may_shard())

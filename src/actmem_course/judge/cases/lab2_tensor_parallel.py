@@ -1,4 +1,4 @@
-"""Lab 2: on what each answer is judged."""
+"""Lab 2: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 

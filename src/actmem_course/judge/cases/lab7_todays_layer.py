@@ -1,4 +1,4 @@
-"""Lab 7: on what each answer is judged."""
+"""Lab 7: the cases on which its exercises are judged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from actmem_course.judge.verdict import Fault, Wrong, mend
 from actmem_more.llama_shape import TINY_LLAMA, LlamaShape
 from actmem_more.llama_terms import llama_rows
 
-#: So large that a wrong place for it shows.
+#: The norm's epsilon, so large that the result changes if it stands in a wrong place.
 _EPS = 0.25
 _IN_WIDE = mend("compute in wide(x), in forward and in backward", "the square of 300 overflows float16")
 _ADD_UP = mend("add the tokens up in wide(x)", "in bfloat16, 256 and 1 are 256")
@@ -26,7 +26,7 @@ _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
 _TERMS = tuple(row.term for row in llama_rows(TINY_LLAMA))
-#: By the end of a term's name: the letters in its size, and what many forget.
+#: By how a term's name ends: the letters that its bytes have as factors, and what is often forgotten.
 _SIZES = {
     "statistics": ("sbt", "one number a token, in 4 bytes"),
     "log-sum-exp": ("sbat", "one number a query and head, in 4 bytes"),
@@ -35,7 +35,7 @@ _SIZES = {
     "down input": ("sbft", "it is f wide"),
     "": ("sbht", ""),
 }
-#: What is wrong with K and V, and why, and what they are then, from what they should be.
+#: Mistakes in the bytes of K and V: the symptom and the cause, and what the bytes are with it, given the true ones.
 _HEADS = {
     ("is divided by t where there are fewer heads than ranks", "several ranks hold the same head: divide by min(t, k)"):
         lambda true, a, k, t: true * min(t, k) // t,
@@ -104,9 +104,11 @@ def swiglu(r: CaseRun) -> None:
 
 
 def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
-    """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more.
+    """Yield cases with fewer key and value heads than ranks, as many, and more.
 
-    A head's elements divide by t, so whoever shards a head gets a part, too; and h is not a·d.
+    t divides a head's elements, so that code which shards a head by mistake runs too; and h is not a·d.
+
+    Yields: the case in words, a, k, and the unsharded weights by name.
     """
     a, h, d = 4 * r.t, 12 * r.t, 2 * r.t
     shared = max(k for k in range(1, max(2, r.t)) if r.t % k == 0)  # of which ranks have to share some
@@ -118,7 +120,7 @@ def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
 
 
 _READ = "its query heads read the key and value heads from rank · k // t on, so neighbours share one if t > k"
-#: What a rank takes of each weight.
+#: The advice on which part of each weight a rank takes.
 _HEADS_OF: Advice = {
     "q_weight": "take a/t whole heads that follow each other, from rank · a/t on, along dimension 0",
     **dict.fromkeys(("k_weight", "v_weight"), mend("take those of the rank's query heads, each once", _READ)),

@@ -72,7 +72,10 @@ class Order:
     period: int = 1
 
     def num_layers(self, blocks: int) -> int:
-        """Return how many layers a model with so many blocks has, those before them included; 0 without blocks."""
+        """Return how many layers a model with so many blocks has, with the layers before its first block.
+
+        It is 0 for 0 blocks.
+        """
         return self.first + blocks * self.period if blocks else 0
 
     def place(self, layer: int) -> int:

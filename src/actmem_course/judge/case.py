@@ -402,7 +402,7 @@ class CaseRun:
             repair: what to do if it saves more.
             spare: how many bytes more than ours are right too.
             others: further tensors that don't count.
-            itself: whether x itself must be saved, if it is: a copy of it is wrong.
+            itself: whether it is wrong to save a copy of x in place of x itself.
         """
         if not self.group_name:
             found = saved_bytes(function, x, weights, others, self.watching(), self.functions.get("__file__", ""))

@@ -247,7 +247,7 @@ class _Judging:
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Return what changes when a file is saved: its time and its size.
 
-    None: the file isn't there, or was emptied a moment ago, as many editors do before they write it.
+    It is None if the file isn't there, or was emptied a moment ago, as many editors do before they write it.
     """
     try:
         state = path.stat()

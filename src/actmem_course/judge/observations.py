@@ -115,15 +115,29 @@ class Observation:
     of_all_ranks: ClassVar[bool] = False
 
     def same_as(self, other: Observation | None) -> bool:
-        """Return whether another run saw the same, right or wrong.  None: it saw nothing of this name."""
+        """Return whether another run saw the same, right or wrong.
+
+        Args:
+            other: what it saw under this name; None if nothing.
+        """
         return other is not None and type(self.value) is type(other.value) and bool(self.value == other.value)
 
     def accepts(self, both: BesideOurs) -> bool:
-        """Return whether the learner's observation is right.  This one is ours."""
+        """Return whether the learner's observation is right beside this one, which is ours.
+
+        Args:
+            both: the two observations, and those of all ranks.
+        """
         return bool(both.own.value == self.value)
 
     def describe(self, both: BesideOurs) -> list[Fault]:
-        """Describe in which ways the learner's observation is wrong, the likelier first.  This one is ours."""
+        """Describe in which ways the learner's observation is wrong beside this one, which is ours.
+
+        Args:
+            both: the two observations, and those of all ranks.
+
+        Returns: possible faults, the likelier first.
+        """
         raise NotImplementedError
 
 
@@ -403,7 +417,7 @@ class TensorSeen(Observation):
 
 
 class SingleTensor(TensorSeen):
-    """A tensor that may be computed in float32, or in ways that round as much."""
+    """A tensor that float32 computes precisely enough: it may differ from ours by ``SINGLE_PRECISION``."""
 
     tolerance = SINGLE_PRECISION
 

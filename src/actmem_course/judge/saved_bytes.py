@@ -75,7 +75,7 @@ class SavedBytes:
 
     @property
     def bytes(self) -> int:
-        """The bytes that autograd's hooks saw."""
+        """How many bytes the storages in ``saved`` have together."""
         return sum(tensor.bytes for tensor in self.saved)
 
     def without_copies(self, repair: str) -> SavedBytes:

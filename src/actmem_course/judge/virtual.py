@@ -54,7 +54,7 @@ def file_and_line(frame: FrameType) -> str:
 def innermost(file: str, frame: FrameType | None) -> FrameType | None:
     """Find the innermost frame whose code is in ``file``, from ``frame`` on outwards.
 
-    None: there is no such frame, as in the backward pass of torch's operators.
+    Returns: the frame; None if there is none, as in the backward pass of torch's operators.
     """
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back

@@ -263,7 +263,15 @@ def _kept_bytes(model: PlannedModel, layer_axes: Parallel, what: str) -> int:
 
 
 def rank_bill(model: PlannedModel, layout: Parallel, recompute: str, num_microbatches: int, pipeline_rank: int) -> Bill:
-    """List everything that one pipeline rank holds when it holds most."""
+    """List everything that one pipeline rank holds when it holds most.
+
+    Args:
+        model: what is trained.
+        layout: how the ranks share the model.
+        recompute: mode of recomputation.
+        num_microbatches: of a step.
+        pipeline_rank: which rank of the pipeline, from 0.
+    """
     kept, backward = _at_its_fullest(model, layout, recompute, num_microbatches, pipeline_rank)
 
     def times(rows: Iterable[Row], count: int) -> list[Row]:

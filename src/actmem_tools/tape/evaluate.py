@@ -39,9 +39,10 @@ class Make:
     """A storage is made.
 
     Attributes:
-        number: which storage of the tape it is, in the order in which they were made.
+        number: which storage of the tape it is: they are numbered in the order in which they are made.
         bytes: its size.
-        name: its term; or the module, or the node of backward, and the operation that made it.
+        name: the ledger's name of the tensor; or the module (in backward the autograd node) and the operation that made
+            it, as "layers.0.mlp: addmm".
     """
 
     number: int

@@ -119,8 +119,8 @@ class _Model:
     def tape(self, runs: Runs, known: list[Formula] | None = None) -> Tape:
         """Solve the model's tape, on which storages have the names of the operations that made them.
 
-        The formulas are then checked by one larger run, but for a later tape of the same model, or if one of the runs
-        had the sizes that were asked for.
+        The formulas are then checked by one larger run, unless another tape of the same model was solved before, or one
+        of the runs had the sizes that were asked for.
 
         Args:
             runs: which runs are made.

@@ -1,8 +1,8 @@
-"""One training step: the curve of live bytes, and the bill at its highest point, one line for each storage alive there.
+"""One training step: the curve of live bytes, and the bill at its peak, with one line for each storage alive there.
 
 A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has
-a life, from birth to death.  Memory that a kernel allocates and frees inside itself is not seen.  A storage's name is
-found out when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
+a life, from birth to death. Memory that a kernel allocates and frees inside itself is not seen. A storage gets its name
+when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
 """
 
 from __future__ import annotations
@@ -36,12 +36,17 @@ BILL_KINDS = (
 
 @dataclass
 class StepBill:
-    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to
-    it.
+    """What ``step`` saw.
 
-    curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it
-    died.
+    Attributes:
+        peak_bytes: the most bytes alive after any operation.
+        peak_at: the index of that peak in ``curve``.
+        peak: the bill, the storages alive at the peak; their bytes add up to ``peak_bytes``.
+        curve: live bytes after each operation.
+        phases: name of each phase (forward, backward, optimizer) and the index in ``curve`` at which it begins, in
+            order.
+        lives: for each storage its line, and pairs of an index in ``curve`` and its bytes from then on; the last has 0
+            bytes if the storage died.
     """
 
     peak_bytes: int = 0
@@ -52,12 +57,12 @@ class StepBill:
     lives: list[tuple[SavedTensor, list[tuple[int, int]]]] = field(default_factory=list)
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
+        """Return the bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
         return sums_of(self.peak, BILL_KINDS)
 
     @property
     def peak_phase(self) -> str:
-        """The phase in which the peak lies."""
+        """Name of the phase in which the peak lies."""
         return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
 
     __repr__ = bill_text
@@ -69,12 +74,17 @@ def step(
     loss: Callable[[Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> StepBill:
-    """Run one training step and find its peak: forward, backward, and the optimizer's step if there is one.
+    """Run one training step and find its peak: forward, backward, and the optimizer's step if there is an optimizer.
 
-    batch: as for ``census``: one argument, a tuple of positional or a dict of keyword ones.  loss: of the
-    model's output, a scalar; by default the output's ``loss`` if it has one, else the sum of its
-    first tensor.  Gradients stay.  Run a step before if optimizer states are to be there from the start.
-    Raises ConfigError if the loss is not one number that needs a gradient, or the optimizer asks for it again.
+    Gradients stay. To have optimizer states from the start, run one step before.
+
+    Args:
+        batch: the model's input, as for ``census``: a tuple of positional arguments, a dict of keyword arguments, or
+            any other value as the only argument.
+        loss: computes a scalar from the model's output. None: the output's ``loss`` if it has one, else the sum of its
+            first tensor.
+
+    Raises: ConfigError if the loss is not one number that needs a gradient, or if the optimizer needs a closure.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("optimizer", "must step without a closure; LBFGS runs forward and backward again in one")
@@ -95,9 +105,9 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def loss_of(output: Any) -> Tensor:
-    """The loss that an output carries, or else the sum of its first tensor of numbers that are no integers.
+    """Return the loss that an output carries, or else the sum of its first floating-point or complex tensor.
 
-    Raises ConfigError if it has none.
+    Raises: ConfigError if it has neither.
     """
     carried = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(carried, Tensor):
@@ -114,7 +124,14 @@ def loss_of(output: Any) -> Tensor:
 def watch_step(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, batch: Any = None
 ) -> Iterator[StepBill]:
-    """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
+    """Watch a training step that the block runs, of any form: a pipeline's, or one of several microbatches.
+
+    Args:
+        optimizer: its states and its ``step`` are then named as such.
+        batch: the tensors in it are named as inputs.
+
+    Yields: the bill, which is complete when the block ends.
+    """
     bill, lives = StepBill(), Lives()
     tracker = OperationTracker(model, follows_functions=not is_compiled(model))
     provenance = ProvenanceTracker(tracker, lives.begin, lives.after)
@@ -153,7 +170,16 @@ def watch_step(
 
 @dataclass
 class Life:
-    """One storage's life.  sizes: its bytes from each moment on; at last 0, if it died."""
+    """One storage's life.
+
+    Attributes:
+        origin: how it came to be.
+        phase: the phase in which it was first seen.
+        sizes: pairs of a moment and its bytes from then on; the last has 0 bytes if it died.
+        label: kind, name and operation, if something named it; else None.
+        kind: its kind, if only a look at the storage could tell; else "".
+        is_output: whether an outermost module returned it.
+    """
 
     origin: Provenance
     phase: str
@@ -163,7 +189,7 @@ class Life:
     is_output: bool = False
 
     def line(self) -> SavedTensor:
-        """Its line on the bill; the bytes are the first."""
+        """Return its line on the bill, with the bytes that it had first."""
         kind, module, op, argument = _named(self)
         return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
@@ -171,7 +197,7 @@ class Life:
 class Lives:
     """Every storage's birth and death, and the live bytes after every operation.
 
-    A moment is a place in ``curve``.  What is born or dies between two counts is there, or not, at the next one.
+    A moment is an index in ``curve``. What is born or dies between two counts is there, or gone, at the second.
     """
 
     def __init__(self) -> None:
@@ -188,7 +214,7 @@ class Lives:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """The phase of the block, or of each call of a function that this decorates."""
+        """Set the phase of the block, or of each call of a function that this decorates."""
         before = self.phase
         self.enter(phase)
         try:
@@ -201,13 +227,13 @@ class Lives:
         self.curve.append(self.storages.bytes)
 
     def after(self, storages: list[torch.UntypedStorage]) -> None:
-        """An operation on these has ended."""
+        """Note sizes and live bytes after an operation on these storages has ended."""
         for storage in storages:
             self.storages.resized(storage)
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
-        """A storage is seen first."""
+        """Begin the life of a storage, unless it is followed already."""
         if storage not in self.storages.numbers:
             self.lives.append(Life(origin, self.phase, [(len(self.curve), storage.nbytes())]))
             self.storages.begin(storage)
@@ -216,7 +242,9 @@ class Lives:
         self.lives[number].sizes.append((len(self.curve), size or 0))
 
     def resizing(self, resize: Callable) -> Callable:
-        """Storages can be resized below all operations, as FSDP and pipeline stages do."""
+        """Wrap ``resize``, by which FSDP and pipeline stages resize storages below all operations, so that it notes the
+        size.
+        """
 
         def run(storage, size):
             result = resize(storage, size)
@@ -233,7 +261,7 @@ class Lives:
             life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
-        """Weights, gradients, buffers, states and inputs."""
+        """Label the storages of weights, gradients, buffers, optimizer states and inputs."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
             self.known(parameter, "weight", name, "parameter")
@@ -250,7 +278,7 @@ class Lives:
         self.known(batch, "input", "", "input")
 
     def classify(self, provenance: ProvenanceTracker) -> None:
-        """Kinds of what is alive, which only a look at its storage tells."""
+        """Set the kinds of those storages alive whose kind only a look at the storage itself can tell."""
         for storage, number in list(self.storages.numbers.items()):
             life = self.lives[number]
             origin = life.origin
@@ -262,7 +290,7 @@ class Lives:
 
 
 def _named(life: Life) -> tuple[str, str, str, str]:
-    """Kind, module, operation and argument of one line of the bill."""
+    """Return kind, module, operation and argument of one line of the bill."""
     origin = life.origin
     if life.label is not None:
         kind, name, op = life.label

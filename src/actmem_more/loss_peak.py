@@ -1,4 +1,4 @@
-"""What lives at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
+"""What is alive at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
 
 With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 10.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from actmem.config import check_choice, check_sizes, check_vocab_size
 from actmem.rows import Row, total
 
-#: Ways to compute the loss, the most bytes first, and what each is.
+#: Ways to compute the loss, from the most bytes to the fewest, with what each does.
 LOSSES = {
     "float32": "F.cross_entropy of logits that are widened to float32, as Hugging Face's models do",
     "16 bits": "F.cross_entropy of the 16-bit logits as they are",
@@ -25,14 +25,16 @@ def loss_peak_rows(
     tensor_parallel_size: int = 1,
     chunk: int = 1024,
 ) -> list[Row]:
-    """Bytes alive at the peak of one forward and backward of the loss, beside the weight; activations of 16 bits.
+    """List the bytes alive at the peak of the loss's forward and backward, without the weight; activations have 16
+    bits.
 
-    The weight's gradient counts where it lives at the peak, a float32 sum over the chunks; elsewhere it comes
-    when the logits have gone.
+    The weight's gradient is a row where it is alive at the peak: as a float32 sum over the chunks, or if it is larger
+    than what the loss itself needs.
 
     Args:
-        loss: one of LOSSES.  The first two know no ranks: each holds the whole vocabulary.
-        chunk: tokens whose logits exist at once.
+        loss: one of LOSSES. The first two don't share the vocabulary: each rank holds all of it.
+        tokens: s·b.
+        chunk: for "in chunks", the tokens whose logits exist at once.
 
     Raises: ConfigError on another loss, or if t does not divide the vocabulary.
     Source: 2205.05198 section 4.3 for float32 logits; counted by ``actmem.ledger.watch_step``.

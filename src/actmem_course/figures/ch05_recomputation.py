@@ -27,9 +27,9 @@ LADDER = {
 
 
 def recompute_trade(shape: ModelShape) -> Drawing:
-    """FLOPs of a layer, forward and backward, in percent of those without recomputation.
+    """Draw the FLOPs of a layer, forward and backward, in percent of those without recomputation.
 
-    The modes stop at the last tensor that backward reads (``selective`` and ``full``).
+    The modes end the second run at the last tensor that backward reads (``selective`` and ``full``).
     """
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
     again = list(added)[1:]
@@ -53,7 +53,13 @@ def _percent(share: Fraction) -> str:
 
 
 def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> list[Drawing]:
-    """One training step at one moment: the tensors of the layer at work, and what all layers hold over the step."""
+    """Draw one training step at one moment: the tensors of the layer that runs, and what all layers hold over the step.
+
+    Args:
+        moment: An index of ``training_moments``.
+
+    Returns: two drawings, the layer and the curve.
+    """
     moments = training_moments(shape, recompute)
     now, sizes = moments[moment], [one.bytes for one in moments]
     there = now.held[now.layer]
@@ -86,9 +92,10 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
 
 
 def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
-    """Figure 7: what each row of table 2 leaves of the tensor-parallel baseline, for the four models, in percent.
+    """Draw figure 7: what each row of table 2 leaves of the tensor-parallel baseline, for the four models, in percent.
 
-    Raises ConfigError where t cannot share a model.
+    Raises:
+        ConfigError: t ranks can't share one of the models.
     """
     rows = {row.name: row for row in TABLE2}
     shapes = {name: model.shape.with_sizes(seq_length=seq_length) for name, model in PAPER_MODELS.items()}

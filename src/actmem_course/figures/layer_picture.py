@@ -1,11 +1,12 @@
-"""The one picture of the course: a transformer layer, a row for each tensor that it saves for backward.
+"""The one picture of the course: a transformer layer, with a row for each tensor that it saves for backward.
 
-A box is as wide as its bytes, in the colour of its kind (``style.FILLS``).  Each rank has a column, so that a sharded
-tensor is narrow in all of them, and a copied one as wide as ever.  What is recomputed is hatched, what is offloaded
-stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each sends.
+A box is as wide as its bytes, in the colour of its kind (``style.FILLS``). Each rank has a column, so that a sharded
+tensor is narrow in all of them, and a copied one has its full width in each. What is recomputed is hatched, what is
+offloaded stands in a column of its own, and a collective is a row of arrows between the ranks with the bytes that each
+sends.
 
-``layer_picture`` draws the paper's layer and today's; ``block_picture`` what a chapter has changed in the blocks;
-``pipeline_picture`` the microbatches in flight.  Every number comes from actmem's formulas.
+``layer_picture`` draws the paper's layer and today's; ``block_picture`` draws blocks that a chapter has changed;
+``pipeline_picture`` draws the microbatches in flight. Every number comes from actmem's formulas.
 """
 
 from __future__ import annotations
@@ -49,28 +50,29 @@ def layer_picture(
     routed_tokens: Sequence[int] = (),
     title: str = "",
 ) -> Drawing:
-    """The layer with all that it saves for backward on each rank.
+    """Draw the layer with everything that it saves for backward on each rank.
 
     Args:
         shape: The paper's layer, or one of today's: Llama's, with experts, with latent attention.
-        parallel: t ranks share the layer, under sequence parallelism or not, or c ranks share its sequence.
+        parallel: t ranks share the layer, with or without sequence parallelism, or c ranks share its sequence.
         recompute: A mode, a set of terms to recompute, or an action for each term, as ``layer_rows`` takes it.
-        collectives: "forward", "backward" or "recompute" draws the collectives of a pass, or of forward's second run;
-            "" none.  In backward the arrows point upwards.
-        stored: How many tensors the forward pass has stored so far; None for all.  The last one is framed.
-        in_memory: The terms in memory at a moment, in place of those that the forward pass saves.  Recomputed ones
-            among them are framed.
+        collectives: "forward" and "backward" draw the collectives of that pass, "recompute" those that backward
+            repeats, "" none. In backward the arrows point upwards.
+        stored: How many tensors the forward pass has stored so far; None for all. The last one is framed.
+        in_memory: The terms in memory at a moment, in place of those that the forward pass saves. Recomputed ones among
+            them are framed.
         not_saved: Terms that no gradient reads, because their weights are frozen.
         keeps_gathered: The plain form of sequence parallelism, which saves the gathered inputs whole.
         context_kind: How c ranks share a sequence, one of CONTEXT_KINDS.
-        routed_tokens: Of experts, the pairs of a token and an expert on each rank; if empty, alike on all.
-        title: In place of the finding that the picture states by itself.
+        routed_tokens: For experts, how many pairs of a token and an expert each rank has; if empty, all have the same
+            number.
+        title: Replaces the finding that the picture states by itself.
 
     Returns:
         A drawing whose boxes are as wide as their bytes.
 
     Raises:
-        ConfigError: If the ranks can't share the layer, a set can't be recomputed, or another argument is out of range.
+        ConfigError: The ranks can't share the layer, a set can't be recomputed, or another argument is out of range.
     """
     check_choice("collectives", collectives, PHASES)
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
@@ -105,12 +107,12 @@ def block_picture(
     title: str,
     ranks: int = 1,
 ) -> Drawing:
-    """The picture of any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
+    """Draw any blocks: those of ``layer_blocks``, some of them changed by ``dataclasses.replace``.
 
     Args:
-        blocks: A row each.
+        blocks: One for each row.
         title: The finding.
-        ranks: Columns.
+        ranks: How many columns.
     """
     sketch = Sketch(blocks, ranks)
     sketch.draw((), _regions(blocks))
@@ -125,9 +127,10 @@ def layer_blocks(
     context_kind: str = "gather",
     routed_tokens: Sequence[int] = (),
 ) -> list[Block]:
-    """The saved tensors of a layer, after the forward pass; arguments as those of ``layer_picture``.
+    """List the saved tensors of a layer, after the forward pass; the arguments are those of ``layer_picture``.
 
-    Raises: ConfigError as ``layer_picture``, or if both t and c are larger than 1: a picture has one kind of rank.
+    Raises:
+        ConfigError: As ``layer_picture``, or both t and c are larger than 1: a picture has one kind of rank.
     """
     t, c = parallel.tensor_parallel_size, parallel.context_parallel_size
     ranks = max(t, c)
@@ -162,7 +165,9 @@ def layer_blocks(
 def _rows(
     shape: Shape, parallel: Parallel, recompute: Mode, context_kind: str
 ) -> tuple[LayerTerms, list[Row], list[Row], list[Row]]:
-    """The layer's terms, and its rows without parallelism, as one rank saves them, and with recomputation."""
+    """Return the layer's terms, and its rows without parallelism, as one rank saves them, and as it saves with
+    recomputation.
+    """
     if isinstance(shape, ModelShape):
         shards = layer_rows(shape, parallel)
         return PAPER_LAYER, layer_rows(shape), shards, layer_rows(shape, parallel, recompute)
@@ -175,7 +180,7 @@ def _rows(
 
 
 def _together(rows: Sequence[Row], alike: Collection[str]) -> list[Row]:
-    """Rows with statistics that the ranks share alike in one, at the end: each is too small to see."""
+    """Join the statistics that the ranks share in the same way to one row, at the end: each is too small to see."""
     small, others = ([row for row in rows if (row.term in alike) == is_small] for is_small in (True, False))
     return [*others, replace(small[0], term="statistics", bytes=sum(row.bytes for row in small))] if small else others
 
@@ -189,7 +194,7 @@ def _formula(row: Row, shape: Shape, parallel: Parallel) -> str:
 
 
 def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) -> str:
-    """How the ranks share a tensor."""
+    """Return in words how the ranks share a tensor."""
     term, t, shared_by = block.row.term, parallel.tensor_parallel_size, term_of(block.row).shared_by
     if block.row.bytes == block.whole:
         return COPIED
@@ -206,14 +211,16 @@ def _split(block: Block, shape: Shape, parallel: Parallel, context_kind: str) ->
 
 
 def _is_of_experts(row: Row, shape: Shape) -> bool:
-    """Whether the ranks share it by whole experts, and it grows with the tokens that come to them."""
+    """Return whether the ranks share a tensor by whole experts, so that it grows with the tokens that these get."""
     by = term_of(row).shared_by
     is_routed = by == "experts" or (by == "width" and not row.term.startswith("shared"))
     return is_routed and isinstance(shape, LlamaShape) and bool(shape.num_experts)
 
 
 def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of a tensor of experts on each rank, by the pairs that it takes."""
+    """Return the bytes of an expert's tensor on each rank, by the pairs that the rank takes;
+    empty for other tensors.
+    """
     if isinstance(shape, ModelShape) or not _is_of_experts(of, shape):
         return ()
     rows = [row for tokens in routed_tokens for row in llama_rows(shape, parallel, routed_tokens=tokens)]
@@ -221,14 +228,16 @@ def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[
 
 
 def _with_gathered_again(block: Block, moves: Sequence[Transfer]) -> Block:
-    """With what backward gathers for a moment: the rest of a tensor whose shard is saved.  K and V come together."""
+    """Add what backward gathers for a moment: the rest of a tensor of which a shard is saved. K and V come together."""
     again = {move.after for move in moves if move.gathers_again}
     is_gathered = block.row.term in again or (block.row.term == "K" and "V" in again)
     return replace(block, gathered=block.whole - block.row.bytes) if is_gathered else block
 
 
 def _regions(blocks: Sequence[Block]) -> dict[str, str]:
-    """How the ranks share the blocks, above the first of each run that they share alike."""
+    """Return how the ranks share the blocks, by the first term of each run of blocks that they
+    share in the same way.
+    """
     found = {}
     for split, run in groupby(blocks, lambda block: block.split):
         found[next(run).row.term] = split
@@ -238,9 +247,10 @@ def _regions(blocks: Sequence[Block]) -> dict[str, str]:
 def transfers(
     shape: Shape, parallel: Parallel, phase: str, recompute: Mode = "none", context_kind: str = "gather"
 ) -> list[Transfer]:
-    """The collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
+    """List the collectives of a pass, each below the tensor that it follows in the forward pass; 16 bits.
 
-    Raises: ConfigError for layers whose collectives actmem has no formula for.
+    Raises:
+        ConfigError: actmem has no formula for the layer's collectives.
     """
     if isinstance(shape, LlamaShape):
         if shape.latent or shape.shared_ffn_size:
@@ -279,7 +289,9 @@ def transfers(
 
 
 def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
-    """Inputs of the column-parallel matmuls, where f and g stand, and of the row-parallel ones, before f̄ and ḡ."""
+    """Return the inputs of the column-parallel matmuls, where f and g are, and of the row-parallel ones, before f̄ and
+    ḡ.
+    """
     if isinstance(shape, ModelShape):
         return ("QKV projection input", "h→4h input"), ("attention projection input", "4h→h input")
     starts, ends = ("QKV projection input", "gate and up input"), ("attention projection input", "down input")
@@ -290,7 +302,7 @@ def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[st
 
 
 def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Transfer]:
-    """Tokens to the ranks of their experts and back, and their weights."""
+    """List what brings tokens and their weights to the ranks of their experts, and back."""
     t, taken = parallel.tensor_parallel_size, shape.experts_per_token or 0
     pairs = shape.seq_length * shape.micro_batch_size * taken // parallel.sequence_parts
     if not parallel.sequence_parallel:
@@ -309,8 +321,10 @@ def _of_experts(shape: LlamaShape, parallel: Parallel, phase: str) -> list[Trans
 
 
 def _as_routed(move: Transfer, routed_tokens: Sequence[int]) -> Transfer:
-    """An all-to-all of the forward pass with what the busiest rank sends: to the experts of others all that it has, and
-    from its own experts all but its own.
+    """Give an all-to-all of the forward pass the bytes that the busiest rank sends.
+
+    On the way to the experts a rank sends all that it has for experts of other ranks; on the way back it sends all that
+    its experts took, without its own tokens.
     """
     (each,), even = move.collectives, Fraction(sum(routed_tokens), len(routed_tokens))
     times = max(routed_tokens) / even - 1 if move.after == "down input" else 1
@@ -318,7 +332,9 @@ def _as_routed(move: Transfer, routed_tokens: Sequence[int]) -> Transfer:
 
 
 def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:
-    """K and V to all ranks, at once or around a ring, or all-to-alls from tokens to heads and back."""
+    """List what brings K and V to all ranks, at once or around a ring, or the all-to-alls from tokens to heads and
+    back.
+    """
     kind = "gather" if context_kind == "ring" else context_kind
     collectives = [each for each in context_collectives(shape, parallel, kind) if each.phase == phase]
     if kind == "ulysses":
@@ -336,7 +352,7 @@ def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, cont
 
 
 def _finding(blocks: Sequence[Block], ranks: int) -> str:
-    """What the picture shows, in two lines at most."""
+    """Return what the picture shows, in two lines at most."""
     held = sum(block.on_device for block in blocks)
     who = f"Each of {ranks} ranks" if ranks > 1 else "One layer"
     actions = (("recompute", "recomputed"), ("offload", "on the host"), ("not saved", "not saved"))
@@ -368,7 +384,12 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
 
 
 def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:
-    """What is in memory at a moment.  saved: the same blocks after the forward pass.  now: stored last."""
+    """Return what is in memory at a moment, in words.
+
+    Args:
+        saved: The same blocks after the forward pass.
+        now: The block that was stored last; None: the moment isn't one of the forward pass's steps.
+    """
     held, of_all = (size_text(sum(block.on_device for block in each)) for each in (blocks, saved))
     if now is None:
         return f"In memory now: {held};<br>after the forward pass: {of_all}"

@@ -1,4 +1,4 @@
-"""The four operators f, f̄, g and ḡ: which tensors of which ranks each turns into which, forward and backward."""
+"""The four operators f, f̄, g and ḡ: what each makes of the ranks' tensors, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actmem_course.figures.sketch import Stroke, arrows
 from actmem_course.figures.style import FILLS, Fill
 from actmem_course.figures.units import size_text
 
-#: The collective of each operator in the forward pass.  In the backward pass it is the forward pass of its conjugate.
+#: The collective of each operator in the forward pass.  In its backward pass it runs that of its conjugate.
 FORWARD_COLLECTIVE = {"f": None, "f̄": "all-reduce", "g": "all-gather", "ḡ": "reduce-scatter"}
 CONJUGATE_OF = {"f": "f̄", "f̄": "f", "g": "ḡ", "ḡ": "g"}
 #: A tensor before and after each operator: whole on every rank, one term of a sum on each, or a shard along s.
@@ -22,22 +22,23 @@ _STATES = {
     "g": ("shard", "whole"),
     "ḡ": ("partial", "shard"),
 }
-#: What goes into a block, and what comes out of it.
+#: The name of the tensor that each operator takes: X goes into a block, Z comes out of it.
 _TENSORS = {"f": "X", "f̄": "Z", "g": "X", "ḡ": "Z"}
-#: A tensor that is the same on all ranks or one rank's shard of it, and one term of a sum.
+#: Fills: of a tensor that is the same on all ranks, or one rank's shard of it; and of one term of a sum.
 COMPLETE, PARTIAL = FILLS["activations"], Fill("#FBE5B5", "/")
 
-#: Ranks in the picture; a pass's width and the width of a tensor in it; where the second pass begins.
+#: How many ranks are drawn; the width of a pass and of a tensor in it; where the second pass begins.
 _RANKS, _PASS, _BOX, _BACKWARD = 2, 4.0, 1.15, 4.9
 _LEFT, _ROW, _BAND, _HIGH, _AIR = 1.3, 1.15, 3.9, 0.8, 0.12
 
 
 def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
-    """Operators on two ranks, one below the other: the forward pass to the right, then the backward pass to the left.
+    """Draw operators on two ranks, one below the other: the forward pass to the right, then the backward pass to the
+    left.
 
     Args:
         names: Keys of FORWARD_COLLECTIVE.
-        shape: Its activation of 16 bits is what a collective carries.
+        shape: Its activation, in 16 bits, is what a collective carries.
     """
     size = size_text(activation_bytes(shape, 2))
     drawn: list[Box] = []
@@ -78,7 +79,7 @@ def _tensor(name: str, state: str, rank: int, x: float, y: float) -> list[Box]:
 
 
 def _strokes(kind: str | None, before: float, after: float, top: float) -> list[Stroke]:
-    """From every tensor that goes in to every one that it reaches: its own rank's, with a collective all ranks'."""
+    """Return arrows from every tensor to those that it reaches: its own rank's, or with a collective all ranks'."""
     start, end = (before + _BOX + _AIR, after - _AIR) if before < after else (before - _AIR, after + _BOX + _AIR)
     middles = [top + rank * _ROW + _HIGH / 2 for rank in range(_RANKS)]
     return [

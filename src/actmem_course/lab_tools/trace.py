@@ -19,7 +19,7 @@ from actmem.parallel import conjugates, linear
 from actmem.recompute import around_second_runs
 from actmem_course.lab_tools.timing import Work
 
-#: What to wrap: owner, name of the function, name of the range.
+#: The functions to wrap: owner, name of the function, name of the range in the trace.
 _RANGES = (
     (conjugates.FUNCTIONS["f"], "forward", "f"),
     (conjugates.FUNCTIONS["f"], "backward", "f backward: all-reduce"),
@@ -42,7 +42,7 @@ _RANGES = (
 
 @contextmanager
 def paper_ranges() -> Iterator[None]:
-    """Show what runs in the block under the paper's names, as ranges of torch's profiler."""
+    """In the block, name what runs by the paper's names, as ranges of torch's profiler."""
     with ExitStack() as stack:
         for owner, name, text in _RANGES:
             stack.enter_context(replaced(owner, name, record_function(text)))
@@ -75,12 +75,13 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
 
 
 def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How much of NCCL's kernels of a trace ran beside other kernels.
+    """Find how much of the time of a trace's NCCL kernels other kernels ran.
 
     Args:
-        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; of a CPU's there are no kernels.
+        events: ``traceEvents`` of a file that ``write_trace`` made on a GPU; a CPU's trace has no kernels.
 
-    Returns: for each step, pass and kind of collective its milliseconds, and those at which another kernel ran.
+    Returns: for each ``step``, ``pass`` and ``kind`` of collective its milliseconds ``ms``, and ``hidden_ms``, those
+        during which another kernel ran.
     """
     kernels = [event for event in events if event.get("cat") == "kernel"]
     others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]
@@ -107,12 +108,12 @@ _NCCL = {"AllGather": "all-gather", "ReduceScatter": "reduce-scatter", "AllReduc
 
 
 def _holds(span: dict[str, Any], moment: float) -> bool:
-    """Whether this range of a whole step goes on at that moment."""
+    """Return whether ``span`` is the range of a whole step that goes on at that moment."""
     return span["name"] not in ("forward", "backward") and span["ts"] <= moment < span["ts"] + span["dur"]
 
 
 def _covered(start: float, end: float, spans: list[tuple[float, float]]) -> float:
-    """How much of the time from ``start`` to ``end`` at least one span covers."""
+    """Return how much of the time from ``start`` to ``end`` is covered by at least one span."""
     covered, reached = 0.0, start
     for begin, finish in sorted(spans):
         begin, finish = max(begin, reached), min(finish, end)

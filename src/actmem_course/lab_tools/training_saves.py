@@ -1,11 +1,11 @@
-"""The state of a training, saved by its ranks in files that don't depend on t, and read again by any number of them.
+"""The state of a training, saved by its ranks in files that don't depend on t, and read again by any number of ranks.
 
-torch.distributed.checkpoint writes each rank's shards, and reads those that another rank needs.  The state is the
+torch.distributed.checkpoint writes each rank's shards, and reads those that another rank needs. The state is the
 weights, the optimizer's averages and its count of steps, and the losses so far.
 
-A save is a folder ``step-00000012`` with torch's files, the settings, and, written last, the checksums of all: it is
-whole only with those.  One training at a time is at work in a folder: it holds the lock of a file there.
-``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
+A save is a folder ``step-00000012`` with torch's files, the settings, and, written last, the checksums of all files.
+Only with its checksums is a save complete. Only one training at a time may use a folder: it holds the lock of a file
+there. ``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from actmem.layers.gpt import GPT
 from actmem_course.files import write_text
 from actmem_more.llama import LlamaStage
 
-#: Whole saves that stay; older ones are deleted.
+#: How many complete saves stay; older ones are deleted.
 KEPT_SAVES = 2
-#: In each save: what the training must have in common with the one that goes on.
+#: The file in each save with the settings that a training must share to go on from it.
 SETTINGS = "training.json"
-#: How long a training waits for one that has just been killed to be gone.
+#: Seconds that a training waits for the folder's lock, in case another one has just been killed.
 LOCK_SECONDS = 5.0
 _COMPLETE = "checksums.json"
 
 
 def newest_save(folder: Path) -> int:
-    """The step of the newest whole save in ``folder``; 0 if there is none."""
+    """Return the step of the newest complete save in ``folder``; 0 if there is none."""
     return max(_whole_saves(folder), default=0)
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """A file of ``folder``, locked until it is closed or its process ends.
+    """Return a file of ``folder`` that is locked until it is closed or its process ends.
 
-    Raises: ConfigError if another process has the lock.
+    Raises: ConfigError if another process keeps the lock.
     """
     end = time.monotonic() + LOCK_SECONDS
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,13 @@ def lock_folder(folder: Path) -> IO[str]:
 def save_training(
     folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, losses: list[float], settings: dict
 ) -> None:
-    """Save the state after ``len(losses)`` steps.  Every rank must call it, and see the same folder."""
+    """Save the state after ``len(losses)`` steps. Every rank must call it, and see the same folder.
+
+    Args:
+        settings: what a training that goes on from this save must share.
+
+    Raises: OSError on every rank if one of them can't write.
+    """
     place = _place(folder, len(losses))
     if torch.distributed.get_rank() == 0 and place.exists():
         shutil.rmtree(place)  # a save that was cut off, maybe of other ranks
@@ -84,7 +90,8 @@ def save_training(
 def load_training(folder: Path, step: int, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> list[float]:
     """Read the save of ``step`` into a new model and optimizer; returns the losses so far.
 
-    The ranks may share the model in another way than those that saved it, and be of another kind.
+    The ranks may share the model in another way than those that saved it, and run on another kind of device.
+    Raises: OSError on every rank if one of them can't read.
     """
     place = _place(folder, step)
     losses = torch.zeros(step, dtype=torch.float64)
@@ -94,7 +101,10 @@ def load_training(folder: Path, step: int, model: GPT | LlamaStage, optimizer: t
 
 
 def check_save(folder: Path, step: int) -> dict:
-    """The settings in the save of ``step``.  Raises ConfigError if one of its files is not what was written."""
+    """Return the settings in the save of ``step``.
+
+    Raises: ConfigError if one of its files is not what was written.
+    """
     place = _place(folder, step)
     try:
         written, found = dict(json.loads((place / _COMPLETE).read_text(encoding="utf-8"))), _checksums(place)
@@ -112,7 +122,10 @@ def _checksums(place: Path) -> dict[str, int]:
 
 
 def _one_error(run: Callable[[], object], place: Path) -> None:
-    """``run()``; what fails on any rank is an OSError on every one: torch's own is no Exception, and has 100 lines."""
+    """Call ``run()``; if it fails on any rank, raise one OSError on every rank.
+
+    torch's own error is not an Exception, and has 100 lines.
+    """
     try:
         run()
     except CheckpointException as error:
@@ -132,7 +145,9 @@ def _whole_saves(folder: Path) -> set[int]:
 
 
 def _shards(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights and the optimizer's tensors, by name, as parts of the unsharded ones.  They share this rank's storage."""
+    """Return weights and the optimizer's tensors, by name, as parts of the unsharded ones. They share this rank's
+    storage.
+    """
     found = {}
     for name, parameter in model.named_parameters():
         found[name] = _as_shard(parameter.detach(), parameter, model)
@@ -143,7 +158,9 @@ def _shards(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def _as_shard(tensor: Tensor, parameter: Tensor, model: GPT | LlamaStage) -> Tensor:
-    """``tensor`` as this rank's part of what the ranks of model.tp hold together; itself if they share nothing."""
+    """Return ``tensor`` as this rank's part of a tensor that the ranks of model.tp share; itself if they don't share
+    it.
+    """
     dim = getattr(parameter, "partition_dim", None)
     if dim is None or model.tp.group is None or model.tp.size == 1:
         return tensor
@@ -155,7 +172,7 @@ def _as_shard(tensor: Tensor, parameter: Tensor, model: GPT | LlamaStage) -> Ten
 
 
 def _averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """AdamW's tensors of a parameter, in the optimizer from now on: it makes them in its first step only."""
+    """Return AdamW's tensors of a parameter, and make them if the optimizer has none before its first step."""
     state: dict[str, Any] = optimizer.state[parameter]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32)

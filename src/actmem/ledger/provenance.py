@@ -132,7 +132,7 @@ class ProvenanceTracker(QuietDispatchMode):
         self.tracker, self._on_found, self._after = tracker, on_found, after
         # A storage has one Python object for as long as it lives, so a weak reference to that follows the storage
         # itself.
-        self.found: WeakKeyDictionary[torch.UntypedStorage, Provenance] = WeakKeyDictionary()
+        self.origins: WeakKeyDictionary[torch.UntypedStorage, Provenance] = WeakKeyDictionary()
         #: The storages that autograd took, in order, and the views of each that were saved.
         self.saved: WeakKeyDictionary[torch.UntypedStorage, dict[tuple, SavedTensor]] = WeakKeyDictionary()
         #: Weights that were seen as such when they were saved: they may be in no module at the end.
@@ -156,18 +156,18 @@ class ProvenanceTracker(QuietDispatchMode):
         kwargs, func = kwargs or {}, self.real_operation(func, args)
         result = func(*args, **kwargs)
         # Some write into their argument and return nothing.
-        made = stored_parts(kwargs.get("out") if result is None else result, 1)
-        if self._after is None and not _writes(func) and all(storage in self.found for storage, _ in made):
+        results = stored_parts(kwargs.get("out") if result is None else result, 1)
+        if self._after is None and not _writes(func) and all(storage in self.origins for storage, _ in results):
             return result  # views, quickly
         sources = []
         for storage, part in stored_parts((args, kwargs)):
             sources.append(storage)
-            if storage not in self.found:
+            if storage not in self.origins:
                 self._add(storage, part, Provenance(made=False))
-        for storage, part in made:
+        for storage, part in results:
             self._note(storage, part, func, args, kwargs, sources)
         if self._after is not None:
-            self._after([*sources, *(storage for storage, _ in made)])
+            self._after([*sources, *(storage for storage, _ in results)])
         return result
 
     def _note_state(self, state: Tensor) -> None:
@@ -180,36 +180,36 @@ class ProvenanceTracker(QuietDispatchMode):
         origin.module, origin.shape = self.tracker.module, shape_of(tensor)
         origin.dtype, origin.device = tensor.dtype, tensor.device.type
         origin.of_weights |= storage in self.tracker.weights
-        self.found[storage] = origin
+        self.origins[storage] = origin
         self._on_found(storage, origin)
         return origin
 
     def _note(self, storage: torch.UntypedStorage, result: Tensor, func: Any, args: tuple, kwargs: dict, sources: list):
-        origin = self.found.get(storage)
+        origin = self.origins.get(storage)
         if origin is not None and not _writes(func):  # a view
             return
-        others = [source for source in sources if source is not storage]
-        known = [self.found[source] for source in others]
-        of_weights = any(one.of_weights for one in known) and _name_of(func) not in _MATMULS
-        of_weights = of_weights and all(one.of_weights or one.constant for one in known)
+        other_sources = [source for source in sources if source is not storage]
+        inputs = [self.origins[source] for source in other_sources]
+        of_weights = any(each.of_weights for each in inputs) and _name_of(func) not in _MATMULS
+        of_weights = of_weights and all(each.of_weights or each.constant for each in inputs)
         if origin is None:
             origin = Provenance(True, _name_of(func), self.tracker.inside, of_weights=of_weights)
-            origin.constant = not _by_chance(func) and all(one.constant for one in known)
-            self._trace_copy(origin, func, others)
+            origin.constant = not _by_chance(func) and all(each.constant for each in inputs)
+            self._trace_copy(origin, func, other_sources)
             if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
                 origin.repeats = _repeats(args[0])
-            elif origin.operation == "add" and len(known) == 1 and known[0].operation in _BENT:
-                origin.one_plus = known[0].operation
-            elif origin.operation in _PICKS and known and not known[0].made and args[0].dim() > 2:
-                origin.picked_from = weakref.ref(others[0])
-            origin.scores = self._scores(origin.operation, result.numel(), others, args)
+            elif origin.operation == "add" and len(inputs) == 1 and inputs[0].operation in _BENT:
+                origin.one_plus = inputs[0].operation
+            elif origin.operation in _PICKS and inputs and not inputs[0].made and args[0].dim() > 2:
+                origin.picked_from = weakref.ref(other_sources[0])
+            origin.scores = self._scores(origin.operation, result.numel(), other_sources, args)
             self._add(storage, result, origin)
         elif origin.made and (origin.constant or origin.of_weights or origin.copied_from):  # until now
-            alone = of_weights or all(one.constant for one in known)
+            alone = of_weights or all(each.constant for each in inputs)
             origin.of_weights = alone and (origin.of_weights or origin.constant and of_weights)
-            if _by_chance(func) or not all(one.constant for one in known):
+            if _by_chance(func) or not all(each.constant for each in inputs):
                 origin.constant, origin.copied_from = False, ()
-                self._trace_copy(origin, func, others)
+                self._trace_copy(origin, func, other_sources)
             elif origin.copied_from and kind_of(func) == "all-gather":  # of a part of the same storage
                 origin.gathered = True
         if not origin.made and "out" in kwargs:  # FSDP gathers into the buffers of the step before
@@ -221,32 +221,32 @@ class ProvenanceTracker(QuietDispatchMode):
 
         It also notes in the provenance of what the operation reads whether that is a mask or an operand of scores.
         """
-        provenance = [self.found[source] for source in sources]
-        scored = [one.scores for one in provenance if one.scores is not None]
+        provenance = [self.origins[source] for source in sources]
+        scored = [each.scores for each in provenance if each.scores is not None]
         if operation in _MATMULS:
             scores = next((scores for scores in scored if scores.normalized), None) or Scores()
             scores.attended = scores.normalized
-            for one in provenance:
-                one.multiplied = scores
+            for each in provenance:
+                each.multiplied = scores
             width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
-            if scores.attended or width > WIDEST_HEAD or any(one.of_weights for one in provenance):
+            if scores.attended or width > WIDEST_HEAD or any(each.of_weights for each in provenance):
                 return None
             return scores
         if operation.startswith(_FUSED_ATTENTION):
             multiplied = storages_in(args[:3])
-            for source, one in zip(sources, provenance):
+            for source, each in zip(sources, provenance):
                 name = "multiplied" if any(source is q for q in multiplied) else "masks"
-                setattr(one, name, Scores(attended=True))
+                setattr(each, name, Scores(attended=True))
             return None
         if scored and operation.startswith(("masked_fill", "where")):
-            for one in provenance:
-                if one.scores is None:
-                    one.masks = scored[0]
-        alike = (one.scores for one in provenance if one.scores is not None and prod(one.shape) == size)
-        found = next(alike, None)
-        if found is not None and "softmax" in operation:
-            found.normalized = True
-        return found
+            for each in provenance:
+                if each.scores is None:
+                    each.masks = scored[0]
+        same_size = (each.scores for each in provenance if each.scores is not None and prod(each.shape) == size)
+        own_scores = next(same_size, None)
+        if own_scores is not None and "softmax" in operation:
+            own_scores.normalized = True
+        return own_scores
 
     def _trace_copy(self, origin: Provenance, func: Any, sources: list[torch.UntypedStorage]) -> None:
         gathers = kind_of(func) in ("all-gather", "broadcast")
@@ -254,7 +254,7 @@ class ProvenanceTracker(QuietDispatchMode):
             return
         roots: list[weakref.ref] = []
         for source in sources:
-            before = self.found[source]
+            before = self.origins[source]
             if before.made and not before.copied_from:
                 return
             roots.extend(before.copied_from if before.made else [weakref.ref(source)])
@@ -341,7 +341,7 @@ class ProvenanceTracker(QuietDispatchMode):
                 continue
             if is_weight:
                 self._seen_weights.add(storage)
-            origin = self.found.get(storage) or self._add(storage, part, Provenance(made=False))
+            origin = self.origins.get(storage) or self._add(storage, part, Provenance(made=False))
             views, view = self.saved.setdefault(storage, origin.saved), view_of(part)
             if view not in views:
                 op, argument, line = saver or self.tracker.saver_of(part)
@@ -378,7 +378,7 @@ class ProvenanceTracker(QuietDispatchMode):
             dtype: of the tensor that was saved.
             op: the operation that saved it.
         """
-        origin = self.found[storage]
+        origin = self.origins[storage]
         if storage in self.tracker.weights:
             return "weight"
         if not (origin.made or origin.gathered):
@@ -417,7 +417,7 @@ class ProvenanceTracker(QuietDispatchMode):
         Where a saved tensor can be a waste, the text says so in place of the operation: "attention mask", "attention
         scores", "picked from a weight", "a number plus …", or "…, repeated ×n".
         """
-        origin = self.found[storage]
+        origin = self.origins[storage]
         if not origin.made:
             return ""
         if origin.masks is not None and origin.masks.attended:

@@ -48,7 +48,7 @@ class Ledger:
     """
 
     def __init__(self, provenance: ProvenanceTracker, device: str) -> None:
-        self._origins, self.device = provenance, device
+        self._provenance, self.device = provenance, device
         self.saved: list[SavedTensor] = []
         self.unsaved: list[SavedTensor] = []
         self.weights: list[SavedTensor] = []
@@ -59,11 +59,11 @@ class Ledger:
         A storage that was emptied since then counts with its present size: between forward and backward FSDP leaves its
         gathered weights empty.
         """
-        return {id(storage): storage.nbytes() for storage in self._origins.saved}
+        return {id(storage): storage.nbytes() for storage in self._provenance.saved}
 
     def names_of(self, storage: torch.UntypedStorage) -> list[str]:
         """Return who saved each view of a storage, named as in ``rows``; an empty list if autograd didn't save it."""
-        return [row.name for row in self._origins.saved.get(storage, {}).values()]
+        return [row.name for row in self._provenance.saved.get(storage, {}).values()]
 
     @property
     def total_bytes(self) -> int:
@@ -100,7 +100,7 @@ class Ledger:
             variables: the variables of the functions that are running; tensors in them are the caller's, not the
                 module's.
         """
-        provenance = self._origins
+        provenance = self._provenance
         for storage, views in provenance.saved.items():
             first = next(iter(views.values()))
             kind, made_by = provenance.kind_of(storage, first.dtype, first.op), provenance.made_by(storage)
@@ -195,19 +195,19 @@ def _unsaved(
     """
     tracker = provenance.tracker
 
-    def left() -> list[tuple[torch.UntypedStorage, Provenance]]:
+    def unsaved() -> list[tuple[torch.UntypedStorage, Provenance]]:
         return [
             (storage, origin)
-            for storage, origin in provenance.found.items()
+            for storage, origin in provenance.origins.items()
             if origin.made and not origin.saved and storage not in tracker.outputs and storage.nbytes()
         ]
 
-    settled(lambda: len(left()))
-    found = [(storage, origin) for storage, origin in left() if storage not in tracker.inputs]
+    settled(lambda: len(unsaved()))
+    found = [(storage, origin) for storage, origin in unsaved() if storage not in tracker.inputs]
     if not all(origin.inside for _, origin in found):
         ours = (OperationTracker, ProvenanceTracker)
-        mine = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
-        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in mine]
+        callers = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, ours)])}
+        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in callers]
     texts = _holders([id(storage) for storage, _ in found], _text)
     for storage, origin in found:
         yield storage, origin, texts.get(id(storage), "")
@@ -251,31 +251,31 @@ def _holders(storages: Collection[int], text_of: Callable[[Any], str]) -> dict[i
 
     Returns: by a storage's id, the text of its holder.
     """
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     #: Objects of this step, and the storages that each leads to.
-    here: list[Any] = [
-        one
-        for one in (gc.get_objects() if storages else ())
-        if issubclass(type(one), Tensor) and id(storage_of(one)) in storages
+    objects: list[Any] = [
+        obj
+        for obj in (gc.get_objects() if storages else ())
+        if issubclass(type(obj), Tensor) and id(storage_of(obj)) in storages
     ]
-    leads_to = {id(tensor): {id(storage_of(tensor))} for tensor in here}
-    ours = {id(here), id(leads_to)}
+    leads_to = {id(tensor): {id(storage_of(tensor))} for tensor in objects}
+    ours = {id(objects), id(leads_to)}
     for _ in range(_STEPS):
-        above: list[Any] = []
-        for holder in gc.get_referrers(*here) if here else ():
+        holders: list[Any] = []
+        for holder in gc.get_referrers(*objects) if objects else ():
             if id(holder) in ours or isinstance(holder, (FrameType, type)):
                 continue
             before = leads_to.setdefault(id(holder), set())
             reached = {key for held in gc.get_referents(holder) for key in leads_to.get(id(held), ())}
-            reached -= found.keys() | before
+            reached -= texts.keys() | before
             if text := text_of(holder):
-                found.update(dict.fromkeys(reached, text))
+                texts.update(dict.fromkeys(reached, text))
             elif reached:
-                above.append(holder)
+                holders.append(holder)
                 before |= reached
-        ours.add(id(above))
-        here = above
-    return found
+        ours.add(id(holders))
+        objects = holders
+    return texts
 
 
 def _text(holder: Any) -> str:

@@ -132,44 +132,46 @@ def watch_step(
 
     Yields: the bill, which is complete when the block ends.
     """
-    bill, lives = StepBill(), Lives()
+    bill, history = StepBill(), StepHistory()
     tracker = OperationTracker(model, follows_functions=not is_compiled(model))
-    provenance = ProvenanceTracker(tracker, lives.begin, lives.after)
-    lives.note_what_exists(model, optimizer, batch)
+    provenance = ProvenanceTracker(tracker, history.begin, history.after)
+    history.note_what_exists(model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
                 # A hook that sees the gradient earlier would make autograd copy it.
                 hook = parameter.register_post_accumulate_grad_hook(
-                    lambda p, name=name: lives.known(p.grad, "gradient", name, "gradient")
+                    lambda p, name=name: history.label_storages(p.grad, "gradient", name, "gradient")
                 )
                 stack.callback(hook.remove)
         if optimizer is not None:
-            stack.enter_context(replaced(optimizer, "step", lives.during("optimizer")))
+            stack.enter_context(replaced(optimizer, "step", history.during("optimizer")))
         for function in ("backward", "grad"):
-            stack.enter_context(replaced(torch.autograd, function, lives.during("backward")))
-        stack.enter_context(replaced(torch.UntypedStorage, "resize_", lives.resizing))
+            stack.enter_context(replaced(torch.autograd, function, history.during("backward")))
+        stack.enter_context(replaced(torch.UntypedStorage, "resize_", history.resizing))
         stack.enter_context(provenance.watching())
-        lives.enter("forward")
-        lives.count()
+        history.enter("forward")
+        history.count()
         yield bill
-    lives.note_what_exists(model, optimizer, None)
-    lives.classify(provenance)
-    bill.curve = lives.curve
-    bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
-    bill.peak_bytes = max(lives.curve)
-    bill.peak_at = lives.curve.index(bill.peak_bytes)
-    bill.lives = [(life.line(), life.sizes) for life in lives.lives]
-    at_peak = [
-        replace(row, bytes=size)
-        for row, sizes in bill.lives
-        if (size := next((size for start, size in reversed(sizes) if start <= bill.peak_at), 0))
-    ]
+    history.note_what_exists(model, optimizer, None)
+    history.classify(provenance)
+    bill.curve = history.curve
+    bill.phases = [(name, start) for name, start in history.phases if start < len(history.curve)]
+    bill.peak_bytes = max(history.curve)
+    bill.peak_at = history.curve.index(bill.peak_bytes)
+    bill.lives = [(life.bill_line(), life.sizes) for life in history.lives]
+    alive = [(row, size_at(sizes, bill.peak_at)) for row, sizes in bill.lives]
+    at_peak = [replace(row, bytes=size) for row, size in alive if size]
     bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
+def size_at(sizes: list[tuple[int, int]], moment: int) -> int:
+    """Return the bytes at a moment, from pairs of a moment and the bytes from then on."""
+    return next((size for start, size in reversed(sizes) if start <= moment), 0)
+
+
 @dataclass
-class Life:
+class StorageLife:
     """One storage's life.
 
     Attributes:
@@ -188,26 +190,27 @@ class Life:
     kind: str = ""
     is_output: bool = False
 
-    def line(self) -> SavedTensor:
+    def bill_line(self) -> SavedTensor:
         """Return its line on the bill, with the bytes that it had first."""
         kind, module, op, argument = _named(self)
         return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
 
-class Lives:
-    """Every storage's birth and death, and the live bytes after every operation.
+class StepHistory:
+    """The life of every storage in a step, and the live bytes after every operation.
 
     A moment is an index in ``curve``. What is born or dies between two counts is there, or gone, at the second.
     """
 
     def __init__(self) -> None:
-        self.lives: list[Life] = []  # by the storage's number
-        self.storages = StorageLifetimes(self._note_size)
+        self.lives: list[StorageLife] = []  # by the storage's number
+        self.lifetimes = StorageLifetimes(self._note_size)
         self.curve: list[int] = []
         self.phase = "before"
         self.phases: list[tuple[str, int]] = []
 
     def enter(self, phase: str) -> None:
+        """Begin a phase, unless it is the present one."""
         if phase != self.phase:
             self.phase = phase
             self.phases.append((phase, len(self.curve)))
@@ -224,19 +227,19 @@ class Lives:
 
     def count(self) -> None:
         """Note the bytes that are alive now: a new moment."""
-        self.curve.append(self.storages.bytes)
+        self.curve.append(self.lifetimes.bytes)
 
     def after(self, storages: list[torch.UntypedStorage]) -> None:
         """Note sizes and live bytes after an operation on these storages has ended."""
         for storage in storages:
-            self.storages.resized(storage)
+            self.lifetimes.resized(storage)
         self.count()
 
     def begin(self, storage: torch.UntypedStorage, origin: Provenance) -> None:
         """Begin the life of a storage, unless it is followed already."""
-        if storage not in self.storages.numbers:
-            self.lives.append(Life(origin, self.phase, [(len(self.curve), storage.nbytes())]))
-            self.storages.begin(storage)
+        if storage not in self.lifetimes.numbers:
+            self.lives.append(StorageLife(origin, self.phase, [(len(self.curve), storage.nbytes())]))
+            self.lifetimes.begin(storage)
 
     def _note_size(self, number: int, size: int | None) -> None:
         self.lives[number].sizes.append((len(self.curve), size or 0))
@@ -248,48 +251,54 @@ class Lives:
 
         def run(storage, size):
             result = resize(storage, size)
-            self.storages.resized(storage)
+            self.lifetimes.resized(storage)
             return result
 
         return run
 
-    def known(self, value: object, kind: str, name: str, op: str) -> None:
-        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
+    def label_storages(self, value: object, kind: str, name: str, op: str) -> None:
+        """Give all storages of ``value`` a label, unless they have one, and follow them from now on at the latest.
+
+        Args:
+            kind: one of BILL_KINDS.
+            name: what the bill has as the module.
+            op: what the bill has as the operation.
+        """
         for storage, part in stored_parts(value):
             self.begin(storage, Provenance(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
-            life = self.lives[self.storages.numbers[storage]]
+            life = self.lives[self.lifetimes.numbers[storage]]
             life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
         """Label the storages of weights, gradients, buffers, optimizer states and inputs."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
-            self.known(parameter, "weight", name, "parameter")
-            self.known(parameter.grad, "gradient", name, "gradient")
-            self.known(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
+            self.label_storages(parameter, "weight", name, "parameter")
+            self.label_storages(parameter.grad, "gradient", name, "gradient")
+            self.label_storages(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
         for name, buffer in model.named_buffers():
-            self.known(buffer, "buffer", name, "buffer")
+            self.label_storages(buffer, "buffer", name, "buffer")
         groups = optimizer.param_groups if optimizer is not None else ()
         for number, parameter in enumerate(p for group in groups for p in group["params"]):
             name = names.get(id(parameter), f"parameter {number} of the optimizer")
-            self.known(parameter, "optimizer state", name, "copy of the weight")
+            self.label_storages(parameter, "optimizer state", name, "copy of the weight")
             for key, state in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
-                self.known(state, "optimizer state", name, str(key))
-        self.known(batch, "input", "", "input")
+                self.label_storages(state, "optimizer state", name, str(key))
+        self.label_storages(batch, "input", "", "input")
 
     def classify(self, provenance: ProvenanceTracker) -> None:
         """Set the kinds of those storages alive whose kind only a look at the storage itself can tell."""
-        for storage, number in list(self.storages.numbers.items()):
+        for storage, number in list(self.lifetimes.numbers.items()):
             life = self.lives[number]
             origin = life.origin
             life.is_output = storage in provenance.tracker.outputs
-            if storage in provenance.found and (
+            if storage in provenance.origins and (
                 origin.gathered or origin.made and (origin.copied_from or origin.constant)
             ):
                 life.kind = provenance.kind_of(storage, origin.dtype, origin.operation)
 
 
-def _named(life: Life) -> tuple[str, str, str, str]:
+def _named(life: StorageLife) -> tuple[str, str, str, str]:
     """Return kind, module, operation and argument of one line of the bill."""
     origin = life.origin
     if life.label is not None:

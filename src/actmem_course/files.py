@@ -72,7 +72,7 @@ def _beside(path: Path) -> Path:
 def read_object(path: Path) -> dict:
     """Return the JSON object in a file; an empty dict if there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # the last: nested too deeply
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -51,8 +51,8 @@ def decoded(message: bytes) -> Any:
             value = torch.load(io.BytesIO(message), map_location=on_cpu, weights_only=True)
     except Exception as error:
         raise BadMessage(f"no message of ours: {type(error).__name__}") from None
-    own = lambda tensor: tensor.cuda() if tensor.untyped_storage().data_ptr() in from_gpus else tensor  # noqa: E731
-    return tree_map_only(torch.Tensor, own, value)
+    to_own_gpu = lambda tensor: tensor.cuda() if tensor.untyped_storage().data_ptr() in from_gpus else tensor  # noqa: E731
+    return tree_map_only(torch.Tensor, to_own_gpu, value)
 
 
 class RankStore:

@@ -153,21 +153,21 @@ def mlp_shards(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing
         ("Z = GB", "[sb, h]", 1.5, 1.4, "sum" if first else "columns", PARTIAL if first else COMPLETE),
     ]
     drawn: list[Box] = []
-    said = []
+    words = []
     x, middle = 0.4, 3.2
     for (name, sizes, width, height, split, fill), sign in zip(tensors, ("·", "→", "·", "=", "")):
         top = middle - height / 2
         drawn += _shards(f"{name} {sizes}", Box(x, top, width, height, fill), split, t)
-        said += [(x + width / 2, top - 0.55, f"<b>{name}</b>"), (x + width / 2, top - 0.2, sizes)]
+        words += [(x + width / 2, top - 0.55, f"<b>{name}</b>"), (x + width / 2, top - 0.2, sizes)]
         if sign:
-            said.append((x + width + _GAP / 2, middle, f"<b>{sign}</b>"))
+            words.append((x + width + _GAP / 2, middle, f"<b>{sign}</b>"))
         x += width + _GAP
     coefficient = three_digits(float(saved_coefficient(order, t)))
     collectives = "one sum over the ranks, at the end" if first else "a sum before GeLU, and a gather at the end"
     finding = "no collective inside" if first else "GeLU waits for the whole sum"
     return diagram(
         f"{order.capitalize()}: {finding};<br>each of {t} ranks saves {coefficient} sbh bytes",
-        [*boxes(drawn), labels(said)],
+        [*boxes(drawn), labels(words)],
         f"The MLP's two matmuls shared by {t} ranks, sharded by {order}: {collectives}. "
         f"The two linears and GeLU save {coefficient} times sbh bytes on each rank.",
         x - _GAP + 0.6, 5.5, 400,

@@ -65,16 +65,16 @@ def ring_step(kind: str, tensor_parallel_size: int, step: int, payload_bytes: in
 
 def _drawn(state: RingState, title: str, alt: str, kind: str) -> Drawing:
     t = len(state.held)
-    drawn, said = [], []
+    drawn, words = [], []
     left, right, height = 0.2 * t, 0.27 * t, 0.72
     for chunk in range(t):
-        said.append((left + chunk + 0.46, -0.3, f"chunk {chunk}" if t < 8 else str(chunk)))
-    said.append((left + t + right / 2, -0.3, "sent"))
+        words.append((left + chunk + 0.46, -0.3, f"chunk {chunk}" if t < 8 else str(chunk)))
+    words.append((left + t + right / 2, -0.3, "sent"))
     for rank in range(t):
-        said.append((left / 2, rank + height / 2, f"rank {rank}"))
-        said.append((left + t + right / 2, rank + height / 2, size_text(state.sent_bytes)))
+        words.append((left / 2, rank + height / 2, f"rank {rank}"))
+        words.append((left + t + right / 2, rank + height / 2, size_text(state.sent_bytes)))
         drawn += [_box(state, rank, chunk, left + chunk, rank, height, kind) for chunk in range(t)]
-    traces = [*boxes(drawn), *arrows(2.5, True, _strokes(state, left, height)), labels(said, 13)]
+    traces = [*boxes(drawn), *arrows(2.5, True, _strokes(state, left, height)), labels(words, 13)]
     return diagram(title, traces, alt, left + t + right, t + 0.1, 150 + 42 * t, top=-0.6)
 
 

@@ -32,18 +32,18 @@ def recompute_trade(shape: ModelShape) -> Drawing:
     The modes end the second run at the last tensor that backward reads (``selective`` and ``full``).
     """
     added = {name: layer_overhead(shape, mode) for name, mode in _MODES.items()}
-    again = list(added)[1:]
+    recomputing = list(added)[1:]
     return bar_chart(
         f"s = {shape.seq_length:,}: without the core attention a layer saves {float(selective_saves(shape)):.0%} fewer "
         f"bytes,<br>for {_percent(added['selective'])} more FLOPs; full recomputation adds {_percent(added['full'])}",
         {
             "forward and backward": dict.fromkeys(added, 100),
-            "recomputed": {name: 100 * float(added[name]) for name in again},
+            "recomputed": {name: 100 * float(added[name]) for name in recomputing},
         },
         "FLOPs of a layer",
         "%",
         fills=[FILLS["number"], FILLS["recomputed"]],
-        notes={name: f"+{_percent(added[name])}" for name in again},
+        notes={name: f"+{_percent(added[name])}" for name in recomputing},
     )
 
 
@@ -61,17 +61,17 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
     Returns: two drawings, the layer and the curve.
     """
     moments = training_moments(shape, recompute)
-    now, sizes = moments[moment], [one.bytes for one in moments]
-    there = now.held[now.layer]
+    now, sizes = moments[moment], [each.bytes for each in moments]
+    in_memory = now.held[now.layer]
     unit, unit_name = axis_unit(total(layer_rows(shape)) * shape.num_layers)
-    again = [place for place, one in enumerate(moments) if one.again]
+    recomputed = [place for place, each in enumerate(moments) if each.again]
     held, peak = [size / unit for size in sizes], size_text(max(sizes))
     when = "the peak of the step" if now.bytes == max(sizes) else f"the peak of the step is {peak}"
     curve = chart(
         f"All {shape.num_layers} layers hold {size_text(now.bytes)} now:<br>{when}",
         [
             line("in memory", range(len(sizes)), held, HELD, width=2, shape="hv", fill="tozeroy"),
-            points("recomputed", again, [held[i] for i in again], CARD, "recomputed", "triangle-up", 9, 1),
+            points("recomputed", recomputed, [held[i] for i in recomputed], CARD, "recomputed", "triangle-up", 9, 1),
             line(
                 "now", [moment, moment], [0, held[moment]], INK, width=2, mode="lines+markers",
                 marker={"color": INK, "size": [0, 11]},
@@ -86,8 +86,8 @@ def training_step(shape: ModelShape, moment: int, recompute: str = "none") -> li
         ),
         yaxis=scale(f"in memory, {unit_name}", 0, axis_end(total(layer_rows(shape)) * shape.num_layers / unit)),
     )  # fmt: skip
-    title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(there))} of this layer in memory"
-    terms = {row.term for row in there}
+    title = f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(total(in_memory))} of this layer in memory"
+    terms = {row.term for row in in_memory}
     return [layer_picture(shape, recompute=recompute, in_memory=terms, title=title), curve]
 
 

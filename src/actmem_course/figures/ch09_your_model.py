@@ -30,16 +30,16 @@ def blocks_of(shape: LlamaShape, code: str) -> list[Block]:
     copies = shape.num_attention_heads // shape.num_key_value_heads
     wider = {"norm 1 input": (2, "4sbh"), "norm 2 input": (2, "4sbh"), "K": (copies, "2sbh"), "V": (copies, "2sbh")}
     also = {"norm 1 input": "norm 1, normalised", "norm 2 input": "norm 2, normalised", "gate": "silu(gate)"}
-    found = []
+    blocks = []
     for block in layer_blocks(shape):
         term, size = block.row.term, block.row.bytes
         times, formula = wider.get(term, (1, block.formula)) if code == WRITTEN else (1, block.formula)
-        found.append(replace(block, row=replace(block.row, bytes=times * size), held=times * size, formula=formula))
+        blocks.append(replace(block, row=replace(block.row, bytes=times * size), held=times * size, formula=formula))
         if term in also:
-            gone = code == CHANGED
-            row, action = Row(also[term], size), "recompute" if gone else "keep"
-            found.append(Block(row, size, size, action, not gone, formula=block.formula))
-    return found
+            row, action = Row(also[term], size), "keep" if code == WRITTEN else "recompute"
+            is_present = code == WRITTEN
+            blocks.append(Block(row, size, held=size, action=action, is_present=is_present, formula=block.formula))
+    return blocks
 
 
 def saved_bytes(shape: LlamaShape, code: str) -> int:

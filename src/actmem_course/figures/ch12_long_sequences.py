@@ -42,7 +42,7 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
     Args:
         c: Context-parallel ranks of the last step.
     """
-    steps = {one.name: one for one in long_steps(shape, c)}
+    steps = {step.name: step for step in long_steps(shape, c)}
     first, *_, on_one, _ = steps.values()
     return bar_chart(
         f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"

@@ -74,7 +74,7 @@ class Comparison:
     @property
     def unequal(self) -> list[tuple[Any, Any]]:
         """The pairs that do not agree."""
-        return [(one, other) for one, other in self.pairs if one != other]
+        return [(first, second) for first, second in self.pairs if first != second]
 
     @property
     def is_statement(self) -> bool:
@@ -86,7 +86,7 @@ class Comparison:
         numbers = [pair for pair in self.pairs if not isinstance(pair[0], (bool, list))]
         if not numbers:
             return f"{len(self.unequal)} of {len(self.pairs)} differ" if self.unequal else ""
-        return f"{_number(sum(abs(one - other) for one, other in numbers))} apart"
+        return f"{_number(sum(abs(first - second) for first, second in numbers))} apart"
 
     def sentence(self) -> str:
         """Return what was predicted and what was counted.
@@ -107,7 +107,7 @@ class Comparison:
 
     def details(self) -> str:
         """Return the sentence, and the pairs that differ."""
-        apart = [f"  {_number(one)} and {_number(other)} {self.unit}".rstrip() for one, other in self.unequal]
+        apart = [f"  {_number(first)} and {_number(second)} {self.unit}".rstrip() for first, second in self.unequal]
         return "\n".join([f"{self.sentence()}: {self.badge()}", *apart])
 
 

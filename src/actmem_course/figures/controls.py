@@ -69,12 +69,12 @@ def choice(meaning: str, names: Sequence, start: Any) -> Control:
 
 def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return for each control the value on offer that is nearest to the one wanted."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, control in controls.items():
-        options = control.options(found)
+        options = control.options(values)
         want = wanted[name]
-        found[name] = want if want in options else min(options, key=lambda option: abs(option - want))
-    return found
+        values[name] = want if want in options else min(options, key=lambda option: abs(option - want))
+    return values
 
 
 def shown_value(value: object) -> str:

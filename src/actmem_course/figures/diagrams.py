@@ -67,11 +67,11 @@ def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
 def _along(every: Sequence[Box]) -> list[dict]:
     """Return invisible points along wide boxes, so that a pointer anywhere on them shows their hover text."""
     apart = max((box.x + box.width for box in every), default=1) / _POINTS_ACROSS
-    found = [(box, (i + 0.5) * apart) for box in every for i in range(int(box.width / apart))]
-    if not found:
+    places = [(box, (i + 0.5) * apart) for box in every for i in range(int(box.width / apart))]
+    if not places:
         return []
-    x, y = [box.x + at for box, at in found], [box.y + box.height / 2 for box, _ in found]
-    look: dict[str, Any] = {"showlegend": False, "customdata": [box.hover or box.text for box, _ in found]}
+    x, y = [box.x + at for box, at in places], [box.y + box.height / 2 for box, _ in places]
+    look: dict[str, Any] = {"showlegend": False, "customdata": [box.hover or box.text for box, _ in places]}
     return [points("", x, y, EMPTY.colour, "%{customdata}", size=22, opacity=0, **look)]
 
 

@@ -36,11 +36,11 @@ Result = Mapping[str, Any]
 
 def newest(step: str, folder: Path = RESULTS) -> Result:
     """Return the newest result that has a step of measure_gpu.py; raise FileNotFoundError if none has it."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    having = [one for one in found if one.get(step)]
-    if not having:
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    with_step = [result for result in results if result.get(step)]
+    if not with_step:
         raise FileNotFoundError(f"no GPU's results in {folder}: python labs/measure_gpu.py measures them")
-    return max(having, key=lambda one: one["date"])
+    return max(with_step, key=lambda result: result["date"])
 
 
 def device(result: Result) -> str:
@@ -112,7 +112,7 @@ def wall_remainder(result: Result) -> Fold:
     """Say how much more was allocated than predicted, and how much of that is explained."""
     rows = [row for row in result["wall"] if row["peak_bytes"]]
     shares = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
-    rest = {
+    unexplained = {
         row["name"].removesuffix(_WITHOUT_LIMIT): row["peak_bytes"]
         - row["predicted_bytes"]
         - sum(row["unbilled"].values())
@@ -120,9 +120,9 @@ def wall_remainder(result: Result) -> Fold:
     }
     return Fold(
         f"Measured is {min(shares):.2%} to {max(shares):.2%} more than predicted; "
-        f"up to {size_text(max(rest.values()))} of it we can't explain yet",
+        f"up to {size_text(max(unexplained.values()))} of it we can't explain yet",
         f"The prediction has no {', '.join(rows[0]['unbilled'])}. The GPU's run measured them: what is left beyond "
-        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in rest.items())}.",
+        f"them is {', '.join(f'{size_text(size)} ({name})' for name, size in unexplained.items())}.",
         prose=True,
     )
 

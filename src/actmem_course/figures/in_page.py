@@ -110,11 +110,11 @@ class LiveCell:
         self._ahead = {}
         for name, value in self.shows.items():
             self.moves.move(name, value)
-        said = {**self.state(), "number": asked.answer, "reply": asked.reply()}
+        state = {**self.state(), "number": asked.answer, "reply": asked.reply()}
         if asked.line is None:
-            return said
+            return state
         axis = self.moves.drawings[asked.line.figure].axis
-        return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
+        return {**state, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
     def next(self, asked: Mapping[str, Any]) -> dict:
         """Return the state after a move of a control, or after an answer.

@@ -140,25 +140,28 @@ def layer_blocks(
         )
     if routed_tokens:
         check_choice("number of routed_tokens", len(routed_tokens), [ranks])
-    terms, whole, shards, held = _rows(shape, parallel, recompute, "ulysses" if context_kind == "ulysses" else "gather")
+    # A ring saves what "gather" saves: K and V go around in place of the all-gather.
+    saved_as = "ulysses" if context_kind == "ulysses" else "gather"
+    terms, unsharded_rows, rank_rows, kept_rows = _rows(shape, parallel, recompute, saved_as)
     actions = {**dict.fromkeys(terms.dropped(recompute), "recompute"), **terms.stored(recompute)}
-    of_whole = {row.term: row for row in whole}
-    sizes, left = {row.term: row.bytes for row in whole}, {row.term: row.bytes for row in held}
-    sizes["attention output before all-to-all"] = sizes.get("attention projection input", 0)
-    plain = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
+    unsharded, kept_bytes = {row.term: row for row in unsharded_rows}, {row.term: row.bytes for row in kept_rows}
+    unsharded_bytes = {row.term: row.bytes for row in unsharded_rows}
+    unsharded_bytes["attention output before all-to-all"] = unsharded_bytes.get("attention projection input", 0)
+    gathered_terms = _edges(shape, parallel)[0] if keeps_gathered and parallel.sequence_parallel else ()
     blocks = []
-    for row in shards:
-        if row.term in plain:
-            row = replace(row, bytes=sizes[row.term], split_by=1)
-            left[row.term] = row.bytes
-        action = actions.get(row.term, "keep" if row.term in left else "recompute")
-        block = Block(row, sizes[row.term], left.get(row.term, row.bytes), action, action in ("keep", "compress"))
-        of_rank = _by_rank(row, shape, parallel, routed_tokens)
+    for row in rank_rows:
+        if row.term in gathered_terms:
+            row = replace(row, bytes=unsharded_bytes[row.term], split_by=1)
+            kept_bytes[row.term] = row.bytes
+        action = actions.get(row.term, "keep" if row.term in kept_bytes else "recompute")
+        is_present, held = action in ("keep", "compress"), kept_bytes.get(row.term, row.bytes)
+        block = Block(row, unsharded_bytes[row.term], held=held, action=action, is_present=is_present)
+        by_rank = _by_rank(row, shape, parallel, routed_tokens)
         split = _split(block, shape, parallel, context_kind) if ranks > 1 else ""
         formula = _formula(row, shape, parallel)
-        if formula and len(set(of_rank)) > 1:  # no rank has the even share that the formula of one rank says
-            formula = f"{_formula(of_whole[row.term], shape, Parallel())} in all"
-        blocks.append(replace(block, by_rank=of_rank, split=split, formula=formula))
+        if formula and len(set(by_rank)) > 1:  # no rank has the even share that the formula of one rank says
+            formula = f"{_formula(unsharded[row.term], shape, Parallel())} in all"
+        blocks.append(replace(block, by_rank=by_rank, split=split, formula=formula))
     return blocks
 
 
@@ -238,10 +241,7 @@ def _regions(blocks: Sequence[Block]) -> dict[str, str]:
     """Return how the ranks share the blocks, by the first term of each run of blocks that they
     share in the same way.
     """
-    found = {}
-    for split, run in groupby(blocks, lambda block: block.split):
-        found[next(run).row.term] = split
-    return found
+    return {next(run).row.term: split for split, run in groupby(blocks, lambda block: block.split)}
 
 
 def transfers(
@@ -366,7 +366,7 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
         return f"{who} saves {size_text(held)} {where};<br>{', '.join(gone)}"
     if any(block.by_rank for block in blocks):
         return f"The fullest of {ranks} ranks saves {size_text(held)} for backward"
-    says = f"{who} saves {size_text(held)} for backward"
+    saved = f"{who} saves {size_text(held)} for backward"
     if ranks > 1:
         copied = sum(block.on_device for block in blocks if block.row.split_by < ranks)
         more = (
@@ -374,13 +374,13 @@ def _finding(blocks: Sequence[Block], ranks: int) -> str:
             if copied
             else "each byte is on one rank only"
         )
-        return f"{says};<br>{more}"
+        return f"{saved};<br>{more}"
     most = max(block.on_device for block in blocks)
     largest = [block.row.term for block in blocks if block.on_device == most]
     if len(largest) > 2:
-        return f"{says};<br>most in {len(largest)} tensors: {most / held:.0%} each"
+        return f"{saved};<br>most in {len(largest)} tensors: {most / held:.0%} each"
     each = " each" if len(largest) > 1 else ""
-    return f"{says};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
+    return f"{saved};<br>most in {' and '.join(largest)}: {most / held:.0%}{each}"
 
 
 def _now_finding(blocks: Sequence[Block], saved: Sequence[Block], now: Block | None) -> str:

@@ -118,9 +118,9 @@ def log_scale(title: str, ticks: Iterable[float], texts: Iterable[str] = (), **m
 
 
 def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, more: dict) -> dict:
-    said = {"hoverinfo": "skip"} if hover is None else {"hovertemplate": f"{hover}<extra></extra>"}
-    said = {} if more.keys() & {"hoverinfo", "hovertemplate"} else said
-    return {"type": kind, **({"name": name} if name else {}), "x": list(x), "y": list(y), **said, **more}
+    hover_text = {"hoverinfo": "skip"} if hover is None else {"hovertemplate": f"{hover}<extra></extra>"}
+    hover_text = {} if more.keys() & {"hoverinfo", "hovertemplate"} else hover_text
+    return {"type": kind, **({"name": name} if name else {}), "x": list(x), "y": list(y), **hover_text, **more}
 
 
 def bars(name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | None = None, **more: Any) -> dict:

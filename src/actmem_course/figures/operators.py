@@ -43,15 +43,15 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
     size = size_text(activation_bytes(shape, 2))
     drawn: list[Box] = []
     strokes: list[Stroke] = []
-    said: list[tuple[float, float, str]] = []
-    told = []
+    words: list[tuple[float, float, str]] = []
+    texts = []
     for band, name in enumerate(names):
         for pass_, operator, left in (("forward", name, _LEFT), ("backward", CONJUGATE_OF[name], _LEFT + _BACKWARD)):
             kind = FORWARD_COLLECTIVE[operator]
             text = f"{kind} of {size}" if kind else "identity"
-            told.append(f"{name} {pass_}: {text}")
-            said.append((left + _PASS / 2, band * _BAND, f"<b>{name}</b>, {pass_} pass"))
-            said.append((left + _PASS / 2, band * _BAND + 0.45, text))
+            texts.append(f"{name} {pass_}: {text}")
+            words.append((left + _PASS / 2, band * _BAND, f"<b>{name}</b>, {pass_} pass"))
+            words.append((left + _PASS / 2, band * _BAND + 0.45, text))
             top = band * _BAND + 0.85
             tensor = ("d" if pass_ == "backward" else "") + _TENSORS[name]
             places = (left, left + _PASS - _BOX) if pass_ == "forward" else (left + _PASS - _BOX, left)
@@ -59,12 +59,12 @@ def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
                 for rank in range(_RANKS):
                     drawn += _tensor(tensor, state, rank, place, top + rank * _ROW)
             strokes += _strokes(kind, *places, top)
-        said += [(_LEFT / 2, band * _BAND + 0.85 + _HIGH / 2 + rank * _ROW, f"rank {rank}") for rank in range(_RANKS)]
+        words += [(_LEFT / 2, band * _BAND + 0.85 + _HIGH / 2 + rank * _ROW, f"rank {rank}") for rank in range(_RANKS)]
     title = f"{' and '.join(names)}: the backward pass of one is the forward pass of the other"
     width, height = _LEFT + _BACKWARD + _PASS + 0.1, len(names) * _BAND - 0.6
     return diagram(
-        f"{title};<br>hatched: one term of a sum", [*boxes(drawn), *arrows(2.5, True, strokes), labels(said, 13)],
-        f"{title}. {'; '.join(told)}.", width, height, 80 + 155 * len(names), top=-0.4,
+        f"{title};<br>hatched: one term of a sum", [*boxes(drawn), *arrows(2.5, True, strokes), labels(words, 13)],
+        f"{title}. {'; '.join(texts)}.", width, height, 80 + 155 * len(names), top=-0.4,
     )  # fmt: skip
 
 

@@ -100,13 +100,13 @@ def _name(action: Action, num_model_chunks: int) -> str:
 
 def _just_sent(spans: Sequence[Span], moment: int, p: int, column: float) -> list[Stroke]:
     """Return arrows from ranks whose pass has just ended: outputs go to the next rank, gradients to the one before."""
-    found: list[Stroke] = []
+    strokes: list[Stroke] = []
     for span in spans:
         to = span.rank + (1 if span.action.kind == "F" else -1)
         if span.end == moment and 0 <= to < p:
             y = _HEAD + (8 if to > span.rank else 22)
-            found.append(([(span.rank + 0.5) * column, (to + 0.5) * column], [y, y]))
-    return found
+            strokes.append(([(span.rank + 0.5) * column, (to + 0.5) * column], [y, y]))
+    return strokes
 
 
 def in_flight_at(spans: Sequence[Span], rank: int, moment: int) -> list[Action]:
@@ -121,11 +121,11 @@ def _microbatch(action: Action, x: float, y: float, whole: int, parts: dict[str,
     """Return a frame for all that its layers could save, and in it boxes for what they do save, kind by kind."""
     saved = sum(parts.values())
     about = f"microbatch {action.microbatch}: {saved:,} B saved"
-    found = [Box(x + saved, y, whole - saved, _BOX, FILLS["recomputed"], "", "recomputed in backward")]
+    drawn = [Box(x + saved, y, whole - saved, _BOX, FILLS["recomputed"], "", "recomputed in backward")]
     for kind, size in parts.items():
-        found.append(Box(x, y, size, _BOX, FILLS[kind], "", f"{about}<br>{kind}: {size:,} B"))
+        drawn.append(Box(x, y, size, _BOX, FILLS[kind], "", f"{about}<br>{kind}: {size:,} B"))
         x += size
-    return [box for box in found if box.width]
+    return [box for box in drawn if box.width]
 
 
 @lru_cache(maxsize=32)

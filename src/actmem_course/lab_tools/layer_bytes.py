@@ -77,7 +77,7 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
 
     The line is that of one rank: the one that is furthest off, or, if all agree, the one that holds most.
     """
-    made = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
+    layers = table(title, "bytes per layer and rank", *map(numbers, ("predicted", "extra", "measured", "diff.")))
     ranks: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         ranks.setdefault(row["configuration"], []).append(row)
@@ -86,8 +86,8 @@ def layers_table(rows: Iterable[Mapping[str, Any]], title: str) -> Table:
         head, plus, last = name.rpartition("+")
         label = name if len(name) <= 25 else f"{head}\n  {plus}{last}"
         cells = (f"{row[f'{kind}_bytes']:,}" for kind in ("predicted", "extra", "measured", "difference"))
-        made.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
-    return made
+        layers.add_row(two_lines(label, f"  sbh({row['formula']})"), *cells, style=red_if(not row["exact"]))
+    return layers
 
 
 def reasons_table(extra: Iterable[Row]) -> Table:

@@ -23,7 +23,7 @@ def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
     Args:
         tight: put less space between the columns.
     """
-    made = Table(
+    return Table(
         *(Column(column, no_wrap=True) if isinstance(column, str) else column for column in columns),
         title=title or None,
         title_justify="left",
@@ -33,7 +33,6 @@ def table(title: str, *columns: str | Column, tight: bool = False) -> Table:
         padding=(0, 1),
         collapse_padding=tight,
     )
-    return made
 
 
 def red_if(wrong: bool) -> str:

@@ -181,7 +181,7 @@ def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
             median. ``margin``: half of that interval. ``is_real``: False if the difference could be noise; it is then
             below ``within``.
     """
-    ratios = sorted(one / other for one, other in zip(times, base, strict=True))
+    ratios = sorted(seconds / base_seconds for seconds, base_seconds in zip(times, base, strict=True))
     outside = _ranks_outside(len(ratios))
     value, low, high = median(ratios) - 1, ratios[outside] - 1, ratios[-1 - outside] - 1
     margin, within = (high - low) / 2, max(abs(low), abs(high))

@@ -87,19 +87,19 @@ def hidden_collectives(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     others = [(event["ts"], event["ts"] + event["dur"]) for event in kernels if "nccl" not in event["name"].lower()]
     spans = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     passes = sorted((span for span in spans if span["name"] in ("forward", "backward")), key=lambda span: span["ts"])
-    found: dict[tuple[str, str, str], list[float]] = {}
+    times_of: dict[tuple[str, str, str], list[float]] = {}
     for span in passes:
         start, end = span["ts"], span["ts"] + span["dur"]
-        step = next((one["name"] for one in spans if one is not span and _holds(one, start)), "step")
+        step = next((other["name"] for other in spans if other is not span and _holds(other, start)), "step")
         for event in kernels:
             kind = next((kind for kind in _NCCL if kind in event["name"]), "")
             if kind and start <= event["ts"] < end:
-                times = found.setdefault((step, span["name"], _NCCL[kind]), [0.0, 0.0])
+                times = times_of.setdefault((step, span["name"], _NCCL[kind]), [0.0, 0.0])
                 times[0] += event["dur"] / 1000
                 times[1] += _covered(event["ts"], event["ts"] + event["dur"], others) / 1000
     return [
         {"step": step, "pass": name, "kind": kind, "ms": ms, "hidden_ms": hidden}
-        for (step, name, kind), (ms, hidden) in found.items()
+        for (step, name, kind), (ms, hidden) in times_of.items()
     ]
 
 

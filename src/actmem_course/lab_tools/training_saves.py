@@ -107,11 +107,11 @@ def check_save(folder: Path, step: int) -> dict:
     """
     place = _place(folder, step)
     try:
-        written, found = dict(json.loads((place / _COMPLETE).read_text(encoding="utf-8"))), _checksums(place)
+        expected, present = dict(json.loads((place / _COMPLETE).read_text(encoding="utf-8"))), _checksums(place)
     except (OSError, ValueError, TypeError, RecursionError):
-        written, found = {}, {}
-    for name in [*written, SETTINGS] if written else [_COMPLETE]:
-        if found.get(name) != written.get(name, 0):
+        expected, present = {}, {}
+    for name in [*expected, SETTINGS] if expected else [_COMPLETE]:
+        if present.get(name) != expected.get(name, 0):
             raise ConfigError("resume", f"{place / name} is damaged: remove {place} to go on from an older save")
     return json.loads((place / SETTINGS).read_text(encoding="utf-8"))
 
@@ -148,13 +148,13 @@ def _shards(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> dict[s
     """Return weights and the optimizer's tensors, by name, as parts of the unsharded ones. They share this rank's
     storage.
     """
-    found = {}
+    shards = {}
     for name, parameter in model.named_parameters():
-        found[name] = _as_shard(parameter.detach(), parameter, model)
+        shards[name] = _as_shard(parameter.detach(), parameter, model)
         for key, value in _averages(optimizer, parameter).items():
-            whole = value.shape == parameter.shape
-            found[f"optimizer.{key}.{name}"] = _as_shard(value, parameter, model) if whole else value
-    return found
+            has_its_shape = value.shape == parameter.shape
+            shards[f"optimizer.{key}.{name}"] = _as_shard(value, parameter, model) if has_its_shape else value
+    return shards
 
 
 def _as_shard(tensor: Tensor, parameter: Tensor, model: GPT | LlamaStage) -> Tensor:

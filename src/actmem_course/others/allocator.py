@@ -101,8 +101,8 @@ class CachingAllocator:
         """Return a block for a tensor of ``num_bytes``."""
         size = rounded(num_bytes)
         small = size <= _SMALL
-        own = (segment for segment in self.segments if segment.small == small)
-        places = ((segment, block) for segment in own for block in segment.blocks)
+        usable = (segment for segment in self.segments if segment.small == small)
+        places = ((segment, block) for segment in usable for block in segment.blocks)
         fitting = [(segment, block) for segment, block in places if not block.in_use and block.size >= size]
         fitting.sort(key=lambda place: (place[1].size, place[1].address))
         segment, block = fitting[0] if fitting else self._more(size, small)
@@ -135,14 +135,14 @@ class CachingAllocator:
         block (``release_blocks``). In an expandable segment, what it can't return are the pages that a free block
         shares with a tensor.
         """
-        left = 0
+        stuck_bytes = 0
         for segment in self.segments:
             free = [block for block in segment.blocks if not block.in_use]
             if self.expandable or len(free) < len(segment.blocks):
-                left += sum(block.size for block in free)
+                stuck_bytes += sum(block.size for block in free)
             if self.expandable:
-                left -= sum(_whole_pages(block, segment) for block in free)
-        return left
+                stuck_bytes -= sum(_whole_pages(block, segment) for block in free)
+        return stuck_bytes
 
     def _more(self, size: int, small: bool) -> tuple[Segment, MemoryBlock]:
         """Return a new segment, or an expandable one that has grown, with its free block."""

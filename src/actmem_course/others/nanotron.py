@@ -32,8 +32,8 @@ def first_stage_layers(pipeline_parallel_size: int) -> int:
     until their sum exceeds its share; it keeps the block that exceeds it.
     """
     layer = 4 * _H * _H + 3 * _H * _F
-    whole = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H
-    return min(NANOTRON_MODEL.num_layers, whole // (pipeline_parallel_size * layer) + 1)
+    all_blocks = NANOTRON_MODEL.num_layers * layer + NANOTRON_MODEL.vocab_size * _H
+    return min(NANOTRON_MODEL.num_layers, all_blocks // (pipeline_parallel_size * layer) + 1)
 
 
 def layer_bytes(b: int, t: int) -> dict[str, int]:

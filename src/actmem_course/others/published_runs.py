@@ -50,9 +50,9 @@ class PublishedRun:
 def published_runs() -> list[PublishedRun]:
     """Return all runs; those that are left out come last."""
     predicted = {row["name"]: int(row["bytes"]) for row in table_rows("published_predictions.tsv")}
-    found = []
+    runs = []
     for row in table_rows("published_runs.tsv"):
         peak, before, unit = float(row.pop("peak")), float(row.pop("before")), _UNITS[row.pop("unit")]
         published_bytes = round((peak - before) * unit)
-        found.append(PublishedRun(**row, published_bytes=published_bytes, predicted_bytes=predicted.get(row["name"])))
-    return found
+        runs.append(PublishedRun(**row, published_bytes=published_bytes, predicted_bytes=predicted.get(row["name"])))
+    return runs

@@ -44,23 +44,23 @@ def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment
     """
     whole, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
     held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
-    found = [Moment("before the forward pass", 0, _frozen(held))]
+    moments = [Moment("before the forward pass", 0, _frozen(held))]
     for layer, rows in enumerate(held):
         for row in whole:
             if row.term in kept:
                 rows.append(row)
-                found.append(Moment(f"forward, layer {layer}: {row.term} is saved", layer, _frozen(held)))
+                moments.append(Moment(f"forward, layer {layer}: {row.term} is saved", layer, _frozen(held)))
     for layer in reversed(range(shape.num_layers)):
-        there = {row.term for row in held[layer]}
+        in_memory = {row.term for row in held[layer]}
         for row in reversed(whole):
-            if row.term not in there:
+            if row.term not in in_memory:
                 held[layer] = list(whole[: whole.index(row) + 1])
-                there = {one.term for one in held[layer]}
+                in_memory = {each.term for each in held[layer]}
                 says = f"backward, layer {layer}: what wasn't saved is recomputed"
-                found.append(Moment(says, layer, _frozen(held), again=True))
+                moments.append(Moment(says, layer, _frozen(held), again=True))
             held[layer].pop()
-            found.append(Moment(f"backward, layer {layer}: {row.term} is freed", layer, _frozen(held)))
-    return tuple(found)
+            moments.append(Moment(f"backward, layer {layer}: {row.term} is freed", layer, _frozen(held)))
+    return tuple(moments)
 
 
 def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
@@ -69,8 +69,8 @@ def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
 
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
     """Return the peak bytes of the layers: what they keep when backward begins, with one layer recomputed."""
-    whole, left = total(layer_rows(shape)), total(layer_rows(shape, recompute=recompute))
-    return shape.num_layers * left + (whole - left)
+    whole, kept = total(layer_rows(shape)), total(layer_rows(shape, recompute=recompute))
+    return shape.num_layers * kept + (whole - kept)
 
 
 @cache

@@ -37,7 +37,7 @@ def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: i
     raise NotImplementedError
 
 
-# 8.2: read “The bill, line by line”
+# 8.2: read “What fits”
 def largest_micro_batch_size(
     memory_bytes: int, fixed_bytes: int, bytes_per_sequence: int, pipeline_parallel_size: int, sequences: int
 ) -> int:

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# *25 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You spread GPT-3's 175 billion parameters over 64 GPUs. Each GPU holds its share of the parameters, gradients and
 # optimizer states, and has room left. Then you train, and in the forward pass autograd saves tensors for the backward
@@ -46,8 +46,7 @@ Reveal(
 # %% [markdown]
 # The saved tensors are **activations**: the forward pass computes them, the backward pass reads them. A dropout mask
 # is one; weights and gradients aren't. With your guess the figure adds them: they are the larger part of every bar.
-# That's the **memory wall** of this course: the parameters fit, and training still runs out of memory. (Elsewhere the
-# term means that memory's bandwidth grows more slowly than compute.)
+# That's the **memory wall** of this course: the parameters fit, and training still runs out of memory.
 #
 # *Reducing Activation Recomputation in Large Transformer Models* ([arXiv
 # 2205.05198](https://arxiv.org/abs/2205.05198)) counts activations, and removes most of them at little cost in time.
@@ -82,7 +81,7 @@ Reveal(
 # | [7 Time](07_time.ipynb) | What does it cost? | 45 | [6](../labs/lab6_train.py) |
 # | **Electives**, in any order after 5 | | | |
 # | [8 Today's layer](08_todays_layer.ipynb) | What helps a Llama? | 35 | [7](../labs/lab7_todays_layer.py) |
-# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 45 | [8](../labs/lab8_plan.py) |
+# | [9 Your model](09_your_model.ipynb) | What does your model save, and does it fit? | 35 | [8](../labs/lab8_plan.py) |
 # | [10 The loss](10_the_loss.ipynb) | What does a vocabulary of 128k cost? | 35 | [9](../labs/lab9_the_ends.py) |
 # | [11 Adapters](11_adapters.ipynb) | What do frozen weights save? | 35 | [10](../labs/lab10_keep_less.py) |
 # | [12 Long sequences](12_long_sequences.ipynb) | How do a million tokens fit? | 35 | [10](../labs/lab10_keep_less.py) |
@@ -102,14 +101,14 @@ Reveal(
 lines = []
 for name, model in PAPER_MODELS.items():
     shape, parallel = model.shape, model.parallel
-    gpus = f"{parallel.tensor_parallel_size} · {parallel.pipeline_parallel_size} = {model.num_devices}"
+    gpus = f"{parallel.tensor_parallel_size} · {parallel.pipeline_parallel_size}"
     *states, activations = show.gpu_bytes(model).values()
     sizes = shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size
-    lines.append((name, *sizes, gpus, size_text(sum(states)), size_text(activations)))
-print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs", "states", "activations"), lines, " rrrrrrr"))
+    lines.append((name, *sizes, gpus, f"{sum(states) / 2**30:.3g}", f"{activations / 2**30:.3g}"))
+print(text_table(("model", "a", "h", "L", "b", "t · p", "states", "activations"), lines, " rrrrrrr"))
 
 # %% [markdown]
-# The last two columns are the bars above. *States* are parameters, gradients and optimizer states.
+# The last two columns are the bars above, in GiB. *States* are parameters, gradients and optimizer states.
 #
 # Larger models get more GPUs, so that their parameters fit. How many bytes does each parameter take? Matmuls run in 16
 # bits. Gradients are added up in float32. Adam's steps are too small for 16 bits, so it updates a float32 copy, and
@@ -286,10 +285,12 @@ for name, model in PAPER_MODELS.items():
 Panel(show.memory_wall, method=choice("method", show.METHODS, "tensor"))
 
 # %% jupyter={"source_hidden": true}
+lines = []
 for method in show.METHODS:
     sizes = {name: sum(show.gpu_bytes(model, method).values()) for name, model in PAPER_MODELS.items()}
     fit = [name for name, size in sizes.items() if size <= A100_BYTES]
-    print(f"{method:<26}fits: {', '.join(fit) or 'no model'}")
+    lines.append(f"{method:<26}fits: {', '.join(fit) or 'no model'}")
+Fold("Which models fit with each method", "\n".join(lines))
 
 # %% [markdown]
 # Short of full recomputation, only both together make all four fit. Full recomputation frees even more, but runs most
@@ -309,7 +310,8 @@ print(conditions(wall))
 LiveFigure(wall_bars(wall))
 
 # %% [markdown]
-# Measured is `max_memory_allocated()`. Where memory ran out, the step ran again with the whole card.
+# Measured is `max_memory_allocated()`. Adam's states appear at the end of step 1, so step 2 needs more. Where memory
+# ran out, the step ran again with the whole card.
 
 # %% jupyter={"source_hidden": true}
 wall_remainder(wall)
@@ -320,9 +322,6 @@ wall_remainder(wall)
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(step_curve(wall))
-
-# %% [markdown]
-# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 checks

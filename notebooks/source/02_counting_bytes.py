@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # A GPT-3 layer reads a sequence of 256 tokens. Then you give it 2,048, eight times as many. **How large is the
 # largest tensor that it saves for the backward pass now?**
@@ -85,7 +85,7 @@ Panel(
 )
 
 # %% [markdown]
-# Now take a pencil, and derive what each gradient reads.
+# Now derive with a pencil what each gradient reads.
 #
 # ### Layer norm: input or output? (rows 1 and 11)
 #
@@ -299,7 +299,13 @@ checks.show()
 # > **Why not?** It's a different model, so you must train it with ReLU from the start.
 #
 # Today's MLPs have a gate: `down(silu(gate(x)) * up(x))`, where `gate`, `up` and `down` are linear layers. What does
-# one save in plain operators?
+# one of width $f$ save in plain operators?
+#
+# <details><summary>Answer</summary>
+#
+# $x$, $2sbh$, and four tensors of $2sbf$: gate's output, its silu, up's output, and the product.
+#
+# </details>
 #
 # **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`:
 # `python my/labs/lab1_count_bytes.py --only 1.3`.
@@ -337,7 +343,7 @@ worked(
 # Here are two pairs:
 #
 # - The last pipeline stage of one test has three layers, of the other two.
-# - One test recomputes nothing, the other everything, and both have their peak at the loss.
+# - One test recomputes nothing, the other everything. Both have their peak at the loss, so its logits cancel.
 
 # %%
 from actmem_course.others.logged_pairs import logged_pairs
@@ -357,8 +363,7 @@ checks.show()
 # %% [markdown]
 # torch's allocator also counts the bytes that it is asked for, and those that it hands out in blocks of 512. One GPU
 # ran a layer of the 22B and one of the 175B model in the six ways that chapters 3 to 5 explain, and counted between
-# forward and backward pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how). Formula, ledger, requested
-# and allocated bytes agree:
+# forward and backward pass ([chapter 1](01_memory_wall.ipynb) says which GPU, and how):
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.figures.gpu_results import newest
@@ -371,9 +376,6 @@ for count in ("ledger", "requested", "allocated"):
         sides=("formula", count),
     )
 checks.show()
-
-# %% [markdown]
-# All comparisons of this chapter:
 
 # %% jupyter={"source_hidden": true}
 checks
@@ -394,7 +396,6 @@ checks
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
 # - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
-# - **Counting outputs.** Autograd saves what gradients read, mostly inputs.
 #
 # > **Take away**
 # >

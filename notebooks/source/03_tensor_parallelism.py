@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Eight GPUs share one layer of GPT-3, and each does an eighth of its matmuls. **How much does each save for
 # backward: an eighth of the layer's activations, or more?**
@@ -39,9 +39,9 @@ Reveal(
 # **You need** chapter 2: the 15 tensors that a layer saves for backward, and the letters: $s$ tokens, $b$ sequences, $h$ the
 # hidden size, $a$ heads.
 #
-# You need four words. A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
+# A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **sharded** if
 # each holds a part (its shard), and **partial** if each holds one full-size term of a sum that isn't added up yet. GPT-3 has
-# $t = 8$; most pictures show 4 ranks, to stay readable.
+# $t = 8$; most pictures show 4 ranks.
 
 # %% [markdown]
 # ## Columns, then rows
@@ -55,8 +55,12 @@ Reveal(
 #   needs only its columns of $X$ and gets a *partial* result.
 #
 # Which comes first? GeLU decides. It acts on each element alone, so a rank can apply it to its finished columns. But it
-# isn't linear: $\mathrm{GeLU}(U + V) \ne \mathrm{GeLU}(U) + \mathrm{GeLU}(V)$, so nobody can apply it to a partial sum. Shard
-# the first matmul by columns and the second by rows, and the ranks add up once, at the end.
+# isn't linear:
+#
+# $$\mathrm{GeLU}(U + V) \ne \mathrm{GeLU}(U) + \mathrm{GeLU}(V)$$
+#
+# So nobody can apply it to a partial sum. Shard the first matmul by columns and the second by rows, and the ranks add up
+# once, at the end.
 #
 # Try it with four "ranks" in one process:
 
@@ -87,7 +91,7 @@ for name, result in tried.items():
     print(f"{name}: {'equal' if torch.allclose(result, Z) else 'wrong'}")
 
 # %% [markdown]
-# Rank 0's shards are filled. Switch the order: GeLU must wait for a collective, and its input and output, $16\,sbh$ bytes,
+# Rank 0's shards are filled: weights pink, saved tensors blue. *All* is replicated, hatched is partial. Switch the order: GeLU must wait for a collective, and its input and output, $16\,sbh$ bytes,
 # become replicated.
 
 # %%
@@ -157,8 +161,7 @@ for order, blocks in row_orders.items():
 # ## What divides and what does not
 #
 # Between the blocks stand layer norms, dropouts and residual additions. There every rank has the whole output of $\bar f$, so
-# all repeat the same work and save the same six tensors. (To all-reduce a tensor of $2sbh$ bytes each rank sends $2(t-1)/t$
-# times that: chapter 4 shows why.)
+# all repeat the same work and save the same six tensors.
 
 # %%
 Panel(
@@ -173,6 +176,8 @@ Panel(
 # the layer's $34\,sbh$ are divided, and so is the core attention. This is the paper's equation 2:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
+#
+# What the figure says is *sent*: to all-reduce $2sbh$ bytes, a rank sends $2(t-1)/t$ times that (chapter 4 shows why).
 
 # %% jupyter={"source_hidden": true}
 from actmem.rows import total
@@ -189,6 +194,8 @@ checks.show()
 # > **Why do this?** Each rank holds a $t$-th of the weights and does a $t$-th of the matmuls, for one collective per block and
 # > pass. **Why not?** The matmuls wait for that collective, and it carries a whole tensor. So the ranks should share NVLink: the
 # > 8 GPUs of most machines, or the 72 of an NVL72 rack. And doubling $t$ never halves the memory: the floor stays.
+#
+# ## The loss, sharded
 #
 # The output layer is sharded by columns too: each rank has the logits $z_v$ of its part of the vocabulary. With the target $y$,
 # a token's loss is
@@ -330,16 +337,15 @@ worked(
 # * **"Tensor parallelism divides activations by t."** All but the floor, $10\,sbh$.
 # * **"torch's weights are A."** torch stores $A^\top$: a *column*-parallel weight is sharded along dimension **0**, a
 #   row-parallel one along dimension 1. With a square weight, no shape tells you that you mixed them up.
-# * **"f does nothing, so I can leave it out."** Every output stays right, and every gradient below it is wrong.
 #
 # > **Take away**
 # > 1. Shard the first matmul by columns and the second by rows: one all-reduce per block and pass.
 # > 2. $f$ and $\bar f$ are conjugate: identity one way, all-reduce the other.
 # > 3. $10\,sbh$ stay on every rank, whatever $t$ is.
 # >
-# > **At work tomorrow:** find your job's tensor-parallel size and check that each group sits within one machine. Then compare:
-# > `actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2`, and the same with `--tensor 8`: weights and activations per GPU, and
-# > seconds of collectives.
+# > **At work tomorrow:** find your job's tensor-parallel size and check that each group sits within one machine. Then compare
+# > 4 ranks and 8, with all else equal: `actmem plan llama3-8b --gpus 4 --tensor 4 --memory 80 --global-batch 64
+# > --micro-batch-size 1 --recompute none`. Look at weights, activations and seconds of the line *tensor*.
 #
 # **The lab:** [lab 2](../labs/lab2_tensor_parallel.py). Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.
 #

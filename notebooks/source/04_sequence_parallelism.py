@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# *40 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *40 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # With tensor parallelism (TP), six of a layer's 15 saved tensors are still whole on every rank: the floor. Shard those too,
 # by sequence parallelism (SP). **How much does each rank save for backward now?**
@@ -245,20 +245,19 @@ again = layer_collectives(GPT3, both)
 lines, pairs = [], []
 for form, rows, seen, expected in (
     ("TP", tensor_rows, tensor_seen, alone),
-    ("TP + SP, gathered input saved", plain_rows, plain_seen, plain),
+    ("TP + SP, input saved", plain_rows, plain_seen, plain),
     ("TP + SP, shard saved", shard_rows, shard_seen, again),
 ):
     for kind, count in seen.counts.items():
         pairs.append((counts(expected).get(kind, 0), count))
-    kinds = ", ".join(f"{count} {kind}s" for kind, count in seen.counts.items())
-    lines.append((form, kinds, size_text(wire_bytes(expected)), size_text(total(rows))))
-print(text_table((f"each of {t} ranks", "collectives", "sends", "saves"), lines, "  rr"))
+    lines.append((form, sum(seen.counts.values()), size_text(wire_bytes(expected)), size_text(total(rows))))
+print(text_table((f"each of {t} ranks", "collectives", "sends", "saves"), lines, " rrr"))
 checks.add("collectives of a layer in three forms, by kind", pairs, "")
 checks.show()
 
 # %% [markdown]
-# With the gathered input saved you send the **same bytes** as TP, as the paper says. With the shard saved you add two
-# all-gathers: a quarter more bytes, behind a matmul. And **same bytes is not same time**: you start more collectives, and each
+# With the gathered input saved, 4 all-gathers and 4 reduce-scatters send the **same bytes** as TP's 4 all-reduces, as the
+# paper says. With the shard saved you add two all-gathers: a quarter more bytes, behind a matmul. And **same bytes is not same time**: you start more collectives, and each
 # start takes some microseconds.
 #
 # > **Why do this?** $t$ divides all of a layer's activations, and layer norm and dropout run on $s/t$ tokens. If you use TP
@@ -335,7 +334,6 @@ worked(
 # * **"Sequence parallelism costs no communication."** Same bytes, more collectives, and two gathers for the shards.
 # * **"It divides everything but the core attention."** Tensor parallelism divides the core, by heads. The Ultra-Scale
 #   Playbook's memory widget drops that $t$ under $5as^2b$ as soon as SP is ticked.
-# * **"An all-gather in front of the linear is all it takes."** Then autograd saves the gathered input.
 # * **"The layer norm's weights are replicated, so their gradients are too."** They are partial. Without the sum every rank
 #   trains a layer norm of its own.
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# *60 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *60 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Your layers still save too much. So don't save some of their tensors: recompute them when the backward pass needs them. You pay
 # in **FLOPs**, multiplications and additions. The matmul of an $x \times y$ and a $y \times z$ matrix takes $2xyz$. For $b$
@@ -60,7 +60,7 @@ Reveal(
 # ## One step, block by block
 #
 # The backward pass frees tensors in reverse order. Play one step of four GPT-3 layers: you see the layer at work, and the bytes of
-# all four. Then switch to *selective*. The forward pass no longer saves the core's three tensors (hatched), and they come back
+# all four. Then choose *selective* and play it again. The forward pass no longer saves the core's three tensors (hatched), and they come back
 # for one layer at a time, as a spike:
 
 # %%
@@ -165,7 +165,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **Step 2: draw the same dropout.** They would be wrong: with another dropout mask you differentiate another function. This
+# **Step 2: draw the same dropout.** The gradients would be wrong: with another dropout mask you differentiate another function. This
 # course's dropout notices; in a checkpoint written by hand, like this one, `nn.Dropout` doesn't. `torch.utils.checkpoint` is safe:
 # it restores torch's default generators (`preserve_rng_state=True`). Do the same: save the generator's state, and restore it
 # before you recompute.
@@ -253,7 +253,7 @@ from actmem_course.figures import size_text
 GROUPS = {
     "Q, K, V": (("Q", "K", "V"), "QKV projection", "QKV projection"),
     "core attention": (CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
-    "attention projection input": (("attention projection input",), "attention over V", "attention over V"),
+    "projection input": (("attention projection input",), "attention over V", "attention over V"),
     "layer-norm 2 input": (("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
     "GeLU input": (("GeLU input",), "h→4h", "h→4h"),
 }
@@ -261,9 +261,9 @@ lines, frees = [], {}
 for name, (terms, how, matmul) in GROUPS.items():
     size, flops = sum(row.bytes for row in am.layer_rows(GPT3) if row.term in terms), layer_matmuls(GPT3)[matmul]
     frees[name] = Fraction(size, flops)
-    lines.append((name, how, size_text(size), f"{flops / 1e9:,.0f}", f"{1000 * float(frees[name]):.3f}"))
+    lines.append((name, size_text(size), f"{flops / 1e9:,.0f}", f"{1000 * float(frees[name]):.3f}", how))
 lines.sort(key=lambda line: -frees[line[0]])
-print(text_table(("recomputed", "by", "frees", "GFLOP", "bytes per 1,000 FLOPs"), lines, "  rrr"))
+print(text_table(("recomputed", "frees", "GFLOP", "bytes/kFLOP", "by"), lines, " rrr"))
 ratio = frees["core attention"] / frees["GeLU input"]
 checks.add(
     "bytes per FLOP, the core over h→4h", [(Fraction(5 * GPT3.num_attention_heads, 2), ratio)], "", ("5a/2", "of the table")
@@ -278,7 +278,7 @@ checks.show()
 #
 # Per FLOP, the core frees $5a/2$ times as many bytes, for any $s$. Each other line is what one more matmul brings back. Three
 # groups take no matmul: the outputs of the norms and of GeLU, and the dropout masks. In time they cost about as much per byte
-# as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-modules layernorm`), if
+# as the core (chapter 7). The paper saves them. Megatron-LM can drop the norms' outputs (`--recompute-granularity selective --recompute-modules layernorm`), if
 # its norms aren't fused with the next linear.
 
 # %% [markdown]
@@ -381,7 +381,8 @@ from actmem_course.launch import results
 with Progress("labs/measure_table2.py, two processes"):
     measured = results("measure_table2.py", "--device", "cpu", processes=2)
 a, b, h, s = TINY.letters()
-print(f"a = {a}, b = {b}, h = {h}, s = {s}: sbh = {s * b * h:,} bytes, 5as/h = {5 * a * s / h:g}; t = 2\n")
+print(f"a = {a}, b = {b}, h = {h}, s = {s}, t = 2")
+print(f"sbh = {s * b * h:,} bytes, 5as/h = {5 * a * s / h:g}\n")
 print(
     text_table(
         ("", "formula, × sbh", "counted", "extra"),
@@ -421,8 +422,12 @@ Panel(
 )
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # Set the two sums equal: $34/t + 5as/(ht) = 10 + 24/t$, so $s = 2h(t-1)/a$. In shorter sequences a rank's share of the core,
 # $5as/(ht)$, is smaller than what sequence parallelism frees, $10(1 - 1/t)$.
+#
+# </details>
 #
 # Those bars are formulas. Now run a layer of each model as one rank of eight, and count:
 
@@ -517,7 +522,6 @@ worked(
 # ## What people get wrong here
 #
 # - **"34sbhL bytes for L layers are full recomputation."** They're selective, the paper's equation 6. Full saves $2sbhL$.
-# - **"Full always adds a third."** If it runs to the end, as in Megatron. It adds less if you stop early.
 #
 # > **Take away**
 # > 1. Recompute where a FLOP frees the most bytes: the core attention, $5a/2$ times as many as a linear.

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# *55 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *55 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Put GPT-3's 96 layers on 4 pipeline ranks, 24 on each, and send the batch through in parts, *microbatches*. Rank 0
 # must hold what its layers saved for a microbatch until the backward pass comes back to them. By then 4 microbatches are
 # under way, so it holds 4 · 24 = 96 layers' saved tensors. To idle less, you now give each rank two *chunks* of
-# twelve layers instead of one of 24: each microbatch passes all ranks twice. **How many layers' saved tensors
+# twelve layers instead of one of 24 (`--num-layers-per-virtual-pipeline-stage 12` in Megatron): each microbatch passes all ranks twice. **How many layers' saved tensors
 # does rank 0 hold?**
 
 # %%
@@ -54,17 +54,12 @@ Reveal(
 # %% [markdown]
 # ## One forward, one backward
 #
-# > **Why do this?** A rank with $L/p$ layers holds $1/p$ of their parameters, and per microbatch it only sends one
-# > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
-# > activations don't shrink.
-#
 # Rank 0 sees a microbatch first and gets it back last. Until then the microbatch is **in flight** there. Rank 0 could
 # wait for it, but then it would idle. So it starts the next microbatch, and the next, until $p$ are in flight and the
 # first comes back. From then on, one backward pass follows each forward pass: **1F1B**.
 #
 # Rank $i$ has $p - 1 - i$ ranks behind it. It runs that many forward passes ahead, plus the current one, so it holds
-# $p - i$ microbatches. Press play. A row is a microbatch in flight, in the colours of the tensors that a stage saves
-# for it:
+# $p - i$ microbatches. Press play. A row is a microbatch in flight, in the colours of the tensors saved for it:
 
 # %%
 from actmem_course.figures.pipeline_picture import pipeline_moments, pipeline_picture
@@ -76,10 +71,14 @@ Panel(
 )
 
 # %% [markdown]
-# Multiply: $p$ microbatches × $L/p$ layers × one layer's bytes. **Surprise:** $p$ cancels. Rank 0 holds what the
-# paper's equation 5 says, however many stages you have:
+# Multiply: $p$ microbatches × $L/p$ layers × one layer's bytes. **Surprise:** $p$ cancels, as in
+# the paper's equation 5:
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right)$$
+#
+# > **Why do this?** A rank with $L/p$ layers holds $1/p$ of their parameters, and per microbatch it only sends one
+# > activation to the next rank. **Why not?** Ranks idle while the pipeline fills and drains, the *bubble*, and rank 0's
+# > activations don't shrink.
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import eq5, stage_rows
@@ -102,9 +101,6 @@ checks.show()
 
 # %% [markdown]
 # ## Interleaving: less idle time, more bytes
-#
-# > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
-# > up to half as much again, and each microbatch is sent $m$ times as often.
 #
 # A microbatch now goes around the ranks $m$ times. Compare $m = 1$ and 2 in the first figure: rank 0's curve.
 #
@@ -136,7 +132,8 @@ checks.add("bubble of a rank, in passes forward and back", idle, "", sides)
 checks.show()
 
 # %% [markdown]
-# Why run $2(p - i - 1)$ ahead, and not $p - i - 1$? The extra passes hide the sends:
+# Why run $2(p - i - 1)$ ahead, and not $p - i - 1$? While a chunk's input is on its way, the rank runs an extra pass
+# instead of waiting. The whole schedule takes, in forward passes of one chunk:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.schedule import interleaved
@@ -146,8 +143,7 @@ for send, words in ((0, "no time"), (1, "half a forward pass")):
     lists = [interleaved(4, 3, 16, short_warmup=is_short) for is_short in (True, False)]
     short, long = (max(span.end for span in timeline(one, 2, 4, send)) / 2 for one in lists)
     print(
-        f"p = 4, m = 3, n = 16, a send takes {words}: {short:g} forward passes with p - i - 1 ahead, "
-        f"{long:g} with 2(p - i - 1)"
+        f"p = 4, m = 3, n = 16, a send takes {words}: {short:g} with p - i - 1 ahead, {long:g} with 2(p - i - 1)"
     )
 
 # %% [markdown]
@@ -170,6 +166,9 @@ display(checks.show())
 print(f"Selective recomputation leaves {float(min(shares)):.0%} to {float(max(shares)):.0%} of rank 0's layers.")
 
 # %% [markdown]
+# > **Why do this?** With $m$ chunks a rank, filling and draining takes $1/m$ of the time. **Why not?** Rank 0 holds
+# > up to half as much again, and each microbatch is sent $m$ times as often.
+#
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`:
 # `python my/labs/lab5_pipeline.py --only 5.2`.
 
@@ -234,14 +233,11 @@ for rank in (0, p - 1):
 checks.show()
 
 # %% [markdown]
-# ## Figure 9: every rank, and the outputs that nothing reads
+# ## Figure 9: ranks differ, and outputs that nothing reads
 #
-# > **Why do this?** Once a rank has sent its output, nothing reads the bytes again: the last operation's backward
-# > pass doesn't need its output. Freeing them costs nothing. **Why not?** You reach into autograd: the output's
-# > *graph* must stay, since the backward pass starts from it.
-#
-# By default the runtime holds the tensor to hold the graph, bytes included: $2sbh/t$ for each microbatch in flight,
-# or $2sbh$ without sequence parallelism. The paper's appendix B frees them, here for the 530B model:
+# When a rank has sent its output, nothing reads these bytes again, but the backward pass starts from the output's graph.
+# torch's pipeline holds the tensor to hold the graph: $2sbh/t$ bytes for each microbatch in flight, or $2sbh$ without
+# sequence parallelism. The paper's appendix B frees the bytes, and so does Megatron's training script. For the 530B model:
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.first_stage import EMBEDDING_TERM, embeddings_in_flight, stage_output_rows
@@ -263,11 +259,12 @@ for rank in (0, 1, 17, 34):
     sizes = (layers_of(rows), masks, total(rows) - layers_of(rows) - masks, outputs)
     for part, size in zip(fills, sizes):
         parts[part][f"rank {rank}"] = size
-saved = parts["outputs, until freed"]["rank 0"]
+saved, thin = parts["outputs, until freed"]["rank 0"], parts["logits and what the loss reads"]["rank 34"]
+named = {**dict.fromkeys(parts, ""), "logits and what the loss reads": f" ({size_text(thin)} on rank 34)"}
 LiveFigure(
     bar_chart(
-        f"The 530B model, 35 ranks of 3 chunks: freeing outputs saves {size_text(saved)} on rank 0",
-        parts,
+        f"The 530B model, four of 35 ranks, 3 chunks each: freeing outputs saves {size_text(saved)} on rank 0",
+        {part + more: parts[part] for part, more in named.items()},
         "one GPU, selective recomputation",
         fills=list(fills.values()),
     )
@@ -293,21 +290,20 @@ checks.show()
 # first chunk before any backward pass comes back to it: $2p$ masks. Rank 0 also has $pm + p - 1$ outputs, not $p$. On
 # the small model, which frees them, each rank that sends has one left: the one just computed.
 #
+# > **Why do this?** Freeing the bytes costs nothing: the last operation's backward pass doesn't read its output.
+# > **Why not?** You reach into autograd, because the graph must stay.
+#
 # **Now write it:** [exercise 5.3](../labs/lab5_pipeline.py), `free_output`:
 # `python my/labs/lab5_pipeline.py --only 5.3`.
 #
 # ## Appendix C: recompute only what does not fit
 #
-# > **Why do this?** Later ranks have memory to spare, and rank 0 may have some. So save everything for as many
-# > microbatches as fit, and recompute only the rest. **Why not?** Each rank needs a plan of its own, and the slowest
-# > one still sets the pace.
+# Later ranks have memory to spare, and rank 0 may have some. So save everything for as many microbatches as fit, and
+# recompute only the rest. When a microbatch that saved everything has finished its backward pass, the next forward pass
+# takes its place: a moving window.
 #
-# When a microbatch that saved everything has finished its backward pass, its place is free and the next forward pass
-# takes it: a moving window.
-#
-
-# On the paper's 80 GiB devices, activations get at most what parameters, gradients and Adam leave free. Open the fold
-# to see how many passes that covers:
+# On the paper's 80 GiB devices, activations get at most what parameters, gradients and Adam leave free. The fold
+# says how many passes that covers:
 
 # %% jupyter={"source_hidden": true}
 from fractions import Fraction
@@ -329,18 +325,22 @@ for name, model in PAPER_MODELS.items():
         again[name, rank, p] = share = 1 - Fraction(len(kept), n * m)
         assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no schedule
         lines.append(
-            f"{name}, rank {rank}: {count} of {flight} in flight fit in {size_text(budget)}, {float(share):.0%} recompute"
+            f"{name}, rank {rank}: {count} of {flight} passes in flight fit in {size_text(budget)}; "
+            f"{n * m - len(kept)} of the step's {n * m} recompute, {float(share):.0%}"
         )
 piped = {(name, rank): share for (name, rank, p), share in again.items() if p > 1}
 first, last = ([share for (_, rank), share in piped.items() if (rank == 0) == is_first] for is_first in (True, False))
 alone = [f"{name}, which has no pipeline, recomputes {float(share):.0%}" for (name, _, p), share in again.items() if p == 1]
 Fold(
-    f"In a pipeline, last ranks recompute {float(max(last)):.0%} of their passes, and rank 0 {float(min(first)):.0%} to "
-    f"{float(max(first)):.0%}. {', '.join(alone)}.",
+    f"In a pipeline, last ranks recompute {float(max(last)):.0%} of their passes, and rank 0 recomputes "
+    f"{float(min(first)):.0%} to {float(max(first)):.0%}. {', '.join(alone)}.",
     "\n".join(lines),
 )
 
 # %% [markdown]
+# > **Why do this?** You recompute only what doesn't fit. **Why not?** Each rank needs a plan of its own, and the slowest
+# > one still sets the pace.
+#
 # **Now write it:** [exercise 5.4](../labs/lab5_pipeline.py), `how_many_fit`:
 # `python my/labs/lab5_pipeline.py --only 5.4`.
 
@@ -402,7 +402,6 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"Pipeline parallelism divides activation memory by $p$."** It divides the parameters. Rank 0's activations stay.
 # - **"All ranks need the same memory."** Under 1F1B rank $i$'s layers need $(p - i)/p$ of rank 0's, and the last rank
 #   adds the logits.
 #
@@ -418,11 +417,12 @@ worked(
 # **Lab:** [lab 5](../labs/lab5_pipeline.py), `python my/labs/lab5_pipeline.py`. **Sources:** 2205.05198 sections
 # 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473 · `src/actmem/formulas/schedule.py`.
 #
-# **Now fit your model.** Plan with `--pipeline 4`, then with 16. Compare the most loaded rank's bytes and the bubble:
+# **Now fit your model.** Plan with `--pipeline 4 --gpus 32`, then `--pipeline 16 --gpus 128`: one replica both times.
+# Compare the most loaded rank's weights and activations, and the bubble:
 #
 # ```
-# actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 \
-#   --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4
+# actmem plan 175B --memory 141 --global-batch 64 --tensor 8 --chunks 3 \
+#   --micro-batch-size 1 --recompute selective --pipeline 4 --gpus 32
 # ```
 #
 # **Next:** [chapter 7](07_time.ipynb), what all this costs in seconds.

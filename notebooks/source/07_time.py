@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *45 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # The paper's full recomputation runs every layer's forward pass twice. The forward pass has a third of a layer's
 # FLOPs (additions and multiplications), so this adds 33%. The paper timed one layer of its 22B model on 8 A100s. **By
@@ -152,7 +152,7 @@ Varies(speed_facts(measured))
 # > **Why do this?** Recompute, and more sequences fit. They share the fixed cost of a pass. **Why not?** Each
 # > sequence carries the recomputation.
 #
-# Recomputation frees bytes, so $\rho$ times as many sequences fit, by the peak of all layers and one recomputed ([chapter
+# Recomputation frees bytes, so $\rho$ times as many sequences fit: compare the peaks, all layers plus one recomputed ([chapter
 # 5](05_recomputation.ipynb)). Call $\varphi$ the fixed part of a pass (launching kernels, small matmuls), relative to the
 # work of its sequences with nothing recomputed. Recomputation adds $\varepsilon$ to a sequence's work. So the same work
 # costs $1 + \varphi$ without it and $1 + \varepsilon + \varphi/\rho$ with it. It pays above
@@ -171,7 +171,7 @@ for way, mode in (("selective", "selective"), ("full recompute", "paper-full")):
 print(f"By the times of table 4, for the 22B model, it pays for {', for '.join(pays_above)}.")
 
 # %% [markdown]
-# **Rule:** if one sequence keeps the GPU busy, $\varphi$ is a few percent. By table 4's times, neither full nor selective
+# **Rule:** if one sequence keeps the GPU busy, expect a $\varphi$ of a few percent (time two batch sizes to get yours). By table 4's times, neither full nor selective
 # recomputation pays then: use them to fit, not to be faster. And in a pipeline, larger microbatches are fewer, so the
 # bubble grows (chapter 6).
 #
@@ -301,7 +301,6 @@ worked(
 #
 # - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for
 #   memory.
-# - **"The batch doubles, so the throughput doubles."** Only the fixed part of a pass is shared.
 # - **MFU from the hardware's FLOPs, or against the sparse peak.** The first flatters slow runs, the second halves the
 #   number.
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 9 · Your model: does it fit?
 #
-# *45 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # Llama 3 8B reads 8,192 tokens. Its layers are written in plain PyTorch operators, as in many libraries. You change
 # the norms, the copies of keys and values and the gate, and recompute no matmul. **How many GiB do the layers still save for backward?**
@@ -9,8 +9,9 @@
 # %%
 # Setup: imports, and the numbers of the question
 import actmem as am
-from actmem_course.figures import Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal
-from actmem_course.figures import bar_chart, choice, size_text, slider, text_table
+from actmem_course.figures import (
+    Checks, Fold, GuessLine, LiveFigure, Panel, Prediction, Reveal, choice, size_text, slider,
+)
 from actmem_course.figures import ch09_your_model as show
 from actmem_more.llama_shape import LlamaShape, llama_shape
 
@@ -39,10 +40,10 @@ Reveal(
 
 # %% [markdown]
 # **You need** [chapter 2](02_counting_bytes.ipynb) and [chapter 5](05_recomputation.ipynb). **You will**
-# record a layer, find what it needn't save, predict a step's peak, and plan a whole model.
+# record a layer, find what it needn't save, and plan a whole model.
 #
 # **Letters:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key and value heads, $d = h/a$, $f$ width of the
-# MLP, $v$ size of the vocabulary, $l$ layers.
+# MLP, $v$ size of the vocabulary, $L$ layers (`l` in commands).
 #
 # ## A layer as many libraries write it
 #
@@ -131,7 +132,8 @@ print(f"a layer of h = {h}: {sum(weight.numel() for weight in layer()[0].paramet
 # ## Record it
 #
 # `actmem.record` lists every tensor that autograd saves, with the module and the operation that saved it. `layer()`
-# returns a small layer and its input:
+# returns a small layer and its input. In the list, *mul 1* is argument 1 of a `mul`; an operation without a number saved
+# its output:
 
 # %%
 model, x = layer()
@@ -146,8 +148,7 @@ ledger
 # %% [markdown]
 # ## What needn't it save?
 #
-# `findings` knows some tensors that a layer needn't save, by their operations, shapes and dtypes. Open the line to read
-# what to do about each:
+# `findings` recognises some tensors that a layer needn't save. Open the line to read what to do about each:
 
 # %%
 from actmem_tools.diagnosis import findings
@@ -167,12 +168,11 @@ Fold(
 # %% [markdown]
 # ## Change three things
 #
-# - **Norm.** A function of your own saves `x` in 16 bits and one float32 number per token. Backward recomputes the
-#   rest.
+# - **Norm.** An autograd function saves `x` in 16 bits and one float32 number per token. Backward recomputes the rest.
 # - **Attention.** With `enable_gqa=True` the kernel reads each key head for several query heads: no copies.
-# - **MLP.** A function of your own saves `gate` and `up`. Backward recomputes `silu(gate)`.
+# - **MLP.** An autograd function saves `gate` and `up`. Backward recomputes `silu(gate)`.
 #
-# `actmem_more.llama_modules` has both functions; you write them in lab 7:
+# You write both functions in lab 7; here they are imported:
 
 # %%
 from actmem_more.llama_modules import rms_norm, swiglu
@@ -236,9 +236,8 @@ Panel(
 
 # %% [markdown]
 # > **Why do this?** You free a third of the layer, and backward recomputes only elementwise operations. **Why not?**
-# > Each function is code that you maintain. `torch.compile` finds some of it for you. And on a GPU without a flash
-# > kernel for `enable_gqa`, torch before 2.14 stores the scores instead: check with `actmem record --fake --device
-# > cuda`.
+# > Each function is code that you maintain. And on a GPU without a flash kernel for `enable_gqa`, torch before 2.14
+# > stores the scores instead: check with `actmem record --fake --device cuda`.
 #
 # ## The peak
 #
@@ -252,23 +251,13 @@ model, x = layer(s=256)
 optimizer = torch.optim.AdamW(model.parameters())
 am.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
 optimizer.zero_grad()
-bill = am.step(model, x, optimizer=optimizer)
-LiveFigure(step_timeline(bill, "one layer's step"))
+peak = am.step(model, x, optimizer=optimizer)
+LiveFigure(step_timeline(peak, "one layer's step"))
 
 # %% [markdown]
 # Backward frees what it has used. But the activations' gradients that it makes are alive at the same time as what the
 # layer saved.
 #
-# The same holds for other people's models on a GPU. Here is one step with AdamW of Hugging Face's Llama, and of a larger
-# one with adapters. `actmem record --step --fake --device cuda` predicted each peak without a GPU. The workspaces of
-# cuBLAS, NVIDIA's library of matmuls, were measured and added.
-
-# %% jupyter={"source_hidden": true}
-from actmem_course.figures.gpu_results import newest, strangers_bars
-
-LiveFigure(strangers_bars(newest("strangers")))
-
-# %% [markdown]
 # ## Yours
 #
 # Put your own model here: any module, any arguments. If it's too large, use `--fake`.
@@ -286,11 +275,12 @@ print(f"{yours.total_bytes:,} B saved; {found_in_yours or 'no findings'}")
 # ## Plan it
 #
 # Now plan the whole model: embedding, layers, norm, and a loss of float32 logits. You write a function that returns
-# the model and its inputs for any sizes. The planner runs it at tiny sizes with one to five layers. From these runs it
-# computes the *bill* at any size: each tensor that is alive at the peak. First check it on six layers, with a real step
-# in 16 bits. Then plan Llama 3 8B on 8 GPUs of 80 GiB: PyTorch's FSDP2 shards weights, gradients and
-# optimizer states over them, all in float32, and gathers a layer at a time in 16 bits. Each GPU reads a sequence of its
-# own. The planner leaves 4 GiB of each GPU to CUDA, NCCL and the allocator.
+# the model and its inputs for any sizes. The planner runs it at tiny sizes with one to five layers, and computes from
+# these runs which tensors are alive at the peak, at any size. Check it on six layers, with a real step in 16 bits.
+#
+# Then plan Llama 3 8B on 8 GPUs of 80 GiB, each with a sequence of its own. PyTorch's FSDP2 shards weights, gradients
+# and optimizer states over them, all in float32, and gathers a layer at a time in 16 bits. The planner leaves 4 GiB of
+# each GPU to CUDA, NCCL and the allocator.
 
 # %% jupyter={"source_hidden": true}
 from actmem_tools.plan.own_model import OwnModel, Way, outcome
@@ -369,25 +359,18 @@ show.published_causes()
 # %% [markdown]
 # ## What fits
 #
-# With more GPUs you choose a layout: tensor (TP), pipeline (PP) and data parallelism (DP), which gives each replica its
-# own sequences. ZeRO shards what the replicas would hold twice, and context-parallel ranks, which hold the same weights:
+# With more GPUs you choose a layout: tensor (TP), pipeline (PP), data (DP) and context parallelism (CP, which shards each
+# sequence: [chapter 12](12_long_sequences.ipynb)). Data- and context-parallel ranks hold the same weights, so ZeRO shards
+# over both: ZeRO-1 the optimizer states, ZeRO-2 the gradients too, ZeRO-3 (FSDP) the weights too.
 #
-# | | each rank holds a shard of |
-# |---|---|
-# | ZeRO-1 | optimizer states |
-# | ZeRO-2 | gradients too |
-# | ZeRO-3 (FSDP) | weights too, all-gathered in every pass |
-# | context parallelism (CP) | each sequence ([chapter 12](12_long_sequences.ipynb)) |
-#
-# The planner counts the bytes of every layout on its fullest rank, with the 18 bytes per parameter of [chapter
-# 1](01_memory_wall.ipynb), and keeps those that Megatron-LM, torchtitan or Hugging Face can run. Here are Llama 3 70B, 64
-# GPUs of 80 GiB, 128 sequences a step. *b 1* is one sequence in a microbatch; *chunks 5* are the groups of layers of an
-# interleaved stage ([chapter 6](06_pipeline.ipynb)):
+# The planner counts the bytes of every layout on its most loaded rank, with the 18 bytes per parameter of [chapter
+# 1](01_memory_wall.ipynb). Here are Llama 3 70B, 64 GPUs of 80 GiB, 128 sequences a step. *b 1* is one sequence in a
+# microbatch; *chunks 5* are the groups of layers of an interleaved stage ([chapter 6](06_pipeline.ipynb)):
 
 # %%
 from actmem_tools.plan.plan_report import layout_text
 from actmem_tools.plan.planned_models import planned_model_of
-from actmem_tools.plan.search import Request, bill_of, find_plans
+from actmem_tools.plan.search import Request
 from actmem_tools.plan.step_time import MODEL_ERROR
 
 model, cluster = planned_model_of("llama3-70b"), Cluster(64, 80 * GIBIBYTE)
@@ -396,63 +379,15 @@ print(
     f"{plans.fitting:,} of {plans.counted:,} layouts fit; "
     f"the estimated times of {plans.near} are within {MODEL_ERROR:.0%}\n"
 )
-shown = [(layout_text(plan.layout), plan.recompute, size_text(plan.bytes)) for plan in plans.plans]
-print(text_table(("layout", "recomputes", "on the fullest rank"), shown, "  r"))
+for plan in plans.plans:
+    print(f"{size_text(plan.bytes)}: {layout_text(plan.layout)}, recompute {plan.recompute}")
 
 # %% [markdown]
 # Their estimated times are too close to call. So the planner puts first what can go wrong least: the plan that relies
 # less on overlap, has a lower ZeRO stage, fewer kinds of parallelism, more memory left.
 #
-# **Now write it:** [exercise 8.1](../labs/lab8_plan.py), `rank_state_bytes`: `python my/labs/lab8_plan.py --only 8.1`.
-#
-# ## The bill, line by line
-#
-# The most loaded rank decides, so this bill is that rank's, at the moment when it holds most. Point at a bar for its
-# lines:
-
-# %% jupyter={"source_hidden": true}
-from actmem_course.figures.style import FILLS
-
-bill = bill_of(model, plans.plans[0])
-lines = {
-    part: "<br>".join(f"{row.term}: {size_text(row.bytes)}" for row in rows) for part, rows in bill.parts.items()
-}
-left = {"left for CUDA, NCCL and the allocator": cluster.memory_bytes - bill.bytes}
-title = f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}"
-held = {part: {part: size} for part, size in bill.by_part().items()}
-fills = [FILLS[part] for part in (*held, "freed")]
-LiveFigure(bar_chart(title, {**held, "left": left}, "on the fullest rank", fills=fills, about=lines))
-
-# %% [markdown]
-# Check it: run the fullest rank on fake tensors, which have no storage, with the real layers, every microbatch in
-# flight and one step of Adam. `actmem plan … --verify` does that for large models. Here are three plans of a small one,
-# and 18 runs of nanotron that others logged on real GPUs:
-
-# %% jupyter={"source_hidden": true}
-from actmem.config import TINY
-from actmem_course.others.nanotron import nanotron_runs
-from actmem_tools.plan.planned_models import PlannedGPT
-from actmem_tools.verify import verify_plan
-
-small_model = PlannedGPT("tiny", TINY)
-fitting = find_plans(small_model, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
-for pipeline in (1, 2, 4):
-    sharded = [
-        plan for plan in fitting if plan.layout.tensor_parallel_size > 1 and plan.layout.zero_stage <= 1
-    ]
-    plan = next(plan for plan in sharded if plan.layout.pipeline_parallel_size == pipeline)
-    pairs = [
-        (term.predicted or 0, term.measured or 0) for term in verify_plan(small_model, plan).matches
-    ]
-    checks.add(layout_text(plan.layout), pairs)
-runs = nanotron_runs()
-farthest = max(abs(run.difference_percent) for run in runs)
-print(f"{len(runs)} logged runs: the farthest is {farthest:.2f}% from its bill")
-checks.show()
-
-# %% [markdown]
-# **Now write it:** [exercise 8.2](../labs/lab8_plan.py), `largest_micro_batch_size`: `python my/labs/lab8_plan.py
-# --only 8.2`.
+# **Now write it:** exercises 8.1 and 8.2, `rank_state_bytes` and `largest_micro_batch_size`, in
+# [lab 8](../labs/lab8_plan.py): `python my/labs/lab8_plan.py`.
 #
 # ## It doesn't fit: what do you change first?
 #
@@ -470,21 +405,15 @@ checks.show()
 checks
 
 # %% [markdown]
-# <details><summary><b>Question:</b> the peak is in the optimizer's step. Does recomputing activations help?</summary>
-#
-# No. By then the activations are gone. The bill lists weights, gradients, states, and what the update makes.
-# </details>
-#
 # > **Take away**
 # > 1. The same layer saves about 1.5 times as much in plain operators: record it before you buy GPUs.
-# > 2. The peak decides, on the fullest rank.
+# > 2. The peak decides, on the most loaded rank.
 # > 3. Change what's cheapest first: sequence parallelism, elementwise recomputation, the microbatch.
 # >
 # > **At work tomorrow:** run `actmem record my_model.py:factory --step --html page.html` on your model, and read its
 # > largest five lines.
 #
-# **Lab 8**: `python my/labs/lab8_plan.py`. The bill's logits and
-# loss don't shrink when you recompute layers: [chapter 10](10_the_loss.ipynb) takes them apart.
+# **Next:** logits and loss don't shrink when you recompute layers. [Chapter 10](10_the_loss.ipynb) takes them apart.
 #
-# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · huggingface/nanotron and
-# its published logs · code: `src/actmem/ledger/`, `src/actmem_tools/`.
+# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · Rajbhandari et al., *ZeRO*, 1910.02054 · code:
+# `src/actmem/ledger/`, `src/actmem_tools/`.

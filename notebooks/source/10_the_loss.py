@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 10 · The loss
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You recompute the layers, you shard the weights, and training runs out of memory at the last line: the loss. Llama 3
 # 8B has a vocabulary of 128,256 entries. It reads 131,072 tokens, and every layer is recomputed. **How many GiB

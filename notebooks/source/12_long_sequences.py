@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 · Long sequences
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes without the lab. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # A sequence of 1,048,576 tokens goes through Llama 3 8B on one GPU. You recompute every layer, compute the loss a
 # chunk of tokens at a time, store the layers' inputs in the host's memory, and run each MLP a tile of tokens at a
@@ -66,7 +66,7 @@ Reveal(
 #    that loss are gradients of the output layer's weight, at any $s$.
 # 5. **More GPUs for one sequence.** They divide all that grows with $s$.
 #
-# Move $s$ in the first figure, and read each step's cost. A step helps only if it lowers the *peak*: tiles free nothing
+# Move $s$ in the first figure, and read each step's own cost. A step helps only if it lowers the *peak*: tiles free nothing
 # while the loss is larger than a layer. The pictures below have 65,536 tokens.
 #
 # ## Step 3: the layers' inputs on the host
@@ -269,7 +269,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "ulysses"), (16, 1, ""),
     saved = total(llama_rows(large, parallel, context_kind=kind))
     sent = wire_bytes([*llama_collectives(large, parallel), *context_collectives(large, parallel, kind)])
     lines.append((layout, t * c, size_text(saved), size_text(sent)))
-print(text_table(("Llama 3 70B, one layer", "ranks", "saved by a rank", "sent by a rank"), lines, " rrr"))
+print(text_table(("Llama 3 70B, a layer", "ranks", "a rank saves", "sends"), lines, " rrr"))
 checks.show()
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Experts and latent attention
 #
-# *35 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *35 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # A layer of Qwen3 30B-A3B is a *mixture of experts* (MoE): it has 128 MLPs, its experts, and a router that sends each
 # token to 8 of them. Eight ranks share the layer, 16 experts on each. If the router sends every token to the *same* 8
@@ -45,9 +45,10 @@ question = Prediction(
 def bars(t, routing):
     """What a rank saves if routing is balanced, and if wanted what it saves if it takes every token."""
     saved = {way: total(predicted(am.Parallel(t, t > 1), option)) for way, option in show.ROUTINGS.items()}
-    title = f"{routing.capitalize()} routing: the fullest of {t} ranks saves {size_text(saved[routing])}"
+    title = f"{routing.capitalize()} routing: the most loaded of {t} ranks saves {size_text(saved[routing])}"
     shown = {way: size if way in ("balanced", routing) else None for way, size in saved.items()}
-    return bar_chart(title, {"saved": shown}, "saved by one layer on the fullest rank")
+    hidden = {way: "?" for way, size in shown.items() if size is None}
+    return bar_chart(title, {"saved": shown}, "saved by one layer on the most loaded rank", notes=hidden)
 
 
 Reveal(
@@ -124,7 +125,7 @@ checks.show()
 # %% [markdown]
 # > **Why do this?** $E$ experts' parameters for $\kappa$ experts' FLOPs and activations. **Why not?** Compare with a
 # > dense model of the same FLOPs, not of the same size: it saves just as much, needs no all-to-all, and has no worst
-# > case. And all $E$ experts' weights and optimizer states must be somewhere.
+# > case. And the weights and optimizer states of all $E$ experts take memory.
 #
 # ## Latent attention
 #
@@ -138,7 +139,7 @@ checks.show()
 # `moe_act` is for experts' activation functions.) In the picture,
 #
 # - $q$ and $c$ are the widths of the latents of queries, and of keys and values
-# - a head's query and key have $n$ elements without positions and $r$ with them, its value has $v$
+# - a head's query and key have $n$ elements and $r$ rotary ones, its value has $v$
 
 # %% jupyter={"source_hidden": true}
 Panel(
@@ -160,16 +161,17 @@ lines = [
     ("nothing, without latents", size_text(total(plain)), ""),
     ("nothing", size_text(total(rows)), ""),
 ]
-for terms in ({"K", "V"}, {"Q", "K", "V"}):
+for name, terms in (("K, V", {"K", "V"}), ("Q, K, V", {"Q", "K", "V"})):
     again = Recompute.of(terms)
     more = llama_recomputed_flops(LATENT, again) / flops
     saved = size_text(total(llama_rows(LATENT, recompute=again)))
-    lines.append((", ".join(sorted(terms)), saved, f"{more:.1%}"))
+    lines.append((name, saved, f"{more:.1%}"))
 print(text_table(("recompute", "one layer saves", "more FLOPs"), lines, " rr"))
 
 of_token = {row.term: row.bytes // (LATENT.seq_length * LATENT.micro_batch_size) for row in rows}
 to_train = of_token["K"] + of_token["V"]
-print(f"per token: {of_token['KV latent']:,} bytes cached, {to_train:,} of K and V saved to train")
+print(f"cached per token: {of_token['KV latent']:,} bytes")
+print(f"K and V saved per token to train: {to_train:,} bytes")
 
 for recompute in ("none", Recompute.of({"K", "V"})):
     with am.emulated_rank(8):

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 · The allocator and eight bits
 #
-# *25 minutes. In a notebook, press Shift+Enter below and write your guess.*
+# *25 minutes. Write your guess below (in a notebook: Shift+Enter first).*
 #
 # You switch on FP8, 8 bits an element, and expect half the memory. Many measure more ([TransformerEngine#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)) or no less
 # ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). **How many GiB does one layer of Llama 3 8B save
@@ -228,8 +228,8 @@ checks
 
 # %% [markdown]
 # > **Take away**
-# > 1. FP8 linears save memory only with many tokens: the first figure's title says how many Llama 3 8B needs.
-# >    Below, copies of weights take more.
+# > 1. FP8 linears save memory only with many tokens (the first figure's title has the break-even). With fewer, the
+# >    copies of weights take more.
 # > 2. A tensor stored in 8 bits takes half the bytes, and only gradients feel the rounding.
 # > 3. What is *reserved* must fit, not just what is allocated.
 # >

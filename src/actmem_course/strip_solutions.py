@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from actmem_course.launch import LABS
 
 if TYPE_CHECKING:
-    from actmem_course.judge.outline import Lab
+    from actmem_course.judge.exercise import Lab
 
 #: The lines above a lab's imports: the judge answers before torch is loaded, and the ranks load the file again.
 _JUDGE_LINES = """

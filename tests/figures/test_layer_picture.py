@@ -78,7 +78,7 @@ def test_what_is_offloaded_stands_on_the_host():
     assert_valid(drawing)
 
 
-@pytest.mark.parametrize("stored", [1, 7, 15])
+@pytest.mark.parametrize("stored", [1, 7, len(layer_rows(TINY))])
 def test_the_forward_pass_stores_one_tensor_after_the_other(stored):
     drawing = picture.layer_picture(TINY, stored=stored)
     assert saved(drawing) == pytest.approx(total(layer_rows(TINY)[:stored]))
@@ -185,8 +185,8 @@ def test_the_plain_form_saves_the_gathered_inputs_and_gathers_nothing_again():
 @pytest.mark.parametrize(
     ("draw", "line"),
     [
-        (lambda: picture.layer_picture(TINY, stored=0), "stored: must be from 1 to 15"),
-        (lambda: picture.layer_picture(TINY, stored=16), "stored: must be from 1 to 15"),
+        (lambda: picture.layer_picture(TINY, stored=0), "stored: must be from 1 to "),
+        (lambda: picture.layer_picture(TINY, stored=len(layer_rows(TINY)) + 1), "stored: must be from 1 to "),
         (lambda: picture.layer_picture(SMALL, Parallel(context_parallel_size=2)), "context_parallel_size: must be 1"),
         (
             lambda: picture.layer_picture(LLAMA, Parallel(2, context_parallel_size=2)),

@@ -28,7 +28,8 @@ def test_bars_are_the_steps_and_each_step_takes_less(tokens):
         for name, size in zip(trace["y"], trace["x"]):
             held[name] = held.get(name, 0) + size * drawing.axis.unit
     steps = long_steps(at(tokens))
-    assert list(held.values()) == pytest.approx([step.bytes for step in steps])
+    # Four GPUs' memory: longer bars would make the others too thin to see.
+    assert list(held.values()) == pytest.approx([step.bytes if step.bytes <= 320 * 2**30 else 0 for step in steps])
     sizes = [everything_kept(at(tokens)), *(step.bytes for step in steps)]
     assert sizes == sorted(sizes, reverse=True) and max(held.values()) / drawing.axis.unit < drawing.axis.end
 
@@ -45,7 +46,7 @@ def test_a_million_tokens_step_by_step():
     assert host.bytes == chunks.bytes - 30 * x
     assert tiles.bytes == 3 * x + attention + 3 * x
     assert shared.bytes == tiles.bytes // 8  # of 131,072 tokens each; a tile is small beside them
-    assert [cost(step) for step in (recomputed, host)] == ["+33% FLOPs", "256 GiB out, and back"]
+    assert [cost(step) for step in (recomputed, host)] == ["adds 33% FLOPs", "256 GiB out, and back"]
 
 
 @pytest.mark.parametrize("tile, gradients_there", [(None, 1), (TILE, 3)])

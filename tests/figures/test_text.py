@@ -44,7 +44,6 @@ def coefficients(rows, shape):
 @given(shapes())
 def test_formulas_add_up_to_equation_1(shape):
     found = coefficients(layer_rows(shape), shape)
-    assert found == {"sbh": 34, "as²b": 5}
     a, b, h, s = shape.letters()
     assert found["sbh"] * s * b * h + found["as²b"] * a * s * s * b == eq1(shape)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
+from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
 from actmem_course.strip_solutions import lab_source
 from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
@@ -23,7 +23,7 @@ def lab_of(number):
 def judged(number, function=None, size=4):
     """The verdict of one exercise, with ``function`` in place of what our solution has for it."""
     lab = lab_of(number)
-    functions = dict(solutions_of(lab.name))
+    functions = dict(vars(solution_module(lab.name)))
     if function is not None:
         functions[lab.choose([number], "number")[0].function] = function
         functions["__file__"] = inspect.getsourcefile(function)

@@ -16,7 +16,7 @@ from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab3_sequence_parallel import PARTIAL, Scaling
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
-from actmem_course.judge.outline import LAB_NAMES, load_lab
+from actmem_course.judge.outline import load_lab
 from actmem_course.judge.saved_bytes import Largest, saved_bytes
 from actmem_course.judge.solutions import lab1_count_bytes as lab1
 from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
@@ -24,6 +24,7 @@ from actmem_course.judge.solutions import lab3_sequence_parallel as lab3
 from actmem_course.judge.solutions.lab5_pipeline import how_many_fit
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes
 from actmem_course.judge.virtual import VirtualRanks
+from actmem_course.strip_solutions import lab_names
 from actmem_tools.plan.planned_models import planned_model_of
 from actmem_tools.plan.search import static_rows
 from tests.labs.learners import judged
@@ -160,7 +161,7 @@ ODD: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("lab", LAB_NAMES)
+@pytest.mark.parametrize("lab", lab_names())
 def test_odd_answers(lab):
     for exercise in load_lab(lab).exercises:
         for odd, answer in ODD.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import actmem
-from actmem_course.judge.outline import load_lab
+from actmem_course.judge.exercise import hints
 from actmem_course.judge.verdict import PASSED, Verdict
 from tests.labs.faults import TORCHRUN
 from tests.labs.in_process import judge_exit
@@ -38,7 +38,7 @@ def test_under_torchrun_real_ranks_judge_and_rank_0_speaks(tmp_path, monkeypatch
     assert (
         "3.1 g error" in said
         and "on rank 1: “raise ValueError('only here')” raises" in said
-        and "3.2 g_bar not written yet" in said
+        and "not written yet: 3.2" in said
     )
     assert "traceback : nothing failed but the lab: its verdicts are above" in done.stderr
     assert "To enable traceback see" not in done.stderr and "TCPStore" not in done.stderr
@@ -48,30 +48,33 @@ def test_symptom_first_then_the_cause_then_the_repair(tmp_path):
     lab = learner_file(tmp_path, LAB3, g="return x")
     here = {"XDG_CACHE_HOME": str(tmp_path)}
     runs = [start(lab, "--only", "3.1", **here).stdout]
-    hint = start(lab, "--hint", "3.1", **here).stdout
+    nudge, hint = (start(lab, "--hint", "3.1", **here).stdout for _ in range(2))
     runs.append(start(lab, "--only", "3.1", **here).stdout)
     at_once = start(lab, "--only", "3.1", "--explain", XDG_CACHE_HOME=str(tmp_path / "another")).stdout
     symptom, why, do = "the result is this rank's own part", "why: it should be", "do: g's forward gathers"
     for said, expected in (
         (runs[0], [True, False, False]),
+        (nudge, [False, False, False]),
         (hint, [False, True, False]),
         (runs[1], [True, True, True]),
         (at_once, [True, True, True]),
     ):
         assert [words in " ".join(said.split()) for words in (symptom, why, do)] == expected, said
+    asks, why_at = (" ".join(hint.split()).index(words) for words in (hints()["3.1"][0], why))
+    assert asks < why_at and not any(line.endswith(" ") for line in "".join(runs).splitlines())
     # What comes next is another mistake, so its symptom comes first again, though cause and repair are the same.
     learner_file(tmp_path, LAB3, g="return torch.cat([x] * dist.get_world_size(group))")
     assert "why:" not in start(lab, "--only", "3.1", **here).stdout
 
 
 def test_one_more_hint_each_time(monkeypatch, capsys, tmp_path):
-    hints = load_lab("lab4_recompute").exercises[0].hints
+    own = hints()["4.1"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for count in (1, 2, 3):
         code, out, _ = judge_exit(LAB4, ["--hint", "4.1"], monkeypatch, capsys)
         text = " ".join(out.split())
         assert code == 0
-        assert [" ".join(hint.split()) in text for hint in hints[:4]] == [i < count for i in range(len(hints[:4]))]
+        assert [" ".join(hint.split()) in text for hint in own[:4]] == [i < count for i in range(len(own[:4]))]
 
 
 UNFINISHED = {

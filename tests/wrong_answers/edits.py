@@ -26,7 +26,7 @@ EDITS = [
     ("2.2", r"the result has the digits of float32; compute in the dtype of the input", "return _summed(x, group)\n", "return _summed(x.float(), group).to(x.dtype)\n"),
     # Other operators, factors and places, which the description of outcomes names.
     ("1.1", r"Q is divided by a, which it has nothing to do with", '"Q": 2 * sbh', '"Q": 2 * sbh // a'),
-    ("6.3", r"^optimizer\.step\(\) runs 3 times in one step", "        loss.backward()", "        loss.backward(); optimizer.step()", "    optimizer.step()\n", "    pass\n"),
+    ("6.3", r"^optimizer\.step\(\) runs 2 times in one step", "        loss.backward()", "        loss.backward(); optimizer.step()", "    optimizer.step()\n", "    pass\n"),
     ("6.2", r"a \.grad is changed; only compute the norm", "    cut = whole =", "    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    cut = whole ="),
     ("4.2", r"function runs once only.*4\.1 comes first", APPLIED, "return function(*inputs)"),
     ("4.1", r"forward runs function 2 times", "with torch.no_grad():\n", "with torch.no_grad():\n            function(*inputs)\n"),
@@ -112,6 +112,7 @@ EDITS = [
     ("3.5", r"of another shape.*; number 2 of those it returns has shape \[6, 5\], its argument \[5, 6\]", "grad.flatten(0, 1).t() @ full.flatten(0, 1)", "full.flatten(0, 1).t() @ grad.flatten(0, 1)"),
     ("2.1", r"the result is a _F, not a tensor; call its apply", "return _F.apply(x, group)", "return _F(x, group)"),
     ("2.8", r"the logits themselves are sent", LOSS, "parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]\n    dist.all_gather(parts, logits.detach(), group=group)\n    parts[dist.get_rank(group)] = logits\n    return F.cross_entropy(torch.cat(parts, -1).movedim(-1, 1), targets, reduction=\"none\")"),
+    ("2.8", r"the result is right, but forward sends [\d,]+ B; the logits themselves are sent", LOSS, "parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]\n    dist.all_gather(parts, logits.detach(), group=group)\n    return F.cross_entropy(torch.cat(parts, -1).movedim(-1, 1), targets, reduction=\"none\")"),
     ("3.6", r"parameters themselves are changed \(norm1_weight", "w, name).grad, group", "w, name).data, group"),
     ("3.6", r"each rank sends [\d,]+ B where (576|1,728) B are enough", 'for name in ("norm1_weight"', 'for tensor in w.named().values():\n        dist.all_reduce(tensor.grad.clone(), group=group)\n    for name in ("norm1_weight"'),
     ("3.7", r"without sequence_parallel, ranks draw different numbers for block", " if sequence_parallel else seed", ""),

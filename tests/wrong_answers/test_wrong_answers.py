@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from actmem.formulas import schedule
+from actmem_course.judge.exercise import names_of
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.mistake import names_of
-from actmem_course.judge.outline import ALL_LABS, load_lab, mistakes_of, solution_module
+from actmem_course.judge.outline import ALL_LABS, lab_of, load_lab, mistakes_of, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
 from tests.labs.learners import judged
 from tests.tiers import at_night
@@ -21,13 +21,14 @@ EXERCISES = {exercise.number: exercise for lab in ALL_LABS for exercise in lab.e
 
 @cache
 def source(number):
-    return inspect.getsource(solution_module(EXERCISES[number].lab))
+    return inspect.getsource(solution_module(lab_of(EXERCISES[number]).name))
 
 
 def verdict_of(number, text, size=4):
     """The verdict on a file with this text, all of whose other functions are right."""
     exercise = EXERCISES[number]
-    lab, file = load_lab(exercise.lab), f"/{exercise.lab}_edited.py"
+    lab = lab_of(exercise)
+    file = f"/{lab.name}_edited.py"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     names = {"__file__": file, "__name__": "learner"}
     exec(compile(text, file, "exec"), names)

@@ -10,6 +10,7 @@ from actmem_course.figures.layer_picture import block_picture, layer_blocks, lay
 from actmem_course.figures.marks import Drawing
 from actmem_course.figures.style import FILLS
 from actmem_course.figures.units import size_text
+from actmem_course.others.paper import A100_BYTES
 from actmem_course.predicted.long_sequences import (
     ATTENTION,
     INPUTS,
@@ -33,7 +34,9 @@ def cost(step: LongStep) -> str:
     """Return what a step costs, in a few words: bytes copied, bytes sent, or FLOPs."""
     if step.copied_bytes:
         return f"{size_text(step.copied_bytes)} out, and back"
-    return f"each sends {size_text(step.sent_bytes)}" if step.sent_bytes else f"+{100 * step.added_flops:.2g}% FLOPs"
+    if step.sent_bytes:
+        return f"each sends {size_text(step.sent_bytes)}"
+    return f"adds {100 * step.added_flops:.2g}% FLOPs"
 
 
 def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
@@ -44,13 +47,21 @@ def long_bars(shape: LlamaShape, c: int = 8) -> Drawing:
     """
     steps = {step.name: step for step in long_steps(shape, c)}
     first, *_, on_one, _ = steps.values()
+    # Beside such a bar the others would be too thin to see.
+    beyond = [name for name, step in steps.items() if step.bytes > 4 * A100_BYTES]
     return bar_chart(
         f"{shape.seq_length:,} tokens on one GPU: {size_text(first.bytes)} become {size_text(on_one.bytes)}<br>"
         f"({size_text(everything_kept(shape))} if nothing is recomputed)",
-        {part: {name: step.parts.get(part, 0) for name, step in steps.items()} for part in _FILLS},
+        {
+            part: {name: 0 if name in beyond else step.parts.get(part, 0) for name, step in steps.items()}
+            for part in _FILLS
+        },
         "at the peak, besides weights",
         fills=tuple(_FILLS.values()),
-        notes={name: f"{size_text(step.bytes)}, {cost(step)}" for name, step in steps.items()},
+        notes={
+            name: f"{size_text(step.bytes)}, {'beyond this axis' if name in beyond else cost(step)}"
+            for name, step in steps.items()
+        },
         about={name: step.asked for name, step in steps.items()},
     )
 

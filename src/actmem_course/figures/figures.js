@@ -33,7 +33,7 @@ const worded = (data, isDiagram) => data.map((given) => {
     return { ...trace, text, textfont: { ...trace.textfont, size: smaller(trace.textfont.size) } };
   }
   // Words at the points of a chart stand below it.
-  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`) } : trace;
+  return trace.meta === "names" ? { ...trace, text: trace.text.map((_, place) => `<b>${letter(place)}</b>`), textposition: "bottom center" } : trace;
 });
 const fitted = (layout, width) => {
   const fit = { ...layout };
@@ -166,7 +166,8 @@ const write = (plot, notes) => {
     const wanted = xref === "paper" ? size.l + x * size.w : xaxis._offset + xaxis.d2p(x);
     const left = Math.max(0, Math.min(wanted, plot.clientWidth - Math.max(...text.split("<br>").map(wide)) - 4));  // never over the edge
     words.className = yanchor;
-    words.style.cssText = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift}px;background:${bgcolor}`;
+    const clear = yanchor === "bottom" ? 2 : 0;  // the ground of words above a bar leaves its edge
+    words.style.cssText = `left:${left}px;top:${yaxis._offset + yaxis.d2p(y) - yshift - clear}px;background:${bgcolor}`;
     if (words.said !== text) words.innerHTML = words.said = text;
     if (place.children[which] !== words) place.insertBefore(words, place.children[which] ?? null);
   }

@@ -10,6 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import wraps
 from types import FunctionType
 from typing import Any
@@ -188,7 +189,7 @@ class CaseRun:
         advice: Advice | None = None,
         summed: Collection[str] = (),
         operator: bool = False,
-        collectives: bool = True,
+        sends: Cost | None = None,
         again: Sequence[Collective] = (),
         twice: Fault | None = None,
         frozen: Collection[str] = (),
@@ -203,7 +204,7 @@ class CaseRun:
             advice: what to do about a wrong result or gradient.
             summed: inputs whose gradients add up over the ranks.
             operator: the function is one collective, so what it makes is told by the parts that it was given.
-            collectives: see which a pass runs.
+            sends: the bytes that a pass may send, in any collectives; None if it must run ours.
             again: what backward may run besides.
             twice: what is wrong where backward comes twice to an input.
             frozen: tensors that need no gradient.
@@ -221,7 +222,9 @@ class CaseRun:
         _check_returned(result, forward)
         sure, parts = self.t == 1, first if operator else None
         self.see_tensor(f"{prefix}{RESULT}", result, advice.get("", ""), kind, parts=parts, sure=sure)
-        if collectives and self.t > 1:
+        if sends:
+            self._see_sent(sends, f"{prefix}forward", "the result is right", forward)
+        elif self.t > 1:
             self.see(CollectivesRun(f"{prefix}forward", list(forward.collectives)))
         check_graph(result, forward, prefix)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
@@ -243,11 +246,18 @@ class CaseRun:
             of_kind = SummedTensor if name in summed else kind
             words = f"{prefix}the gradient of {name}"
             self.see(of_kind(words, value, mended.repair, mended.cause, backward=f"{prefix}backward", **more))
-        if collectives and self.t > 1:
+        if sends:
+            self._see_sent(sends, f"{prefix}backward", "the numbers are right", backward)
+        elif self.t > 1:
             run = list(backward.collectives)
             seen = CollectivesRun(f"{prefix}backward", run, in_backward=True, result=result_of(backward), again=again)
             self.see(seen)
         return forward, backward
+
+    def _see_sent(self, enough: Cost, when: str, right: str, ran: Watch) -> None:
+        sent = max(enough.value, sum(collective.payload_bytes for collective in ran.collectives))
+        words = f"{when} sends {{found:,}} B"
+        self.see(replace(enough, name=f"the bytes that {when} sends", value=sent, words=words, right=right))
 
     def operator(self, name: str, x: Tensor, advice: Advice, upstream: Tensor | None = None) -> None:
         """Both passes of an operator that is one collective, and that it saves nothing."""

@@ -14,8 +14,9 @@ from actmem.config import ConfigError, check_size
 from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.copies import typed
 from actmem_course.files import check_files, write_text
+from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.learner_progress import LearnerProgress, reading
-from actmem_course.judge.outline import Exercise, Lab, lab_of_file
+from actmem_course.judge.outline import lab_of_file
 from actmem_course.judge.parent import JudgeProcess, Outdated, Stuck, signals_end
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict

@@ -9,8 +9,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.naming import Naming
-from actmem_course.judge.outline import Exercise, Lab, solutions_of
+from actmem_course.judge.outline import solution_module
 from actmem_course.judge.verdict import (
     BLOCKED,
     ERROR,
@@ -123,7 +124,7 @@ class Judge:
     @contextmanager
     def _ours(self, names: Iterable[str]) -> Iterator[None]:
         """Put our own functions in place of the learner's while the block runs."""
-        solutions, before = solutions_of(self.lab.name), [dict(space) for space in self.spaces]
+        solutions, before = vars(solution_module(self.lab.name)), [dict(space) for space in self.spaces]
         for space in self.spaces:
             space.update({name: solutions[name] for name in names})
         try:

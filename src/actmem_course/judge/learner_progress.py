@@ -15,7 +15,8 @@ from pathlib import Path
 
 from actmem_course.copies import MINE
 from actmem_course.files import read_object, write_text
-from actmem_course.judge.outline import ALL_LABS, Exercise, Lab
+from actmem_course.judge.exercise import Exercise, Lab, hints
+from actmem_course.judge.outline import ALL_LABS
 from actmem_course.judge.verdict import ERROR, PASSED, SKIPPED, WRONG, Verdict
 
 
@@ -60,27 +61,26 @@ class LearnerProgress:
         return verdict.why[:told]
 
     def next_hints(self, exercise: Exercise) -> list[str]:
-        """What was told of the latest verdict and the hints that were given before, and the next one of both."""
+        """The hints and what was told of the latest verdict before, and the next one of both: the first hint, which
+        asks a question, then cause and repair, then the other hints, the last of which is nearly the answer."""
         *symptom, cause, repair, told = self.wrong.get(exercise.number) or ["", "", 0]
         why = Verdict(exercise.number, exercise.function, WRONG, cause=cause, repair=repair).why
-        count = self.hints.get(exercise.number, 0)
-        if told < len(why):
+        own, count = hints()[exercise.number], self.hints.get(exercise.number, 0)
+        if count and told < len(why):
             told += 1
             self.wrong[exercise.number] = [*symptom, cause, repair, told]
         else:
-            count = min(count + 1, len(exercise.hints))
+            count = min(count + 1, len(own))
             self.hints[exercise.number] = count
         self._write()
-        return [*why[:told], *exercise.hints[:count]]
+        return [*own[:1][:count], *why[:told], *own[1:count]]
 
     def summary(self) -> str:
         """All labs in a line."""
-        counts = ", ".join(
-            f"{lab.title.split()[1]} {sum(e.number in self.passed for e in lab.exercises)}/{len(lab.exercises)}"
-            for lab in ALL_LABS
-        )
+        done = [sum(exercise.number in self.passed for exercise in lab.exercises) for lab in ALL_LABS]
         total = sum(len(lab.exercises) for lab in ALL_LABS)
-        return f"all labs: {len(self.passed & set(_numbers()))} of {total} exercises passed ({counts})"
+        counts = (f"{lab.title.split()[1]} {n}/{len(lab.exercises)}" for lab, n in zip(ALL_LABS, done))
+        return f"all labs: {sum(done)} of {total} exercises passed ({', '.join(counts)})"
 
     def next(self, lab: Lab) -> tuple[Lab, Exercise] | None:
         """The first exercise of a lab that has not passed, or of all labs; None if all have."""
@@ -98,8 +98,4 @@ class LearnerProgress:
 
 def reading(lab: Lab, exercise: Exercise) -> str:
     """Where an exercise's idea is explained."""
-    return f"notebooks/{lab.chapter_of(exercise)}.ipynb, “{exercise.section}”"
-
-
-def _numbers() -> Iterable[str]:
-    return (exercise.number for lab in ALL_LABS for exercise in lab.exercises)
+    return f"notebooks/{exercise.chapter or lab.chapter}.ipynb, “{exercise.section}”"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from actmem_course.judge.case import CaseRun, name_of_subgroup
-from actmem_course.judge.mistake import Mistake, names_of
+from actmem_course.judge.exercise import Exercise, Mistake, names_of
 from actmem_course.judge.observations import (
     Clue,
     Observation,
@@ -18,7 +18,7 @@ from actmem_course.judge.observations import (
     differences,
     first_finding,
 )  # fmt: skip
-from actmem_course.judge.outline import Exercise, mistakes_of, solution_module
+from actmem_course.judge.outline import case_of, lab_of, mistakes_of, solution_module
 from actmem_course.judge.verdict import Fault, PeerStopped, Unlike
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 
@@ -31,7 +31,7 @@ class Naming:
 
     def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[[], None]):
         self.exercise, self.ranks, self.progress = exercise, ranks, progress
-        self.module = solution_module(exercise.lab)
+        self.module = solution_module(lab_of(exercise).name)
 
     def groups(self) -> list[str]:
         """On which groups the case runs, by their names: "" is all ranks in their order."""
@@ -57,7 +57,7 @@ class Naming:
             seen = like.seen[rank.number] if like else None
             run = CaseRun(spaces[rank.number], rank, group, like=seen)
             runs[rank.number] = run
-            return self.exercise.check(run)
+            return case_of(self.exercise)(run)
 
         said = self.ranks.run(job, spaces[0].get("__file__", ""))
         errors = [one if isinstance(one, BaseException) else None for one in said]

@@ -125,10 +125,12 @@ class Clue(Observation):
 
 @dataclass
 class Cost(Observation):
-    """A number that may be smaller than ours.  words: the symptom; in it and in the repair, {found} and {enough}."""
+    """A number that may be smaller than ours.  words: the symptom; in it and in the repair, {found} and {enough}.
+    right: what is right nevertheless."""
 
     is_cost, tells_apart = True, False
     words: str = ""
+    right: str = "the numbers are right"
 
     def agrees(self, both: BesideOurs) -> bool:
         return bool(both.own.value <= self.value)
@@ -138,7 +140,7 @@ class Cost(Observation):
         assert isinstance(own, Cost)
         many_ways = any(isinstance(seen, Clue) for seen in both.right.seen[both.rank].values())
         words = (own.words or own.name).format(**numbers)
-        right = "" if many_ways else "the numbers are right, but "
+        right = "" if many_ways else f"{own.right}, but "
         return [Fault(right + words, own.repair.format(**numbers), own.cause.format(**numbers))]
 
 

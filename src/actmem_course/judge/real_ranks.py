@@ -18,9 +18,10 @@ import torch.distributed as dist
 from actmem.ledger.comms import count_collectives
 from actmem_course.arguments import tell_torchrun
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.judging import Outcome, outcome_of, verdict_of
 from actmem_course.judge.observations import RunOutcome, differences, first_finding
-from actmem_course.judge.outline import Exercise, Lab, solutions_of
+from actmem_course.judge.outline import case_of, lab_of, solution_module
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import PASSED, Fault, PeerStopped, Verdict, Wrong
 from actmem_course.judge.worker import names_in
@@ -81,14 +82,14 @@ def judge_on_this_rank(lab: Lab, exercises: tuple[Exercise, ...], args: Namespac
 
 def verdicts_here(lab: Lab, exercises: tuple[Exercise, ...], names: dict, device: str) -> Iterator[Verdict]:
     """The verdict of all ranks on each exercise, on every rank; our own functions replace what has not passed."""
-    own, ours, outcomes = dict(names), solutions_of(lab.name), connect("outcomes", _SECONDS)
+    own, ours, outcomes = dict(names), vars(solution_module(lab.name)), connect("outcomes", _SECONDS)
     for exercise in exercises:
         names[exercise.function] = own.get(exercise.function)
         side = RealRank(connect(exercise.number))
         error: BaseException | None = None
         run = CaseRun(names, side, "", device)
         try:
-            exercise.check(run)
+            case_of(exercise)(run)
         except (Exception, SystemExit, PeerStopped) as raised:
             error = raised
         if all(outcomes.gather(error is None)):
@@ -108,8 +109,8 @@ def _fault(exercise: Exercise, run: CaseRun) -> Wrong | None:
     """What this rank saw that our own functions don't, or all ranks together did."""
     if not run.seen:
         return None
-    ours = CaseRun(solutions_of(exercise.lab), run.side, "", run.device)
-    exercise.check(ours)
+    ours = CaseRun(vars(solution_module(lab_of(exercise).name)), run.side, "", run.device)
+    case_of(exercise)(ours)
     found, right = (RunOutcome([dict(one.seen) for _ in range(run.t)], []) for one in (run, ours))
     for name, seen in ours.seen.items():
         if seen.of_all_ranks:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from textwrap import fill
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
+from actmem_course.judge.exercise import Lab
 from actmem_course.judge.learner_progress import reading
-from actmem_course.judge.outline import Lab
 from actmem_course.judge.verdict import BLOCKED, ERROR, OPEN, PASSED, SKIPPED, WRONG, Verdict
 from actmem_tools.command_line import screen
 
@@ -45,10 +45,12 @@ class Report:
     def show(self, verdict: Verdict, why: Sequence[str] = ()) -> None:
         """One verdict: a line, and below it what is wrong, and what of the cause and the repair is told.
 
-        It takes the place of an earlier one of the same exercise.
+        It takes the place of an earlier one of the same exercise.  Those not written yet share a line at the end.
         """
         self._status.stop()
         self.verdicts = [before for before in self.verdicts if before.exercise != verdict.exercise] + [verdict]
+        if verdict.status == OPEN and not verdict.diagnosis:
+            return
         width = max(len(exercise.function) for exercise in self.lab.exercises) + 2
         line = Text(f"  {verdict.exercise}  {verdict.function.ljust(width)}")
         line.append("not written yet" if verdict.status == OPEN else verdict.status, style=_STYLES[verdict.status])
@@ -56,7 +58,8 @@ class Report:
             line.append(f"  {verdict.where}", style="dim")
         self.console.print(line, soft_wrap=True)
         for text in filter(None, (verdict.diagnosis, *why)):
-            self.console.print(Padding(Text(text), (0, 2, 0, 7), expand=False))
+            lines = fill(text, self.console.width - 2, initial_indent=" " * 7, subsequent_indent=" " * 7)
+            self.console.print(Text(lines), soft_wrap=True)
 
     @property
     def all_passed(self) -> bool:
@@ -66,6 +69,8 @@ class Report:
     def end(self) -> None:
         """The sum of it, and what to do next."""
         self._status.stop()
+        if unwritten := [one.exercise for one in self.verdicts if one.status == OPEN and not one.diagnosis]:
+            self.line(f"  not written yet: {', '.join(unwritten)}", _STYLES[OPEN])
         passed = sum(verdict.status == PASSED for verdict in self.verdicts)
         self.line(f"{passed} of {len(self.verdicts)} passed", "bold")
         if left := [verdict for verdict in self.verdicts if verdict.status != PASSED]:

@@ -139,7 +139,7 @@ class Group(dist.ProcessGroup):
         self, kind: str, tensors: list[Tensor], outputs: list[Tensor], make, more: tuple = (), sized=None
     ) -> VirtualWork:
         """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
-        me = VirtualRank.current()
+        me: VirtualRank = _local.rank
         line = line_in(me.file)
         if self._known is None:  # torch knows it when the group is made
             self._known = self.group_name, [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
@@ -233,7 +233,7 @@ class Group(dist.ProcessGroup):
 
     def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> VirtualWork:
         """A message is a meeting of the rank that sends, which waits for nobody, and the one that receives."""
-        me = VirtualRank.current()
+        me: VirtualRank = _local.rank
         line = line_in(me.file)
         members = dist.get_process_group_ranks(self)
         me.note(kind, line, tensors, outputs, members)
@@ -288,11 +288,6 @@ class VirtualRank:
     def calling(self) -> None:
         """The case calls a function of the file."""
         self.calls, self.call_began = self.calls + 1, time.monotonic()
-
-    @staticmethod
-    def current() -> VirtualRank:
-        """The rank whose thread this is."""
-        return _local.rank
 
     def note(self, kind: str, line: str, tensors: list[Tensor], outputs: list[Tensor], members: list[int]) -> None:
         """A collective of this rank is about to run among ``members``."""

@@ -31,8 +31,9 @@ from typing import Any
 import torch
 
 from actmem.ledger.comms import count_collectives
+from actmem_course.judge.exercise import Exercise
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.outline import Exercise, load_lab
+from actmem_course.judge.outline import load_lab
 from actmem_course.judge.parent import CRASHES, LINE
 from actmem_course.judge.printed import Printed
 from actmem_course.judge.verdict import SKIPPED, Verdict

@@ -13,18 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import grad_of
 from actmem_course.judge.observations import HalfTensor
-from actmem_course.judge.verdict import Fault, mend
+from actmem_course.judge.verdict import Fault
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
 _IN_16_BITS: Mapping[str, str | Fault] = {
     name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")
 } | {"": "the matmuls are those of tensors of 16 bits"}
-_ONCE = Fault("backward goes twice through what function made", "once is enough, torch.autograd.backward(y, grad)")
 _NOTHING = "nothing as large as weight is needed: no alpha/r · b @ a, no wide copy, and no gradient of weight"
 _AS_IT_IS = "multiply by weight as it is, and by a and b one after the other"
 _FROZEN = "where x needs no gradient, "
-_OF_ITS_OWN = mend("hold what put returned in its own ctx", "each region reads the x of its own")
 
 
 def frozen_linear(r: CaseRun) -> None:

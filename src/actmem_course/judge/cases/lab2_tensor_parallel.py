@@ -8,7 +8,7 @@ from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import check_tensors, close
-from actmem_course.judge.observations import SummedTensor
+from actmem_course.judge.observations import Cost, SummedTensor
 from actmem_course.judge.verdict import Wrong, mend
 from actmem_course.reference_layer import core_attention, merge_heads, split_heads
 
@@ -123,19 +123,16 @@ def vocab_parallel_cross_entropy(r: CaseRun) -> None:
     ends = torch.arange(r.t, device=r.device) * rows
     targets.view(-1)[: 2 * r.t] = torch.cat((ends, ends + rows - 1))
     upstream = r.same(s, 3)
+    # Largest, sum and target, even if every rank's are gathered; of the logits it would be five of each rank.
+    few = "a few numbers per position are enough"
+    sends = Cost("", 3 * r.t * upstream.nbytes, few, "the logits themselves are sent")
     # exp overflows unless the largest of all ranks is subtracted first.
     for scale, prefix in ((1, ""), (300, "for logits of a thousand and more, ")):
-        passes = r.passes(
+        r.passes(
             lambda x: r["vocab_parallel_cross_entropy"](x, targets, r.group),
             {"logits": scale * logits},
             upstream=upstream,
             prefix=prefix,
-            collectives=False,
+            sends=sends,
             advice={"": _OVERFLOWS} if scale > 1 else None,
         )
-        # Largest, sum and target, even if every rank's are gathered; of the logits it would be five of each rank.
-        enough = 3 * r.t * upstream.nbytes
-        for when, seen in zip(("forward", "backward"), passes):
-            sent = sum(collective.payload_bytes for collective in seen.collectives)
-            few, all_sent = "a few numbers per position are enough", "the logits themselves are sent"
-            r.see_cost(f"{prefix}{when} sends {{found:,}} B", max(sent, enough) if r.t > 1 else 0, few, all_sent)

@@ -1,11 +1,15 @@
-"""Mistakes of lab 10 that are edits of our solution."""
+"""Lab 10: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab10_keep_less", "Lab 10: save less", "11_adapters", (
+    Exercise("10.1", "frozen_linear", "A frozen weight"),
+    Exercise("10.2", "lora_linear", "An adapter"),
+    Exercise("10.3", "tiled_mlp", "Step 4: the MLP in tiles", chapter="12_long_sequences"),
+), one_process=True)  # fmt: skip
 
 # fmt: off
-MISTAKES["10.1"] = (
+LAB.mistakes["10.1"] = (
     Mistake("backward multiplies by the transposed weight", "y = x Wᵀ, so the gradient of x is grad @ W",
         {"return grad @ (codes * scale)": "return F.linear(grad, codes * scale)"}),
     Mistake("scale is rounded to a whole number, in the dtype of codes, and 0.01 is 0 there",
@@ -23,7 +27,7 @@ MISTAKES["10.1"] = (
     Mistake("every row is multiplied by the same scale", "each of the o rows has its own",
         *ways(" F.linear(x, codes * scale", " F.linear(x, codes * scale.mean()", " F.linear(x, codes * scale[0]")),
 )
-MISTAKES["10.2"] = (
+LAB.mistakes["10.2"] = (
     Mistake("alpha is not divided by r as it is",
         "scale the adapter by alpha / r, with r the rows of a; round nothing",
         *ways(" / len(a)", "", " / len(a) ** 0.5", " // len(a)", " / a.shape[1]")),
@@ -48,7 +52,7 @@ MISTAKES["10.2"] = (
     Mistake("the gradient of a has the factor alpha/r not at all, or twice", "once",
         *ways("grad_a =", "grad_a = 1 / ctx.scale *", "grad_a = ctx.scale *")),
 )
-MISTAKES["10.3"] = (
+LAB.mistakes["10.3"] = (
     Mistake("a weight's gradient is the last tile's alone", "add up those of all tiles",
         {"grad_up += of_up\n            grad_down += of_down": "grad_up, grad_down = of_up, of_down"},
         {"grad_up += of_up\n": "grad_up = of_up\n"}, {"grad_down += of_down\n": "grad_down = of_down\n"}),

@@ -1,11 +1,14 @@
-"""Mistakes of lab 9 that are edits of our solution."""
+"""Lab 9: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake
+from actmem_course.judge.exercise import Exercise, Lab, Mistake
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab9_the_ends", "Lab 9: the loss", "10_the_loss", (
+    Exercise("9.1", "cross_entropy", "What the loss saves"),
+    Exercise("9.2", "linear_cross_entropy", "A chunk at a time"),
+), one_process=True)  # fmt: skip
 
 # fmt: off
-MISTAKES["9.1"] = (
+LAB.mistakes["9.1"] = (
     Mistake("the target's logit is missing", "subtract it", {"return normaliser - target": "return normaliser"}),
     Mistake("the gradient of logits is that of the softmax alone", "subtract 1 at the target",
         {"slope.new_full((*targets.shape, 1), -1))": "slope.new_full((*targets.shape, 1), 0))"}),
@@ -23,7 +26,7 @@ MISTAKES["9.1"] = (
     Mistake("the incoming gradient's s and b are swapped", "",
         {"unsqueeze(-1)).to(logits": "t().reshape(grad.shape).unsqueeze(-1)).to(logits"}),
 )
-MISTAKES["9.2"] = (
+LAB.mistakes["9.2"] = (
     Mistake("forward goes chunk by chunk, and autograd saves every chunk's logits", "recompute them in backward",
         {"return _LinearCrossEntropy.apply(x, weight, targets, chunk":
             "parts = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))\n"

@@ -1,8 +1,17 @@
-"""Mistakes of lab 2 that are edits of our solution."""
+"""Lab 2: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab2_tensor_parallel", "Lab 2: tensor parallelism", "03_tensor_parallelism", (
+    Exercise("2.1", "f", "f and f̄", takes_group=True),
+    Exercise("2.2", "f_bar", "f and f̄", takes_group=True),
+    Exercise("2.3", "column_parallel_linear", "Columns, then rows", takes_group=True),
+    Exercise("2.4", "row_parallel_linear", "Columns, then rows", takes_group=True),
+    Exercise("2.5", "split_attention", "Attention: whole heads", takes_group=True),
+    Exercise("2.6", "mlp", "Columns, then rows", takes_group=True),
+    Exercise("2.7", "attention", "Attention: whole heads", takes_group=True),
+    Exercise("2.8", "vocab_parallel_cross_entropy", "What divides and what does not", takes_group=True),
+))  # fmt: skip
 
 #: The largest subtracted from the target's logit too, in place of adding it back: as right, with other numbers.
 _SHIFTED = {
@@ -17,7 +26,7 @@ def _both(*edits: dict[str, str]) -> tuple[dict[str, str], ...]:
 
 
 # fmt: off
-MISTAKES["2.3"] = (
+LAB.mistakes["2.3"] = (
     Mistake("bias is used on rank 0 only", "each rank's bias is that of its own features, so add it on every rank",
         {"weight, bias": "weight, bias if dist.get_rank(group) == 0 else None"}),
     Mistake("f_bar is called where f belongs", "call f on x", {"F.linear(f(x, group)": "F.linear(f_bar(x, group)"}),
@@ -27,7 +36,7 @@ MISTAKES["2.3"] = (
     Mistake("bias is missing", "add it after the matmul",
         {"F.linear(f(x, group), weight, bias)": "F.linear(f(x, group), weight)"}),
 )
-MISTAKES["2.4"] = (
+LAB.mistakes["2.4"] = (
     Mistake("bias is used on rank 0 only, so the copies on the other ranks drift apart",
         "add it on every rank, after the sum over the ranks",
         {"(x, weight), group) + bias": "(x, weight, bias if dist.get_rank(group) == 0 else None), group)"}),
@@ -42,10 +51,13 @@ MISTAKES["2.4"] = (
             "f_bar(F.linear(x, weight, bias), group) - (dist.get_world_size(group) - 1) * bias")),
     Mistake("bias comes before f_bar", "add it after the sum over the ranks, once: before it, it counts t times",
         {"group) + bias": "group) + f_bar(bias, group)"}),
+    Mistake("x is gathered, but this rank's weight takes this rank's features only",
+        "multiply x as it is: what the ranks' matmuls give are the terms of a sum",
+        {"f_bar(F.linear(x": "(F.linear(torch.cat([x] * dist.get_world_size(group), -1)"}),
     Mistake("bias / t is added before the sum over the ranks", "add bias once, after the sum",
         {"), group) + bias": ", bias / dist.get_world_size(group)), group)"}),
 )
-MISTAKES["2.5"] = (
+LAB.mistakes["2.5"] = (
     Mistake("the slice begins at the number of a head, not at its row", "head n begins at row n · h/a",
         {"return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank":
             "own = slice(num_attention_heads // t * rank, num_attention_heads // t * rank + h // t)\n"
@@ -59,7 +71,7 @@ MISTAKES["2.5"] = (
     Mistake("heads are cut apart", "each rank has every t-th row, and needs whole heads",
         {"t, h // t, h)[": "h // t, t, h)[:, ", ".chunk(t, dim=1)[rank": "[:, rank::t"}),
 )
-MISTAKES["2.6"] = (
+LAB.mistakes["2.6"] = (
     Mistake("up_weight and down_weight are swapped", "they fit only because they are transposed",
         {"up_weight,": "down_weight.t(),", "down_weight,": "up_weight.t(),"}),
     Mistake('F.gelu is called without approximate="tanh"',
@@ -77,8 +89,9 @@ MISTAKES["2.6"] = (
             "column_parallel_linear(gelu(x), up_weight, up_bias, group)"}),
     Mistake("another activation than gelu is used", "use gelu of actmem_course.reference_layer",
         {"y = gelu(": "y = F.silu("}, {"y = gelu(": "y = F.relu("}),
-    Mistake("a bias is missing", "up_bias belongs before the gelu, down_bias after the sum over the ranks",
-        {"x, up_weight, up_bias,": "x, up_weight, 0 * up_bias,"},
+    Mistake("up_bias is missing", "it belongs before the gelu",
+        {"x, up_weight, up_bias,": "x, up_weight, 0 * up_bias,"}),
+    Mistake("down_bias is missing", "it belongs after the sum over the ranks",
         {"y, down_weight, down_bias,": "y, down_weight, 0 * down_bias,"}),
     Mistake("row_parallel_linear is called where column_parallel_linear belongs",
         "the first linear shards its output features", {"gelu(column_parallel_linear(": "gelu(row_parallel_linear("}),
@@ -89,7 +102,7 @@ MISTAKES["2.6"] = (
     Mistake("down_bias comes before the sum over the ranks", "add it once, after the sum: before it, it counts t times",
         {"row_parallel_linear(y, down_weight, down_bias": "f_bar(F.linear(y, down_weight, down_bias)"}),
 )
-MISTAKES["2.7"] = (
+LAB.mistakes["2.7"] = (
     Mistake("Q, K and V are taken in another order",
         "split_heads gives Q, K, V, as core_attention takes them",
         *ways("q, k, v),", "k, q, v),", "q, v, k),")),
@@ -117,9 +130,15 @@ MISTAKES["2.7"] = (
         {", x.shape[1])": ", heads_here)"}, {", x.shape[1])": ", x.shape[0])"}),
     Mistake("x is added to the result", "return attention's result without x, which the layer adds later",
         {"row_parallel_linear(context": "x + row_parallel_linear(context"}),
-    Mistake("a bias is missing", "qkv_bias belongs before the core attention, projection_bias after the sum",
-        {"x, qkv_weight, qkv_bias,": "x, qkv_weight, 0 * qkv_bias,"},
+    Mistake("qkv_bias is missing", "it belongs before the core attention",
+        {"x, qkv_weight, qkv_bias,": "x, qkv_weight, 0 * qkv_bias,"}),
+    Mistake("projection_bias is missing", "it belongs after the sum over the ranks",
         {"context, projection_weight, projection_bias,": "context, projection_weight, 0 * projection_bias,"}),
+    Mistake("the weights are sharded once more", "they are this rank's already, as split_attention gives them",
+        {"    heads_here =":
+            "    qkv_weight, _ = split_attention(qkv_weight, projection_weight, num_attention_heads, group)\n"
+            "    heads_here ="},
+        {"x, qkv_weight, qkv": "x, qkv_weight.chunk(dist.get_world_size(group))[0], qkv"}),
     Mistake("row_parallel_linear is called where column_parallel_linear belongs", "Q, K, V shard their outputs",
         {"split_heads(column_parallel_linear(": "split_heads(row_parallel_linear("}),
     Mistake("nothing sums the projection over the ranks", "row_parallel_linear does, before it adds its bias",
@@ -130,7 +149,7 @@ MISTAKES["2.7"] = (
         {"row_parallel_linear(context, projection_weight, projection_bias":
             "f_bar(F.linear(context, projection_weight, projection_bias)"}),
 )
-MISTAKES["2.8"] = (
+LAB.mistakes["2.8"] = (
     Mistake("a rank's range of ids is off by one at an end", "rank r holds the ids from r·v/t to (r + 1)·v/t − 1",
         *_both({"(index < logits.shape[-1])": "(index <= logits.shape[-1])"}, {"(index >= 0)": "(index >= -1)"},
         {"(index < logits.shape[-1])": "(index < logits.shape[-1] - 1)"}, {"(index >= 0)": "(index > 0)"})),

@@ -1,11 +1,16 @@
-"""Mistakes of lab 1 that are edits of our solution."""
+"""Lab 1: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
+    Exercise("1.1", "layer_bytes", "One rule"),
+    Exercise("1.2", "rank_bytes", "Table 2: six ways to train a layer", chapter="05_recomputation"),
+    Exercise("1.3", "gated_mlp_bytes", "On your own module"),
+    Exercise("1.4", "crossover_seq_length", "Where attention takes over"),
+), one_process=True)  # fmt: skip
 
 # fmt: off
-MISTAKES["1.2"] = (
+LAB.mistakes["1.2"] = (
     Mistake("the two layer-norm inputs, two block inputs and two masks (10sbh) are divided by t",
         "each rank saves them whole", {"tensor_parallel_size if sequence_parallel else 1": "tensor_parallel_size"}),
     Mistake("elements are counted, not bytes", "",
@@ -22,10 +27,10 @@ MISTAKES["1.2"] = (
     Mistake("with full recomputation nothing is saved", "the layer's input is: the second run starts from it",
         {"return 2 * sbh // cut": "return 0"}),
 )
-MISTAKES["1.3"] = (
+LAB.mistakes["1.3"] = (
     Mistake("4h is used in place of f, which is feed_forward_size", "", {"4 * 2 * s * b * f": "4 * 2 * s * b * 4 * h"}),
 )
-MISTAKES["1.4"] = (
+LAB.mistakes["1.4"] = (
     Mistake("one too many", "at s − 1 the core attention already saves more than the rest",
         {"num_attention_heads) + 1": "num_attention_heads) + 2"}),
     *replacing("34 * hidden_size // (5 * num_attention_heads)",

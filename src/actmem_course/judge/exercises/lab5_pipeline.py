@@ -1,11 +1,16 @@
-"""Mistakes of lab 5 that are edits of our solution."""
+"""Lab 5: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
+    Exercise("5.1", "one_forward_one_backward", "One forward, one backward"),
+    Exercise("5.2", "interleaved", "Interleaving: less idle time, more bytes"),
+    Exercise("5.3", "free_output", "Figure 9: every rank, and the outputs that nothing reads"),
+    Exercise("5.4", "how_many_fit", "Appendix C: recompute only what does not fit"),
+), one_process=True)  # fmt: skip
 
 # fmt: off
-MISTAKES["5.1"] = (
+LAB.mistakes["5.1"] = (
     Mistake("a rank runs one forward too many ahead, p − r, and so holds one microbatch too many",
         "run p − r − 1 ahead", {"rank - 1, num": "rank, num"}),
     Mistake("one forward too few comes before the first backward, so a rank waits", "run p − r − 1 ahead of the first",
@@ -32,7 +37,7 @@ MISTAKES["5.1"] = (
         {"range(num_microbatches - ahead, num_microbatches":
             "reversed(range(num_microbatches - ahead, num_microbatches)"}),
 )
-MISTAKES["5.2"] = (
+LAB.mistakes["5.2"] = (
     Mistake("all microbatches go through one chunk before any goes through the next",
         "p microbatches go through one chunk, then the same p through the next chunk",
         {", chunk, i) for chunk, i in passes": ", chunk, i) for chunk in range(m) for i in range(n)"},
@@ -73,11 +78,11 @@ MISTAKES["5.2"] = (
     Mistake("a rank runs 2(p − r − 1) + m − 1 forwards before its first backward",
         "it needs 2(p − r − 1) + (m − 1)p: p microbatches go through each chunk", {"(m - 1) * p": "(m - 1)"}),
 )
-MISTAKES["5.3"] = (
+LAB.mistakes["5.3"] = (
     Mistake("the tensor must stay on its device", "make its storage smaller, and leave the tensor as it is",
         {"output.untyped_storage().resize_(0)": 'output.data = output.data.to("meta")'}),
 )
-MISTAKES["5.4"] = (
+LAB.mistakes["5.4"] = (
     Mistake("one recomputed microbatch is taken off the budget", "all in flight save recomputed_bytes",
         {"in_flight * recomputed_bytes": "recomputed_bytes"}),
     Mistake("what is left is divided by full_bytes",

@@ -1,11 +1,16 @@
-"""Mistakes of lab 4 that are edits of our solution."""
+"""Lab 4: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab4_recompute", "Lab 4: recomputation", "05_recomputation", (
+    Exercise("4.1", "checkpoint", "How a checkpoint function works, in four steps"),
+    Exercise("4.2", "checkpoint", "How a checkpoint function works, in four steps", case="checkpoint_of_dropout"),
+    Exercise("4.3", "selective_layer", "How a checkpoint function works, in four steps"),
+    Exercise("4.4", "full_layer", "How a checkpoint function works, in four steps"),
+), one_process=True)  # fmt: skip
 
 # fmt: off
-MISTAKES["4.1"] = (
+LAB.mistakes["4.1"] = (
     Mistake("the parameters that function uses get no gradient",
         "use torch.autograd.backward, which reaches all",
         {"torch.autograd.backward(y, grad)\n        return None, *(x.grad":
@@ -15,11 +20,11 @@ MISTAKES["4.1"] = (
     Mistake("the incoming gradient is left out", "start from it: torch.autograd.backward(y, grad)",
         {".autograd.backward(y, grad)\n        return": ".autograd.backward(y, torch.ones_like(y))\n        return"}),
 )
-MISTAKES["4.2"] = (
+LAB.mistakes["4.2"] = (
     Mistake("after backward the generator is where the second run left it, so later dropouts repeat numbers",
         "restore the state from before the second run", {"_restore(before)\n        torch.autograd": "torch.autograd"}),
 )
-MISTAKES["4.3"] = (
+LAB.mistakes["4.3"] = (
     Mistake("checkpoint takes tensors only, and dropout is not one", "close over dropout in a lambda q, k, v",
         {"(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)": "(core_attention, q, k, v, dropout)"}),
     *replacing("layer(x, w, dropouts, core)",
@@ -49,7 +54,7 @@ MISTAKES["4.3"] = (
         "hand it over as it is: checkpoint detaches by itself",
         *ways(", k, v)", ".detach(), k, v)", ", k.detach(), v)", ", k, v.detach())")),
 )
-MISTAKES["4.4"] = (
+LAB.mistakes["4.4"] = (
     Mistake("checkpoint takes tensors only, and w and dropouts are not", "close over them in a lambda y",
         {"checkpoint(lambda y: layer(y, w, dropouts), x)": "checkpoint(layer, x, w, dropouts)"}),
     Mistake("x is added to the layer's result", "layer adds it already, in its two residual branches",

@@ -1,11 +1,14 @@
-"""Mistakes of lab 8 that are edits of our solution."""
+"""Lab 8: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab8_plan", "Lab 8: what fits", "09_your_model", (
+    Exercise("8.1", "rank_state_bytes", "What fits"),
+    Exercise("8.2", "largest_micro_batch_size", "What fits"),
+), one_process=True)  # fmt: skip
 
 # fmt: off
-MISTAKES["8.1"] = (
+LAB.mistakes["8.1"] = (
     Mistake("divide the parameters and round up", "then multiply by the bytes of each",
         {"12 * (share if zero_stage >= 1 else num_parameters)":
             "-(-12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters"}),
@@ -14,7 +17,7 @@ MISTAKES["8.1"] = (
     Mistake("where the parameters divide evenly, no rank has one more", "",
         {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size + 1"}),
 )
-MISTAKES["8.2"] = (
+LAB.mistakes["8.2"] = (
     Mistake("only powers of two are tried", "try every b that divides sequences",
         {"if sequences % b:": "if sequences % b or b & (b - 1):"}),
     Mistake("not even a microbatch of one sequence fits, so the result must be 0", "", *ways(" = 0", " = -1", " = 1")),

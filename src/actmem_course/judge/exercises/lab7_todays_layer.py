@@ -1,11 +1,18 @@
-"""Mistakes of lab 7 that are edits of our solution."""
+"""Lab 7: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab7_todays_layer", "Lab 7: today's layer", "08_todays_layer", (
+    Exercise("7.1", "llama_layer_bytes", "The layer changed"),
+    Exercise("7.2", "rms_norm", "What plain operators save instead"),
+    Exercise("7.3", "swiglu", "What plain operators save instead"),
+    Exercise("7.4", "split_grouped_heads", "More ranks than key heads", takes_group=True),
+    Exercise("7.5", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
+    # On two, the ranks that share a head are all of them; on four, rank // k is as right as rank · k // t.
+), fewest_virtual=8)  # fmt: skip
 
 # fmt: off
-MISTAKES["7.2"] = (
+LAB.mistakes["7.2"] = (
     Mistake("this is a layer norm", "RMSNorm does not subtract the mean",
         {"_RMSNorm.apply(x, weight, eps)": "F.layer_norm(x, x.shape[-1:], weight, None, eps)"}),
     Mistake("this divides by the standard deviation", "RMSNorm does not subtract the mean",
@@ -42,7 +49,7 @@ MISTAKES["7.2"] = (
     Mistake("the gradient of x lacks the factor weight", "multiply the gradient by weight first",
         {"grad = wide(grad) * wide(weight)": "grad = wide(grad)"}),
 )
-MISTAKES["7.3"] = (
+LAB.mistakes["7.3"] = (
     *replacing("return F.silu(gate) * up",
         ("gate and up are swapped", "apply silu to gate", "return F.silu(up) * gate"),
         ("gelu is applied in place of silu", "", 'return F.gelu(gate, approximate="tanh") * up'),
@@ -71,7 +78,7 @@ MISTAKES["7.3"] = (
     Mistake("the gradients ignore the incoming gradient", "multiply both by it",
         {"grad * up * slope, grad * gate * sigmoid": "up * slope, gate * sigmoid"}),
 )
-MISTAKES["7.5"] = (
+LAB.mistakes["7.5"] = (
     Mistake("the sum is added to .grad, which has this rank's own part already", "it takes its place",
         {"weight.grad.copy_(heads[own])": "weight.grad.add_(heads[own])"}),
     Mistake("the weights are added up, not their gradients", "",

@@ -1,11 +1,19 @@
-"""Mistakes of lab 3 that are edits of our solution."""
+"""Lab 3: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, ways
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
+    Exercise("3.1", "g", "The ranks, before and after", takes_group=True),
+    Exercise("3.2", "g_bar", "The ranks, before and after", takes_group=True),
+    Exercise("3.3", "gathering_linear", "What plain autograd saves", takes_group=True),
+    Exercise("3.4", "layer", "The ranks, before and after", takes_group=True),
+    Exercise("3.5", "shard_keeping_linear", "Gather again in the backward pass", takes_group=True),
+    Exercise("3.6", "sum_partial_gradients", "Partial gradients", takes_group=True),
+    Exercise("3.7", "dropout_generators", "The ranks, before and after", takes_group=True),
+))  # fmt: skip
 
 # fmt: off
-MISTAKES["3.3"] = (
+LAB.mistakes["3.3"] = (
     Mistake("bias is multiplied by t", "nothing is summed after it, so add it once",
         {"g(x, group), weight, bias": "g(x, group), weight, dist.get_world_size(group) * bias"}),
     Mistake("the result has this rank's tokens only, not all s", "call g on x first: the weight must meet all tokens",
@@ -22,7 +30,7 @@ MISTAKES["3.3"] = (
     Mistake("g is called on the result", "call it on x, so that this rank's weight meets all tokens",
         {"F.linear(g(x, group), weight, bias)": "g(F.linear(x, weight, bias), group)"}),
 )
-MISTAKES["3.4"] = (
+LAB.mistakes["3.4"] = (
     Mistake("a layer norm is not inside the residual branch",
         "it belongs inside the branch, before g: x is added as it was before the norm",
         {"y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)":
@@ -115,7 +123,7 @@ MISTAKES["3.4"] = (
         {"g_bar(": "(lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])(",
          "def (lambda x, group: x.chunk(dist.get_world_size(group))[dist.get_rank(group)])": "def g_bar"}),
 )
-MISTAKES["3.5"] = (
+LAB.mistakes["3.5"] = (
     Mistake("the gradient is summed over the ranks before it is multiplied by weight, but each rank has its own "
         "weight", "multiply first, then reduce-scatter",
         {"_scattered(grad @ weight, ctx.group)": "_scattered(grad, ctx.group) @ weight"}),
@@ -138,7 +146,7 @@ MISTAKES["3.5"] = (
     Mistake("bias is missing", "it belongs after the linear, once",
         {"F.linear(_gathered(x, group), weight, bias)": "F.linear(_gathered(x, group), weight)"}),
 )
-MISTAKES["3.6"] = (
+LAB.mistakes["3.6"] = (
     Mistake("projection_bias and down_bias are left out", "each rank's copy saw s/t tokens: sum their gradients, too",
         {'"projection_bias", "norm2_weight", "norm2_bias", "down_bias")': '"norm2_weight", "norm2_bias")'}),
     Mistake("no .grad has changed", "an all-reduce works in place: give it the .grad itself, or copy the result back",

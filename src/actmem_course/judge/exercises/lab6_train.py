@@ -1,15 +1,22 @@
-"""Mistakes of lab 6 that are edits of our solution."""
+"""Lab 6: its exercises, and mistakes that are edits of our solution."""
 
-from actmem_course.judge.mistake import Mistake, replacing, ways
+from actmem_course.judge.exercise import Exercise, Lab, Mistake, replacing, ways
 
-MISTAKES: dict[str, tuple[Mistake, ...]] = {}
+LAB = Lab("lab6_train", "Lab 6: train under every mode", "07_time", (
+    Exercise(
+        "6.1", "make_model", "Table 2: six ways to train a layer", takes_group=True, chapter="05_recomputation",
+    ),
+    Exercise("6.2", "gradient_norm", "Gradients of a whole step", takes_group=True),
+    Exercise("6.3", "training_step", "Gradients of a whole step", takes_group=True),
+    Exercise("6.4", "train", "Gradients of a whole step", takes_group=True),
+))  # fmt: skip
 
 # fmt: off
-MISTAKES["6.1"] = (
+LAB.mistakes["6.1"] = (
     Mistake("GPT's p is the probability to drop, as dropout is", "pass dropout itself, not 1 − dropout",
         {"p=dropout": "p=1.0 - dropout"}),
 )
-MISTAKES["6.2"] = (
+LAB.mistakes["6.2"] = (
     Mistake("only this rank's parameters are counted", "sum the squares of those that are sharded over the ranks",
         {"dist.all_reduce(cut, group=model.tp.group)": "pass"}),
     Mistake("parameters that are replicated are counted t times",
@@ -39,7 +46,7 @@ MISTAKES["6.2"] = (
     Mistake("the largest element of each gradient is taken", "the 2-norm adds up the squares of all",
         {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().max() ** 2"}),
 )
-MISTAKES["6.3"] = (
+LAB.mistakes["6.3"] = (
     Mistake("the gradients of the step before are still there", "call optimizer.zero_grad() before the first backward",
         {"optimizer.zero_grad()": "pass"}),
     Mistake("reduce_partial_gradients is missing",

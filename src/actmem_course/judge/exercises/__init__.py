@@ -1,0 +1,1 @@
+"""The labs: a file each, with its exercises and their mistakes."""

@@ -1,1 +1,0 @@
-"""Mistakes by exercise, each an edit of our solution."""

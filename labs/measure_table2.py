@@ -87,7 +87,7 @@ def predict(
 def measure(shape: ModelShape, configuration: Configuration, here: Ranks, dtype: torch.dtype) -> dict[str, Any]:
     """One configuration on this rank, predicted and measured.  Every rank must call it."""
     # What measures is loaded only now: options are refused before.
-    from actmem.ledger.layer_rows import measure_layer
+    from actmem.ledger.measure_layer import measure_layer
     from actmem.parallel.groups import TensorParallel, tensor_parallel
 
     tp = TensorParallel()

@@ -16,7 +16,7 @@ import torch
 
 from actmem.config import PAPER_MODELS, ConfigError, ModelShape, Parallel, check_layer, check_size, model_shape
 from actmem.formulas.activations import Configuration, eq1, layer_extra_rows, layer_rows
-from actmem.ledger.layer_rows import measure_layer
+from actmem.ledger.measure_layer import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, total
 from actmem_course.arguments import add_rank_arguments

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from actmem.ledger.layer_rows import confirmed_rows, layer_input
+from actmem.ledger.measure_layer import confirmed_rows, layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
 from actmem.ledger.census import LiveStorages
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.ledger.recorder import record
 from actmem.parallel.groups import TensorParallel
 from actmem_course.lab_tools.timing import Work

@@ -201,15 +201,14 @@ class Parallel:
 
     @property
     def shared(self) -> str:
-        """How the tensor-parallel ranks share a layer, in the words of stored tapes' names: "alone", "tensor" or
-        "sequence".
-        """
+        """How the tensor-parallel ranks share a layer, as stored tapes name it: "alone", "tensor" or "sequence"."""
         return "alone" if self.tensor_parallel_size == 1 else "sequence" if self.sequence_parallel else "tensor"
 
     @cached_property
     def stage_axes(self) -> Parallel:
-        """The sizes that a stage's activations depend on: a copy of these with one data-parallel rank and the default
-        ZeRO stage.
+        """The sizes that a stage's activations depend on.
+
+        A copy of these with one data-parallel rank and the default ZeRO stage.
         """
         t, p, m = self.tensor_parallel_size, self.pipeline_parallel_size, self.num_model_chunks
         c, experts = self.context_parallel_size, self.expert_parallel_size
@@ -217,8 +216,10 @@ class Parallel:
 
     @cached_property
     def layer_axes(self) -> Parallel:
-        """The sizes that a layer's tensors depend on: a copy that has t, c, b, the ranks that share experts, and
-        whether the sequence is sharded; everything else has its default.
+        """The sizes that a layer's tensors depend on.
+
+        A copy that has t, c, b, the ranks that share experts, and whether the sequence is sharded; everything else has
+        its default.
         """
         c, experts = self.context_parallel_size, self.expert_parallel_size
         return _axes(self.tensor_parallel_size, self.sequence_parallel, 1, 1, self.micro_batch_size, c, experts)
@@ -262,8 +263,8 @@ class Parallel:
 
 @lru_cache(maxsize=2**12)
 def _axes(t: int, sequence_parallel: bool, p: int, m: int, b: int, c: int, experts: int | None) -> Parallel:
-    """Return one shared object for all layouts with these sizes, so that a cache with it as its key finds an entry at
-    once.
+    """Return one shared object for all layouts with these sizes, so that caches with it as their
+    key find their entry.
     """
     return Parallel(t, sequence_parallel, p, m, b, 1, c, expert_parallel_size=experts)
 

@@ -242,8 +242,8 @@ class NamedForward:
                 slot.holds.append(source)
 
     def _read_by(self, name: str) -> set[str]:
-        """Return the names that the recipe of ``name`` reads, directly or through other recipes, and that are kept or
-        inputs.
+        """Return the names of kept tensors and inputs that the recipe of ``name`` reads, directly or through other
+        recipes.
         """
         if self.kept(name) or name not in self.recipes:
             return {name}
@@ -331,8 +331,9 @@ class Slot:
     holds: list[Slot] = field(default_factory=list)
 
     def keep(self, tensor: Tensor, whole: TensorView) -> None:
-        """Keep the whole tensor that has this slot's name, of which ``tensor`` is a view: a recipe may read more than
-        the graph saved.
+        """Keep the whole tensor that has this slot's name, of which ``tensor`` is a view.
+
+        The whole, because a recipe may read more than the graph saved.
 
         Args:
             whole: the view that the whole tensor has.

@@ -70,8 +70,9 @@ class Kept:
             _reading.releases = before
 
     def read_once(self) -> tuple[Tensor, ...]:
-        """Return the tensors, unpacked only once in a backward pass (torch's checkpoint allows no more) and then held
-        here.
+        """Return the tensors, which are unpacked once in a backward pass and then held here.
+
+        torch's checkpoint allows no more than one unpacking.
         """
         if self._read_in != (now := backward_pass()) or now < 0:
             self._read, self._read_in = self.tensors(), now

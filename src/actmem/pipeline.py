@@ -50,7 +50,7 @@ class Watcher:
         return nullcontext()
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
-        """Do something after a forward pass (kind ``"F"``, the loss included) or a backward pass (``"B"``) of one
+        """Is called after each forward pass (kind ``"F"``, the loss included) and backward pass (``"B"``) of a
         microbatch.
         """
 
@@ -108,8 +108,9 @@ class Stage(PipelineStage):
         return {id(storage): storage.nbytes() for storage in self._outputs}
 
     def receive_buffers(self) -> dict[int, int]:
-        """Return the bytes of torch's receive buffers by the storage's id: one for each microbatch, all allocated at
-        the start.
+        """Return the bytes of torch's receive buffers by the storage's id.
+
+        There is one for each microbatch, and all are allocated at the start.
         """
         storages = (buffer.untyped_storage() for buffer in receive_buffers_of(self))
         return {id(storage): storage.nbytes() for storage in storages}

@@ -87,11 +87,11 @@ def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) ->
 
 
 class ParametersRead:
-    """The parameters and buffers of a module, which backward reads again; it raises RuntimeError if they changed (rule
-    6).
+    """The parameters and buffers of a module, which backward reads again and which must not change until then (rule 6).
 
-    A write is looked for when the gradient of ``result``, the module's output, has been computed. After that an
-    optimizer that steps during backward may write a parameter, but nothing may write a buffer.
+    RuntimeError in backward if one did. A write is looked for when the gradient of ``result``, the module's output, has
+    been computed. After that an optimizer that steps during backward may write a parameter, but nothing may write a
+    buffer.
     """
 
     def __init__(self, module: nn.Module, result: Tensor):
@@ -276,8 +276,9 @@ def autocast_state() -> list[dict]:
 
 
 def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
-    """Return the generators' present states. No operation makes these, so a tool that counts bytes replaces this
-    function.
+    """Return the generators' present states.
+
+    No operation makes these tensors, so a tool that counts bytes replaces this function.
     """
     return [generator.get_state() for generator in generators]
 

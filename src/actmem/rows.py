@@ -60,14 +60,14 @@ def on_the_host(term: str) -> str:
 
 
 def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
-    """Return the rows that stay in the device's memory: no recomputed and no offloaded terms, and compressed terms
-    smaller.
+    """Return the rows that stay in the device's memory.
+
+    Recomputed and offloaded terms are left out, and compressed terms have fewer bytes: 260 for each 256 elements.
 
     Args:
         rows: of a layer that recomputes nothing.
         terms: of the same kind of layer.
-        recompute: a mode, a set of terms, or an action for each term. A compressed term takes 260 bytes for each 256
-            elements.
+        recompute: a mode, a set of terms, or an action for each term.
         element_size: bytes of an activation element.
     """
     dropped, stored = terms.dropped(recompute), terms.stored(recompute)

@@ -133,7 +133,7 @@ def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
 
 
 def receive_buffers_of(stage: Any) -> list[Tensor]:
-    """Return the buffers into which torch's pipeline stage receives the activations of all microbatches; the first has
+    """Return the buffers into which torch's pipeline stage receives activations, of all microbatches; the first has
     none.
     """
     infos = (info for infos in stage.args_recv_info.values() for info in infos)
@@ -148,7 +148,8 @@ def first_messages(operations: list) -> list:
 
 
 def without_outputs(schedule: Any) -> dict[str, bool]:
-    """Return the arguments by which a schedule's ``step`` does not join the outputs; none in torch 2.9, which always
-    does.
+    """Return the arguments with which a schedule's ``step`` does not join the outputs.
+
+    There are none in torch 2.9, which always joins them.
     """
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}

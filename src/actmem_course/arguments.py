@@ -103,8 +103,9 @@ def print_error(program: str, message: str) -> None:
 
 
 def tell_torchrun(message: str) -> None:
-    """Leave ``message`` for the process that watches this rank, torchrun or ours, which reports
-    it with the exit code.
+    """Leave ``message`` for the process that watches this rank, torchrun or ours.
+
+    That process reports it with the exit code.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The form that torch.distributed.elastic.multiprocessing.errors reads.

@@ -61,9 +61,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Return where the next contents are written before they replace ``path``; ``path`` itself
-    for a device or a pipe.
-    """
+    """Return where contents are written before they replace ``path``; itself for a device or a pipe."""
     if path.exists() and not path.is_file():  # a device or a pipe
         return path
     return path.resolve().with_name(path.name + ".part")

@@ -58,8 +58,7 @@ class Ranks:
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
-    """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda", the same on all of a host's
-    ranks.
+    """Return how many ranks there will be, and set ``args.device`` to "cpu" or "cuda" for all of this host's ranks.
 
     If the ranks have not been started yet, with --ranks or on GPUs, it starts them, waits, and ends this process with
     their exit code: then it does not return.

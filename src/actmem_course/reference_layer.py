@@ -29,8 +29,9 @@ def merge_heads(context: Tensor, micro_batch_size: int) -> Tensor:
 
 
 def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weights) -> Tensor:
-    """Compute causal attention of q, k and v ``[b·n, s, d]``: QKᵀ, softmax, ``dropout``, times V
-    (2205.05198 figure 3).
+    """Compute causal attention of q, k and v ``[b·n, s, d]``: QKᵀ, softmax, ``dropout``, times V.
+
+    Source: 2205.05198 figure 3.
     """
     hidden = q.new_full((q.shape[1], k.shape[1]), float("-inf")).triu_(1)  # a query sees no later key
     scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)

@@ -69,16 +69,12 @@ class ContextParallel:
 
     @property
     def chunks(self) -> list[tuple[int, ...]]:
-        """For each rank the numbers of the chunks of the sequence that it holds, in the order in
-        which it holds them.
-        """
+        """For each rank the numbers of the chunks of the sequence that it holds, in its order."""
         c = self.size
         return [(rank,) if self.is_ulysses else (rank, 2 * c - 1 - rank) for rank in range(c)]
 
     def own_tokens(self, x: Tensor) -> Tensor:
-        """Return this rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``; raise ConfigError if s can't be split
-        so.
-        """
+        """Return this rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``; raise ConfigError on other lengths."""
         if self.size == 1:
             return x
         number = sum(map(len, self.chunks))
@@ -105,8 +101,9 @@ class ContextParallel:
         return self.in_order(all_gather(x, self.ranks))
 
     def scattered(self, x: Tensor) -> Tensor:
-        """Sum each rank's ``[s, …]`` and return this rank's tokens of the sum, ``[s/c, …]``. It is
-        not differentiable.
+        """Sum each rank's ``[s, …]`` and return this rank's tokens of the sum, ``[s/c, …]``.
+
+        It is not differentiable; ``gathered`` is its conjugate.
         """
         return reduce_scatter(self._by_rank(x), self.ranks)
 
@@ -118,8 +115,7 @@ class ContextParallel:
         return to_heads(x, self.ranks) if self.is_ulysses else x
 
     def enter_key(self, x: Tensor) -> Tensor:
-        """Turn this rank's keys or values ``[s/c, b, heads, d]`` into those with which attention is called. Saves
-        nothing.
+        """Turn this rank's keys or values ``[s/c, b, heads, d]`` into those with which it attends. Saves nothing.
 
         Under "gather-plain" they are gathered here, and attention saves them gathered; otherwise as for
         ``enter_query``.
@@ -292,9 +288,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Te
 def _flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v through one call, from the result and the log-sum-exp
-    of all calls together.
-    """
+    """Return the gradients of q, k and v through one call, from the result and log-sum-exp of all calls together."""
     if q.is_cuda:
         lengths, no_state = (q.shape[2], k.shape[2]), q.new_empty(2, dtype=torch.uint64)  # no dropout: not read
         return flash_backward(grad, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, no_state, no_state)

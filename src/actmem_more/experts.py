@@ -44,8 +44,9 @@ Routing = Literal["learned", "even", "one-sided"]
 
 
 class ExpertMLP(ParallelModule):
-    """Sum over a token's κ experts of weight · down(silu(gate(x)) · up(x)), and the shared experts' output if there are
-    any.
+    """A mixture of experts: the sum over a token's κ experts of weight · down(silu(gate(x)) · up(x)).
+
+    Shared experts, if there are any, add their output.
 
     Args:
         routing: see Routing. The forced ones need no values of the scores, so an emulated rank can run them.
@@ -99,8 +100,9 @@ class ExpertMLP(ParallelModule):
         return y if self.shared is None else y + self.shared(x, terms)
 
     def to_experts(self, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
-        """Send each routing weight to the rank of its expert; those of a sigmoid router are first divided by each
-        token's sum.
+        """Send each routing weight to the rank of its expert.
+
+        The weights of a sigmoid router are first divided by each token's sum.
 
         Args:
             weights: ``[s, b, κ]``.
@@ -165,8 +167,10 @@ class Dispatch:
 
     @staticmethod
     def of(chosen: Tensor, num_experts: int, tp: TensorParallel) -> Dispatch:
-        """Make the Dispatch of a router's choice, ``[s/t, b, κ]`` or ``[s, b, κ]``; every rank learns every rank's
-        counts.
+        """Make the Dispatch of a router's choice, in which every rank learns every rank's counts.
+
+        Args:
+            chosen: ``[s/t, b, κ]`` or ``[s, b, κ]``, the number of each expert.
         """
         # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
         # messages are the host's.
@@ -232,8 +236,7 @@ class Dispatch:
 
 
 def _regrouped(rows: Tensor, blocks: list[tuple[int, ...]]) -> Tensor:
-    """Reorder blocks of rows that lie in groups: first the first block of each group, then the second of each, and so
-    on.
+    """Reorder blocks of rows that lie in groups: the first block of each group, then the second of each, and so on.
 
     Args:
         blocks: for each group, the number of rows of each of its blocks.
@@ -280,9 +283,9 @@ class _ChosenScores(Function):
 
 
 class _ToExperts(Function):
-    """Sends the pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``; with ``divided`` it first divides by
-    each token's sum.
+    """Sends the pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.
 
+    With ``divided`` it first divides them by each token's sum.
     Saves: the order, and with ``divided`` also its input, which the sigmoid saves too.
     """
 
@@ -306,9 +309,9 @@ class _ToExperts(Function):
 
 
 class _ExpertColumns(Function):
-    """Dispatches the tokens and multiplies them by the experts' weights, each ``[E/t, f, h]``: ``[R, f]`` for each
-    weight.
+    """Dispatches the tokens and multiplies them by the experts' weights, each ``[E/t, f, h]``.
 
+    Returns: ``[R, f]`` for each weight.
     Saves: ``x`` as given, and the order.
     """
 
@@ -369,9 +372,9 @@ class _WeightedSwiGLU(Function):
 
 
 class _ExpertRows(Function):
-    """Multiplies by the down weights ``[E/t, h, f]``, sends the rows back, and sums over each token's experts:
-    ``shape``.
+    """Multiplies by the down weights ``[E/t, h, f]``, sends the rows back, and sums over each token's experts.
 
+    Returns: a tensor of shape ``shape``.
     Saves: ``y`` and the order.
     """
 

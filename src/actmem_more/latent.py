@@ -96,9 +96,7 @@ class LatentAttention(ParallelModule):
         return self.joined(q[..., : self.nope], q[..., self.nope :])
 
     def normed(self, latent: Tensor) -> Tensor:
-        """Normalise the KV latent without the key that all heads share. The norm saves a view of the
-        whole KV latent.
-        """
+        """Normalise the KV latent without the key that all heads share. Saves a view of the whole KV latent."""
         return self.kv_latent_norm(latent[..., : self.rank])
 
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:

@@ -159,8 +159,10 @@ class GroupedQueryAttention(ParallelModule):
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, and V ``[b, k/t, s, d]`` as
-        attention reads it.
+        """Project x to queries, keys and values.
+
+        Returns: Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, and V ``[b, k/t, s, d]`` as
+            attention reads it.
         """
         parts = column_parallel(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)

@@ -142,8 +142,9 @@ class LlamaShape:
 
     @property
     def attention_weights(self) -> int:
-        """Elements of one layer's matrices around attention: 2h·ad for Q and output, 2h·kd for K and V. Not for latent
-        attention.
+        """Elements of one layer's matrices around attention: 2h·ad for Q and output, 2h·kd for K and V.
+
+        It does not hold for latent attention, which has other matrices.
         """
         return 2 * self.hidden_size * (self.query_size + self.key_value_size)
 

@@ -25,8 +25,7 @@ def loss_peak_rows(
     tensor_parallel_size: int = 1,
     chunk: int = 1024,
 ) -> list[Row]:
-    """List the bytes alive at the peak of the loss's forward and backward, without the weight; activations have 16
-    bits.
+    """List the bytes alive at the peak of the loss's forward and backward, without the weight, in 16 bits.
 
     The weight's gradient is a row where it is alive at the peak: as a float32 sum over the chunks, or if it is larger
     than what the loss itself needs.

@@ -143,9 +143,7 @@ class EightBits:
     """
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
-        """Keep ``flat`` in 8 bits; returns a function that gives it back, rounded. ``name`` is its
-        term, for a ledger.
-        """
+        """Keep ``flat`` in 8 bits; returns a function that gives it back, rounded. ``name``: its term, for a ledger."""
         size, dtype = len(flat), flat.dtype
         values, scales = eight_bits(flat)
         kept = keep(values, scales, name=name)

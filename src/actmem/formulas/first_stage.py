@@ -81,8 +81,7 @@ def in_flight(
     num_microbatches: int | None = None,
     microbatches_per_round: int | None = None,
 ) -> int:
-    """Return the most chunk-microbatches that a rank holds at once: those whose forward is done and whose backward is
-    not.
+    """Return the most chunk-microbatches that a rank holds at once, those between their forward and their backward.
 
     1F1B: min(p − r, n). Interleaved: min((m − 1)g + 2(p − 1 − r) + 1, nm), which is pm + p − 1 on rank 0 for g = p.
 
@@ -255,8 +254,7 @@ def capacity(
     num_microbatches: int | None = None,
     recompute: Recompute | str = "selective",
 ) -> int:
-    """Return how many chunk-microbatches of a rank can save everything within ``budget_bytes``; the others are
-    recomputed.
+    """Return how many chunk-microbatches of a rank can save everything within a budget; the others are recomputed.
 
     Args:
         budget_bytes: bytes for what ``stage_rows`` lists of the paper's: layers and, on the first and last rank,

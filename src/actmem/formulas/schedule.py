@@ -87,10 +87,13 @@ def interleaved(
 
 
 def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
-    """Return g, the number of microbatches that go through one chunk before the next: p if ``microbatches_per_round``
-    is None.
+    """Return g, the number of microbatches that go through one chunk before the next.
 
-    Raises: ConfigError if g doesn't divide num_microbatches; None as their number is not checked.
+    Args:
+        num_microbatches: n; None: n is not checked.
+        microbatches_per_round: g; None: p.
+
+    Raises: ConfigError if g doesn't divide n.
     """
     name, g = "microbatches_per_round", microbatches_per_round
     if g is None:

@@ -81,8 +81,9 @@ def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
 
 
 def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:
-    """Run ``layer(x)`` and return what it keeps for backward: one row for each saved tensor, named by the formulas'
-    terms.
+    """Run ``layer(x)`` and return what it keeps for backward.
+
+    Returns: one row for each saved tensor, named by the formulas' terms.
     """
     with record(layer) as ledger:
         y = layer(x)
@@ -107,8 +108,10 @@ def measure_layer(
 
 
 def confirmed_rows(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
-    """Measure what a layer keeps for backward (``layer_rows_of``) and confirm the total by the census. Runs the layer
-    twice.
+    """Measure what a layer keeps for backward (``layer_rows_of``) and confirm the total by the census.
+
+    Args:
+        make_input: makes an input for the layer, which runs twice.
 
     Raises: LedgerMismatch if the two counts disagree.
     """

@@ -113,7 +113,7 @@ def nodes_from(begins: Iterable[Any]) -> Iterator[Any]:
 
 
 def stays_as_gradient(args: tuple) -> bool:
-    """Return whether autograd would take this tensor itself, not a copy, as a weight's ``.grad`` if the weight had none
+    """Return whether autograd would take this tensor itself, not a copy, as the ``.grad`` of a weight that has none
     yet.
 
     Args:
@@ -139,8 +139,9 @@ def _holders(tensor: Tensor) -> tuple[int, int, int]:
 
 @cache
 def _holders_where_free() -> tuple[tuple[int, int, int], ...]:
-    """Return the ``_holders`` that a dispatch mode sees of a tensor that nothing else holds, counted once in known
-    cases.
+    """Return the ``_holders`` that a dispatch mode sees of a tensor that nothing else holds.
+
+    They are counted once, in cases where it is known that nothing else does.
 
     Returns: the counts for the first of two gradients that were just made for one tensor, and for a gradient that is
         added to a weight's.

@@ -216,10 +216,13 @@ class ProvenanceTracker(QuietDispatchMode):
             self._trace_copy(origin, func, [source for source in storages_in(args) if source is not storage])
 
     def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
-        """Return the Scores that the result of ``operation``, with ``size`` elements, belongs to; None if it belongs to
-        none.
+        """Return the Scores that an operation's result belongs to; None if it belongs to none.
 
         It also notes in the provenance of what the operation reads whether that is a mask or an operand of scores.
+
+        Args:
+            size: elements of the result.
+            sources: the storages that the operation reads.
         """
         provenance = [self.origins[source] for source in sources]
         scored = [each.scores for each in provenance if each.scores is not None]
@@ -363,9 +366,7 @@ class ProvenanceTracker(QuietDispatchMode):
         self._without_name.clear()
 
     def term(self, storage: torch.UntypedStorage, offset: int) -> str:
-        """Return the name of the tensor that begins at ``offset``, or the only name in its storage; "" if there is
-        none.
-        """
+        """Return the name of the tensor that begins at ``offset``, or else the only name in its storage, or else ""."""
         names = self._terms.get(storage, {})
         return names.get(offset, "") or (next(iter(names.values())) if len(names) == 1 else "")
 
@@ -403,9 +404,7 @@ class ProvenanceTracker(QuietDispatchMode):
         return "constant" if origin.constant else "activation"
 
     def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Provenance) -> str:
-        """Return what a storage is that was made in the block and that autograd did not save: one of
-        ``STORAGE_KINDS``.
-        """
+        """Return what a storage is that was made in the block but not saved by autograd: one of ``STORAGE_KINDS``."""
         kind = self.kind_of(storage, origin.dtype, origin.operation)
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind

@@ -214,10 +214,9 @@ def _unsaved(
 
 
 def _held_anyway(provenance: ProvenanceTracker) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
-    """Yield inputs and outputs of outermost modules that a ctx or a checkpoint holds although autograd did not save
-    them.
+    """Yield inputs and outputs of outermost modules that are held although autograd did not save them.
 
-    Yields: the storage, the tensor, and who holds it.
+    Yields: the storage, the tensor, and the ctx or the checkpoint that holds it, in words.
     """
     tracker = provenance.tracker
     theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]

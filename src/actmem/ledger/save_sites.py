@@ -52,9 +52,7 @@ class RunningModules:
 
     @property
     def name_or_node(self) -> str:
-        """Name of the innermost running module; in backward, the autograd node that runs, unless that node runs the
-        module.
-        """
+        """Name of the innermost running module; in backward that of the autograd node, unless it runs the module."""
         node = node_running()
         return self.name if self._running and self._running[-1][2] == node else node
 
@@ -246,9 +244,7 @@ def view_of(tensor: Tensor) -> tuple:
 
 
 def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
-    """Return which argument ``tensor`` is: the one that is the same view, or else one with the same storage; "" if none
-    is.
-    """
+    """Return which argument ``tensor`` is: the same view, or else one with the same storage; "" if it is none."""
     storage, first = storage_of(tensor), ""
     for name, value in _named(args, kwargs) if storage is not None else ():
         for part in plain_tensors(value) if isinstance(value, Tensor) else ():

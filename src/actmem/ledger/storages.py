@@ -86,8 +86,9 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def stored_parts(value: object, depth: int = _DEEPEST) -> list[tuple[torch.UntypedStorage, Tensor]]:
-    """Return the plain tensors in ``value``, each as a pair with its storage; those without one of their own are left
-    out.
+    """Return the plain tensors in ``value``, each in a pair with its storage.
+
+    Tensors without a storage of their own are left out.
     """
     parts = [part for tensor in tensors_in(value, depth) for part in plain_tensors(tensor)]
     return [(storage, part) for part in parts if (storage := storage_of(part)) is not None]

@@ -245,8 +245,8 @@ class StepHistory:
         self.lives[number].sizes.append((len(self.curve), size or 0))
 
     def resizing(self, resize: Callable) -> Callable:
-        """Wrap ``resize``, by which FSDP and pipeline stages resize storages below all operations, so that it notes the
-        size.
+        """Wrap ``resize`` so that it notes the new size: FSDP and pipeline stages resize storages
+        below all operations.
         """
 
         def run(storage, size):

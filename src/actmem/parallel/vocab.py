@@ -77,9 +77,7 @@ class _Lookup(Function):
 
 
 def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Return ids as row numbers on this rank, clamped to its rows, and a mask of the ids that
-    are really this rank's.
-    """
+    """Return ids as row numbers on this rank, clamped to its rows, and a mask of the ids that are this rank's."""
     rows = ids.long() - tp.rank * num_rows
     mine = (rows >= 0) & (rows < num_rows)
     return rows.clamp_(0, num_rows - 1), mine
@@ -134,8 +132,9 @@ def target_logits(z: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
 
 
 def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
-    """Set this rank's logits of rows beyond the vocabulary to -inf, in place, so that they add nothing to a sum; return
-    z.
+    """Set this rank's logits of rows beyond the vocabulary to -inf, in place, so that they add nothing to a sum.
+
+    Returns: z.
     """
     first = max(0, vocab_size - tp.rank * z.shape[-1])
     if first < z.shape[-1]:
@@ -144,12 +143,12 @@ def leave_out_padding(z: Tensor, vocab_size: int, tp: TensorParallel) -> Tensor:
 
 
 class VocabParallelCrossEntropy(nn.Module):
-    """Mean loss over all positions, from logits with a sharded vocabulary (``LinearCrossEntropy`` gives each token's
-    loss).
+    """Mean loss over all positions, from logits with a sharded vocabulary.
 
-    Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch;
-    the mean of no positions is nan. Where microbatches ignore different numbers of targets, weight their means by the
-    positions that count. Works in float32 (in float64 for float64 logits).
+    ``LinearCrossEntropy`` gives each token's loss instead. Positions whose target is ``ignore_index`` have no loss and
+    no gradient and are left out of the mean, as in torch; the mean of no positions is nan. Where microbatches ignore
+    different numbers of targets, weight their means by the positions that count. Works in float32 (in float64 for
+    float64 logits).
 
     Args:
         ignore_index: the target of positions that are left out.

@@ -18,9 +18,7 @@ from actmem_course.others.ring import RingState, ring
 
 
 def saved_lines(shape: ModelShape, tensor_parallel_size: int, with_sequence_parallelism: bool) -> Drawing:
-    """Draw what a rank saves for a layer over t with tensor parallelism, and if asked also with
-    sequence parallelism.
-    """
+    """Draw what a rank saves for a layer over t with tensor parallelism, and if asked with both."""
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     curves = [Curve("TP", {size: eq2(shape, size) for size in ts}, COMPARED, "dash")]
     if with_sequence_parallelism:
@@ -98,8 +96,9 @@ def _box(state: RingState, rank: int, chunk: int, x: float, y: float, height: fl
 
 
 def _strokes(state: RingState, left: float, height: float) -> list[Stroke]:
-    """Return arrows from each sender's box to the receiver's; the last rank's goes back to the
-    first beside its column.
+    """Return arrows from each sender's box to the receiver's.
+
+    The last rank's arrow goes back to the first rank beside its column.
     """
     strokes: list[Stroke] = []
     for receiver, chunk in enumerate(state.received):
@@ -127,8 +126,7 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND = 312e12, 300e9
 
 
 def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[float, float]:
-    """Return the seconds of one matmul of the QKV projection's backward pass on one rank, and of one of its
-    collectives.
+    """Return the seconds of one matmul and of one collective of the QKV projection's backward pass on one rank.
 
     Both at an A100's peak rates.
     """
@@ -139,8 +137,7 @@ def qkv_backward_seconds(shape: ModelShape, tensor_parallel_size: int) -> tuple[
 
 
 def backward_timeline(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """Draw the QKV projection's backward pass on one rank, to scale: two matmuls, and under each the collective it
-    hides.
+    """Draw the QKV projection's backward pass on one rank, to scale: two matmuls, each above the collective it hides.
 
     The arrows show what waits for what: the weight's gradient for the gathered X, the reduce-scatter for dX.
     """

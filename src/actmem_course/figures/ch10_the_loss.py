@@ -54,8 +54,9 @@ def _kind(row: Row) -> str:
 
 
 def loss_bars(shape: LlamaShape, t: int = 1, recompute: str = "none") -> Drawing:
-    """Draw what all layers save of one sequence, and the peaks of four ways to compute the loss, on one of t ranks in
-    16 bits.
+    """Draw what all layers save of one sequence, and the peaks of four ways to compute the loss.
+
+    On one of t ranks, in 16 bits.
     """
     layers = shape.num_layers * total(llama_rows(shape, Parallel(t, t > 1), recompute))
     tokens = shape.seq_length * shape.micro_batch_size

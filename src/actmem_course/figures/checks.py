@@ -127,8 +127,9 @@ class CheckLines:
 
 
 class Checks:
-    """Every comparison of a chapter. ``show`` shows the new ones under a cell; the object itself is shown as their
-    summary.
+    """Every comparison of a chapter.
+
+    ``show`` shows the new ones under a cell; the object itself is shown as their summary.
     """
 
     def __init__(self) -> None:
@@ -165,8 +166,9 @@ class Checks:
         self.add(what, [pair for pair in pairs if any(pair)], are_parts=True)
 
     def show(self) -> CheckLines | Fold:
-        """Return what was compared since the last call: up to three lines, or one line with the comparisons in its
-        fold.
+        """Return what was compared since the last call.
+
+        Up to three comparisons are a line each; more are one line with the comparisons in its fold.
         """
         new = self._comparisons[self._num_shown :]
         self._num_shown = len(self._comparisons)

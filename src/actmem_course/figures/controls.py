@@ -135,8 +135,7 @@ _SHORTEST = 1 / 6
 
 
 def after(previous: Drawing, drawing: Drawing) -> Drawing:
-    """Return ``drawing`` as it looks when it replaces ``previous``: on the same axis, if its bars are not too short for
-    it.
+    """Return ``drawing`` as it looks when it replaces ``previous``: on the same axis, unless its bars get too short.
 
     It is unchanged if either has no Axis.
     """

@@ -42,8 +42,9 @@ class Box:
 
 
 def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
-    """Return the traces of these boxes: an outline for each fill, frames (EMPTY) first, then all
-    words and hover texts.
+    """Return the traces of these boxes.
+
+    An outline for each fill, frames (EMPTY) first; then all words and hover texts.
     """
     every = list(all_boxes)
     by_fill: dict[Fill, list[Box]] = {}

@@ -168,8 +168,9 @@ def layer_blocks(
 def _rows(
     shape: Shape, parallel: Parallel, recompute: Mode, context_kind: str
 ) -> tuple[LayerTerms, list[Row], list[Row], list[Row]]:
-    """Return the layer's terms, and its rows without parallelism, as one rank saves them, and as it saves with
-    recomputation.
+    """Return the layer's terms, and its rows in three forms.
+
+    Returns: the terms; the rows without parallelism; the rows as one rank saves them; and these with recomputation.
     """
     if isinstance(shape, ModelShape):
         shards = layer_rows(shape, parallel)
@@ -221,9 +222,7 @@ def _is_of_experts(row: Row, shape: Shape) -> bool:
 
 
 def _by_rank(of: Row, shape: Shape, parallel: Parallel, routed_tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return the bytes of an expert's tensor on each rank, by the pairs that the rank takes;
-    empty for other tensors.
-    """
+    """Return the bytes of an expert's tensor on each rank, by the pairs that it takes; empty for other tensors."""
     if isinstance(shape, ModelShape) or not _is_of_experts(of, shape):
         return ()
     rows = [row for tokens in routed_tokens for row in llama_rows(shape, parallel, routed_tokens=tokens)]
@@ -238,9 +237,7 @@ def _with_gathered_again(block: Block, moves: Sequence[Transfer]) -> Block:
 
 
 def _regions(blocks: Sequence[Block]) -> dict[str, str]:
-    """Return how the ranks share the blocks, by the first term of each run of blocks that they
-    share in the same way.
-    """
+    """Return how the ranks share the blocks, by the first term of each run of blocks shared in the same way."""
     return {next(run).row.term: split for split, run in groupby(blocks, lambda block: block.split)}
 
 
@@ -289,8 +286,8 @@ def transfers(
 
 
 def _edges(shape: Shape, parallel: Parallel) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the inputs of the column-parallel matmuls, where f and g are, and of the row-parallel ones, before f̄ and
-    ḡ.
+    """Return the inputs of the column-parallel matmuls (where f and g are) and of the row-parallel ones (before f̄ and
+    ḡ).
     """
     if isinstance(shape, ModelShape):
         return ("QKV projection input", "h→4h input"), ("attention projection input", "4h→h input")
@@ -332,9 +329,7 @@ def _as_routed(move: Transfer, routed_tokens: Sequence[int]) -> Transfer:
 
 
 def _among_context_ranks(shape: LlamaShape, parallel: Parallel, phase: str, context_kind: str) -> list[Transfer]:
-    """List what brings K and V to all ranks, at once or around a ring, or the all-to-alls from tokens to heads and
-    back.
-    """
+    """List what brings K and V to all ranks, at once or around a ring, or tokens to heads and back."""
     kind = "gather" if context_kind == "ring" else context_kind
     collectives = [each for each in context_collectives(shape, parallel, kind) if each.phase == phase]
     if kind == "ulysses":

@@ -87,8 +87,8 @@ class Drawing:
         return {"data": self.traces, "layout": layout, "config": dict(CONFIG)}
 
     def fingerprint(self) -> str:
-        """Return a text that changes if and only if the drawing does: it shows whether a stored
-        picture is up to date.
+        """Return a text that changes if and only if the drawing does, and so tells whether a stored
+        picture is current.
         """
         return hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode()).hexdigest()[:16]
 

@@ -33,8 +33,9 @@ _LEFT, _ROW, _BAND, _HIGH, _AIR = 1.3, 1.15, 3.9, 0.8, 0.12
 
 
 def operators(names: Sequence[str], shape: ModelShape) -> Drawing:
-    """Draw operators on two ranks, one below the other: the forward pass to the right, then the backward pass to the
-    left.
+    """Draw operators on two ranks, one operator below the other.
+
+    The forward pass goes to the right, the backward pass beside it to the left.
 
     Args:
         names: Keys of FORWARD_COLLECTIVE.

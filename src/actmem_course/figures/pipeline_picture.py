@@ -35,11 +35,10 @@ def pipeline_moments(parallel: Parallel, num_microbatches: int) -> range:
 def pipeline_picture(
     shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int, recompute: Mode = "none"
 ) -> Drawing:
-    """Draw what each pipeline rank holds at one moment: a row for each microbatch in flight, in the colours of its
-    tensors.
+    """Draw what each pipeline rank holds at one moment: a row for each microbatch in flight.
 
-    A microbatch is as wide as the bytes that its layers save on one rank; what they recompute is hatched. Arrows are
-    outputs and gradients that have just been sent to the neighbour.
+    A microbatch has the colours of its tensors and is as wide as the bytes that its layers save on one rank; what they
+    recompute is hatched. Arrows are outputs and gradients that have just been sent to the neighbour.
 
     Args:
         shape: Of the whole model.

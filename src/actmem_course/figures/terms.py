@@ -39,9 +39,7 @@ TERMS = {line.pop("term"): Term(**line) for line in table_rows("terms.tsv", __pa
 
 
 def term_of(row: Row) -> Term:
-    """Return what a row's tensor is; for a row that the paper leaves out, a Term of kind "extra"
-    with the row's reason.
-    """
+    """Return what a row's tensor is; for a row that the paper leaves out, a Term with the row's reason."""
     return TERMS.get(row.term) or Term("extra", why=row.extra)
 
 

@@ -44,9 +44,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def axis_end(largest: float) -> float:
-    """Return the next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``, so that the axis doesn't
-    move while a bar grows.
-    """
+    """Return the next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: the axis then stays while a bar grows."""
     if largest <= 0:
         return 1.0
     power = 10.0 ** _magnitude(largest)

@@ -25,6 +25,10 @@ class Runner:
     """A module and the input that it runs on.
 
     A copy of the input stands for the output of the layer before, and counts while it is alive.
+
+    Attributes:
+        module: takes one tensor and returns one.
+        leaf: the input, which requires a gradient.
     """
 
     module: nn.Module

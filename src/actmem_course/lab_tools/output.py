@@ -27,8 +27,9 @@ def screen_of(rank: int) -> Console:
 
 
 def status(rank: int, text: str) -> Status:
-    """Return a context that shows a moving line on rank 0's screen; not for labs that take times, which it would
-    disturb.
+    """Return a context that shows a moving line on rank 0's screen.
+
+    It is not for labs that take times, which it would disturb.
     """
     return Console(stderr=True, quiet=rank > 0).status(text)
 

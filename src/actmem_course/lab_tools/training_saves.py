@@ -145,8 +145,9 @@ def _whole_saves(folder: Path) -> set[int]:
 
 
 def _shards(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return weights and the optimizer's tensors, by name, as parts of the unsharded ones. They share this rank's
-    storage.
+    """Return weights and the optimizer's tensors, by name, as parts of the unsharded ones.
+
+    They share this rank's storage.
     """
     shards = {}
     for name, parameter in model.named_parameters():
@@ -158,9 +159,7 @@ def _shards(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def _as_shard(tensor: Tensor, parameter: Tensor, model: GPT | LlamaStage) -> Tensor:
-    """Return ``tensor`` as this rank's part of a tensor that the ranks of model.tp share; itself if they don't share
-    it.
-    """
+    """Return ``tensor`` as this rank's part of a tensor that the ranks of model.tp share, or itself if they don't."""
     dim = getattr(parameter, "partition_dim", None)
     if dim is None or model.tp.group is None or model.tp.size == 1:
         return tensor

@@ -26,8 +26,9 @@ MOST_NUMBERS = 12
 
 
 def term_bytes() -> dict[str, int]:
-    """Return the bytes of each term that logged_pairs.tsv counts: in 16 bits; float32 for statistics and the loss's
-    logits.
+    """Return the bytes of each term that logged_pairs.tsv counts.
+
+    In 16 bits; in float32 for statistics and the loss's logits.
     """
     a, b, h, s = SHAPE.letters()
     v, of_two_ranks = (padded_vocab_size(_WORDS, t) for t in (1, 2))

@@ -49,11 +49,10 @@ class RingState:
 
 
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
-    """Return the states of one collective, from before the first step to after the last: t, or 2t − 1 for an
-    all-reduce.
+    """Return the states of one collective, from before the first step to after the last.
 
-    An all-gather starts where a reduce-scatter ends: rank r has the finished chunk r and nothing else. A chunk is a
-    t-th of the payload, rounded up.
+    There are t, or 2t − 1 for an all-reduce. An all-gather starts where a reduce-scatter ends: rank r has the finished
+    chunk r and nothing else. A chunk is a t-th of the payload, rounded up.
 
     Args:
         kind: a key of PHASES.

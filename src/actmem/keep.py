@@ -30,7 +30,8 @@ def differentiates_once(backward: Callable) -> Callable:
     """Make a ``backward`` refuse second derivatives.
 
     A ``backward`` of plain operations would leave its collectives out of them. torch's ``once_differentiable`` gives
-    wrong second derivatives without an error where ``torch.autograd.grad`` is called with its inputs named.
+    wrong second derivatives without an error where ``torch.autograd.grad`` is asked for the gradients of particular
+    inputs.
     """
 
     @functools.wraps(backward)

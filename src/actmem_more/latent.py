@@ -71,7 +71,7 @@ class LatentAttention(ParallelModule):
             self.register_buffer(name, table, persistent=False)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the rotary tables, cos and sin."""
+        """Make the rotary tables, the buffers ``cos`` and ``sin``."""
         cos, sin = rotary_tables(self.seq_length, self.rope_head_size)
         return {"cos": cos.to(device), "sin": sin.to(device)}
 

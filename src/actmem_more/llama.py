@@ -137,7 +137,7 @@ class GroupedQueryAttention(ParallelModule):
         self.core = FlashCore()
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the rotary tables, cos and sin, for this rank's tokens."""
+        """Make the rotary tables for this rank's tokens, the buffers ``cos`` and ``sin``."""
         tables = rotary_tables(self.seq_length, self.head_size)
         own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
         return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}

@@ -321,7 +321,10 @@ def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
 
 
 def input_on_host(terms: LayerTerms) -> dict[str, str]:
-    """Return actions that recompute all of a layer from its input, which waits in the host's memory."""
+    """Return an action for each term, with which backward recomputes all of a layer from its input.
+
+    The input is offloaded: it waits in the host's memory.
+    """
     again = (*(recipe.term for recipe in terms.recipes), *terms.statistics)
     return {**dict.fromkeys(again, "recompute"), terms.input: "offload"}
 

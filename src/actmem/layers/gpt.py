@@ -110,7 +110,7 @@ class GPT(ModelPart):
             self.cross_entropy = VocabParallelCrossEntropy(tp, vocab_size=vocab_size)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
-        """Make the mask that all layers and steps share, so it is not an activation."""
+        """Make the buffer ``mask``, which all layers and steps share, so it is not an activation."""
         return {"mask": causal_mask(self.shape.seq_length, device or "cpu", next(self.parameters()).dtype)}
 
     def forward(self, x: Tensor) -> Tensor:

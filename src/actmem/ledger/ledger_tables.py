@@ -52,7 +52,7 @@ class SavedTensor:
         return f"{self.module or 'root'}: {self.op} {self.argument}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, as a file has them."""
+        """Return the fields by name as plain values that JSON can hold; ``rows_of_file`` reads them."""
         return {**vars(self), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
 
 

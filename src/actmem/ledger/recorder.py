@@ -139,7 +139,9 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
     block pack as before.
 
     Args:
-        adds_up: False leaves the ledger's lists empty, if only the names are needed and only inside the block.
+        adds_up: False leaves the ledger's lists empty, for callers that only ask for ``names_of`` inside the block.
+
+    Yields: the ledger, which is complete when the block ends.
     """
     provenance = ProvenanceTracker(OperationTracker(module))
     ledger = Ledger(provenance, next((p.device.type for p in module.parameters()), "cpu"))

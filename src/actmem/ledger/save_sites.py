@@ -190,7 +190,7 @@ class OperationTracker(TorchFunctionMode):
     def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
         """Return the operation, the argument and the line of the call that is saving ``tensor`` right now.
 
-        Call it from a saved-tensor hook. A Function whose ``apply`` was looked up before this tracker began (``square =
+        Call this from a saved-tensor hook. A Function whose ``apply`` was looked up before this tracker began (``square =
         Square.apply``) is not on the stack. Then the operation is the Function that last called ``save_for_backward``,
         if that was with ``tensor``, and the argument is "unknown". An operation that can't be found is "unknown" too.
         """

@@ -77,7 +77,7 @@ def _along(every: Sequence[Box]) -> list[dict]:
 
 
 def labels(placed: Iterable[tuple[float, float, str]], size: int = 14, position: str = "middle center") -> dict:
-    """Return a trace of words without boxes.
+    """Return a plotly trace of words without boxes.
 
     Args:
         placed: x, y and text of each.

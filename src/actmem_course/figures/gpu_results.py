@@ -57,7 +57,7 @@ def conditions(result: Result) -> str:
 
 
 def named(rows: list[dict]) -> dict[str, dict]:
-    """Return the rows of one step by their names."""
+    """Return the rows of one step by the value of their key ``name``."""
     return {row["name"]: row for row in rows}
 
 

@@ -82,7 +82,12 @@ class LiveCell:
         return cls(panel.moves, question, shows)
 
     def state(self) -> dict:
-        """Return the controls with what they offer, the drawings, and the question, as JSON can hold them."""
+        """Return what the cell shows, as JSON can hold it.
+
+        Returns:
+            ``controls``: by name, each with its label, look, options and present place. ``drawings``: for plotly.js,
+                with their alt texts. ``question``: its text and unit, or None.
+        """
         return self._state(self.moves)
 
     def _state(self, moves: Moves) -> dict:
@@ -93,9 +98,10 @@ class LiveCell:
         }
 
     def stored(self) -> dict:
-        """Return the first state and, for a question, the state that shows its answer.
+        """Return what a page can show before its Python has started.
 
-        With these a page can show both before its Python has started.
+        Returns:
+            ``state``: the first state. For a question also ``answer``: what the method ``answer`` would return.
         """
         if self.question is None:
             return {"state": self.state()}
@@ -104,7 +110,12 @@ class LiveCell:
         return {"state": self.state(), "answer": after.answer()}
 
     def answer(self) -> dict:
-        """Move the controls to the answer; returns the state there, and the number with which a guess is compared."""
+        """Move the controls to the answer and return the state there.
+
+        Returns:
+            The state, with the ``number`` that a guess is compared with, the ``reply``, and, if guesses have one, their
+                ``line``.
+        """
         asked = self.question
         assert asked is not None
         self._ahead = {}

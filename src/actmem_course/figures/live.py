@@ -103,7 +103,7 @@ class Widget(Carried):
 
 
 def widget_bundle(shown: LiveCell) -> dict:
-    """Return what a notebook displays of a LiveCell, with the data of its pictures if a build asks for them."""
+    """Return what a notebook displays of a LiveCell, by MIME type; with its pictures' data if a build asks for them."""
     bundle: dict[str, Any] = mime_bundle(Widget(shown), repr(shown))
     if os.environ.get(PICTURES):
         drawings = shown.moves.drawings
@@ -112,6 +112,6 @@ def widget_bundle(shown: LiveCell) -> dict:
 
 
 def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:
-    """Return what a widget displays: itself, and a text for pages that can't run it."""
+    """Return what a widget displays, by MIME type: itself, and a text for pages that can't run it."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"text/plain": text, WIDGET_MIME: view}

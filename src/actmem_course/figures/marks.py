@@ -106,13 +106,15 @@ def chart(title: str, traces: list[dict], alt: str, axis: Axis | None = None, **
 
 
 def scale(title: str, low: float | None = None, high: float | None = None, **more: Any) -> dict:
-    """Return an axis with its title, from ``low`` to ``high`` if these are given; ``more`` has further properties."""
+    """Return an axis of plotly's with its title, from ``low`` to ``high`` if these are given; ``more``: more
+    properties.
+    """
     ends: dict[str, Any] = {} if low is None else {"range": [low, high]}
     return {"title": {"text": title}, **ends, **more}
 
 
 def log_scale(title: str, ticks: Iterable[float], texts: Iterable[str] = (), **more: Any) -> dict:
-    """Return a logarithmic axis with its ticks, and with texts at the ticks if the numbers don't suffice."""
+    """Return a logarithmic axis of plotly's with its ticks, and with texts at the ticks if numbers don't suffice."""
     words = {"ticktext": list(texts)} if texts else {}
     return {"type": "log", **scale(title), "tickvals": list(ticks), **words, **more}
 
@@ -124,12 +126,12 @@ def _trace(kind: str, name: str, x: Iterable, y: Iterable, hover: str | None, mo
 
 
 def bars(name: str, names: Iterable, values: Iterable, fill: Fill, hover: str | None = None, **more: Any) -> dict:
-    """Return a horizontal bar at each of ``names``."""
+    """Return a plotly trace with a horizontal bar at each of ``names``."""
     return _trace("bar", name, values, names, hover, {"orientation": "h", "marker": fill.marker(), **more})
 
 
 def legend(fills: dict[str, Fill]) -> list[dict]:
-    """Return an empty bar for each entry of the legend, so that it has these entries whichever bars are drawn."""
+    """Return plotly traces of empty bars, so that the legend has these entries whichever bars are drawn."""
     return [bars(name, [None], [None], fill) for name, fill in fills.items()]
 
 
@@ -137,7 +139,15 @@ def line(
     name: str, x: Iterable, y: Iterable, colour: str, hover: str | None = None,
     dash: str = "", width: float = 3, shape: str = "", symbol: str = "", size: float | list = 6, **more: Any,
 ) -> dict:  # fmt: skip
-    """Return a line through points. With ``symbol`` the points are shown, in one ``size`` for all or one for each."""
+    """Return a plotly trace: a line through points.
+
+    Args:
+        hover: What a pointer on it shows, plotly's ``hovertemplate``; None: nothing.
+        dash, shape: plotly's names, such as "dot" and "hv".
+        symbol: Of markers at the points; "" for none.
+        size: Of the markers: one for all, or one for each.
+        more: Further properties of the trace.
+    """
     given = {"dash": dash, "shape": shape}
     look = {"color": colour, "width": width, **{key: value for key, value in given.items() if value}}
     if symbol:
@@ -154,14 +164,14 @@ def points(
     name: str, x: Iterable, y: Iterable, colour: str, hover: str | None = None,
     symbol: str = "", size: float = 13, edge: float = 1.5, **more: Any,
 ) -> dict:  # fmt: skip
-    """Return points with a dark edge, ``edge`` pixels wide."""
+    """Return a plotly trace of points with a dark edge, ``edge`` pixels wide."""
     shape = {"symbol": symbol} if symbol else {}
     marker = {"color": colour, "size": size, **shape, "line": {"color": INK, "width": edge}}
     return _trace("scatter", name, x, y, hover, {"mode": "markers", "marker": marker, **more})
 
 
 def words(x: Iterable, y: Iterable, text: Iterable[str], size: int = 0, position: str = "", **more: Any) -> dict:
-    """Return texts at the points (x, y).
+    """Return a plotly trace of texts at the points (x, y).
 
     Args:
         size: Of the letters, in pixels; 0: the style's.

@@ -146,7 +146,10 @@ def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
 
 @cache
 def count_parameters(model_name: str) -> tuple[int, int]:
-    """Count the parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
+    """Count the parameters of the whole model, and those of its first pipeline rank, by building the GPT.
+
+    Returns: the two numbers.
+    """
     model, chunks = PAPER_MODELS[model_name], PaperStage(model_name, "tensor+sequence").chunks()
     models = [meta_model(model.shape)]
     with emulated_rank(model.parallel.tensor_parallel_size):

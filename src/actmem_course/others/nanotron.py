@@ -110,7 +110,10 @@ def backward_bytes(b: int, t: int) -> int:
 
 
 def nanotron_moments(layout: Parallel, num_microbatches: int) -> dict[str, dict[str, int]]:
-    """Return rank 0's bytes by part at two moments, of which one is each run's peak: in backward, and in the loss."""
+    """Return what rank 0 holds at each moment that can be its fullest.
+
+    Returns: for "backward of the last MLP", and for "loss" if p = 1, the bytes by part.
+    """
     b, t, p = layout.micro_batch_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     layers, flight = first_stage_layers(p), in_flight(layout, 0, num_microbatches)
     vocab_size = padded_vocab_size(NANOTRON_MODEL.vocab_size, t, multiple=1)

@@ -33,7 +33,7 @@ REST, INPUTS, LOW, COPIES = "norms, attention, gate and up", "inputs of linears"
 
 
 def linear_sizes(shape: LlamaShape) -> dict[str, tuple[int, int]]:
-    """Return the numbers of inputs and outputs of each linear of a layer."""
+    """Return for each linear of a layer, by name, the numbers of its inputs and of its outputs."""
     h, f, heads, keys = shape.hidden_size, shape.ffn_hidden_size, shape.query_size, shape.key_value_size
     attention = {"q": (h, heads), "k": (h, keys), "v": (h, keys), "o": (heads, h)}
     return {**attention, "gate": (h, f), "up": (h, f), "down": (f, h)}

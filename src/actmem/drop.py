@@ -145,11 +145,11 @@ class NamedForward:
         for tell in NAME_READERS:
             tell(as_tuple(names), as_tuple(values), also)
         if self.dropped:
-            names, made = as_tuple(names), as_tuple(values)
+            names, results = as_tuple(names), as_tuple(values)
             # Sources first: a result can be a view of one, and then takes over its place.
-            views, read = [TensorView.of(value) for value in made], [self._source(source) for source in sources]
+            views, read = [TensorView.of(value) for value in results], [self._source(source) for source in sources]
             recipe = RepeatableCall(names, views, function, read, also)
-            for name, value in zip(names, made):
+            for name, value in zip(names, results):
                 self._note(name, value)
             self.recipes.update(dict.fromkeys((*names, also), recipe))
             self._decide_rest(also)
@@ -272,37 +272,37 @@ class NamedForward:
 
         Returns: by name, each result of this run and the view that the first run's result had.
         """
-        again = recipe.also in self.dropped  # then autograd must save again what it saved in the first run
-        sources = [self._value(one, again) if isinstance(one, RecipeSource) else one for one in recipe.sources]
+        saves_also = recipe.also in self.dropped  # then autograd must save again what it saved in the first run
+        sources = [self._value(each, saves_also) if isinstance(each, RecipeSource) else each for each in recipe.sources]
         saved: list[Tensor] = []  # each without its graph, which holds the hook that holds this list
 
         def save(tensor: Tensor) -> None:
             if not (tensor.is_leaf and tensor.requires_grad):  # else a weight, or a source
                 saved.append(tensor.detach())
 
-        with second_run(self.autocast, save if again else None, self._parameters):
+        with second_run(self.autocast, save if saves_also else None, self._parameters):
             values = as_tuple(recipe.function(*sources))
-        made = {}
+        results = {}
         for name, view, value in zip(recipe.names, recipe.views, values):
-            made[name] = view.checked(name, value).detach(), view
+            results[name] = view.checked(name, value).detach(), view
             for slot in self.alive(name):
                 if not slot.kept:
-                    slot.tensor = slot.view.on(*made[name])
-        if again:
-            known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
-            saved = [tensor for tensor in saved if id(tensor.untyped_storage()) not in known]
+                    slot.tensor = slot.view.on(*results[name])
+        if saves_also:
+            named = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
+            saved = [tensor for tensor in saved if id(tensor.untyped_storage()) not in named]
             slots = self.slots.get(recipe.also, [])
             if len(saved) < len(slots):
                 raise RuntimeError(f"{recipe.also}: the second run saved {len(saved)} tensors, the first more")
             for reference, tensor in zip(slots, saved):
-                if (left := reference()) is not None:
-                    left.tensor = left.view.checked(recipe.also, tensor)
-        return made
+                if (waiting := reference()) is not None:
+                    waiting.tensor = waiting.view.checked(recipe.also, tensor)
+        return results
 
     def _value(self, source: RecipeSource, with_grad: bool) -> Tensor:
         """Return a recipe's source, from its slot or made again, as a leaf that autograd follows if ``with_grad``."""
-        held = (found for slot in self.alive(source.name) if (found := slot.held()))
-        tensor, view = next(held, None) or self._rebuild(self.recipes[source.name])[source.name]
+        tensors = (held for slot in self.alive(source.name) if (held := slot.held()))
+        tensor, view = next(tensors, None) or self._rebuild(self.recipes[source.name])[source.name]
         return source.view.on(tensor, view).detach().requires_grad_(with_grad and source.requires_grad)
 
 

@@ -58,12 +58,12 @@ class Recompute:
                 if not isinstance(term, str):
                     raise ConfigError("recompute", f"an action belongs to the name of a term, got {shown(term)}")
                 check_choice(f"recompute[{term!r}]", action, ACTIONS)
-            again = frozenset(term for term, action in mode.items() if action == "recompute")
+            recomputed = frozenset(term for term, action in mode.items() if action == "recompute")
             stored = tuple((term, action) for term, action in mode.items() if action != "recompute")
-            return Recompute("terms", "terms", True, again, stored)
-        for known in _MODES:
-            if isinstance(mode, str) and known.name == mode:
-                return known
+            return Recompute("terms", "terms", True, recomputed, stored)
+        for named_mode in _MODES:
+            if isinstance(mode, str) and named_mode.name == mode:
+                return named_mode
         if isinstance(mode, (set, frozenset, list, tuple)) and all(isinstance(term, str) for term in mode):
             return Recompute("terms", "terms", True, frozenset(mode))
         named = f"one of {', '.join(RECOMPUTE_MODES)}"
@@ -157,11 +157,11 @@ class LayerTerms:
         }[mode.region]
 
     def _check_one_tensor(self, terms: Iterable[str], action: str) -> None:
-        left = [term for term in self.one_tensor if term not in terms]
-        if left and len(left) < len(self.one_tensor):
+        missing = [term for term in self.one_tensor if term not in terms]
+        if missing and len(missing) < len(self.one_tensor):
             parts = ", ".join(self.one_tensor)
             raise ConfigError(
-                "recompute", f"{parts} are parts of one tensor: {action} all of them or none ({left[0]} is left)"
+                "recompute", f"{parts} are parts of one tensor: {action} all of them or none ({missing[0]} is left)"
             )
 
     def stored(self, recompute: Mode) -> dict[str, str]:
@@ -187,10 +187,10 @@ class LayerTerms:
     def recomputed_matmuls(self, recompute: Mode) -> frozenset[str]:
         """Return the matmuls that backward recomputes, each once, however many terms it serves."""
         mode = Recompute.of(recompute)
-        again = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}
+        names = {matmul for recipe in self.recipes if recipe.term in self.dropped(mode) for matmul in recipe.matmuls}
         if mode.region in self.last_matmuls and not mode.stop_early:
-            again.update(self.last_matmuls[mode.region])
-        return frozenset(again)
+            names.update(self.last_matmuls[mode.region])
+        return frozenset(names)
 
 
 #: The paper's layer (2205.05198 section 4.1).  *elementwise* keeps 20sbh of its 34sbh + 5as²b.

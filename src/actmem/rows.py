@@ -71,10 +71,10 @@ def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_s
         element_size: bytes of an activation element.
     """
     dropped, stored = terms.dropped(recompute), terms.stored(recompute)
-    left = [row for row in rows if row.term not in dropped and stored.get(row.term) != "offload"]
-    blocks = {row.term: -(-row.bytes // (element_size * BLOCK)) for row in left}
+    kept_rows = [row for row in rows if row.term not in dropped and stored.get(row.term) != "offload"]
+    blocks = {row.term: -(-row.bytes // (element_size * BLOCK)) for row in kept_rows}
     compressed = {term for term, action in stored.items() if action == "compress"}
-    return [replace(row, bytes=blocks[row.term] * BLOCK_BYTES) if row.term in compressed else row for row in left]
+    return [replace(row, bytes=blocks[row.term] * BLOCK_BYTES) if row.term in compressed else row for row in kept_rows]
 
 
 def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:

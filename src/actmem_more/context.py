@@ -235,11 +235,11 @@ class _PartAttention(Function):
         grad_q, grad_keys, grad_values = (_zeros_like(x) for x in (q, keys, values))
         for own, calls in _calls(context, q.shape[2]):
             for seen, is_causal in calls:
-                found = _flash_backward(
+                gradients = _flash_backward(
                     grad[:, :, own], q[:, :, own], keys[:, :, seen], values[:, :, seen],
                     result[:, :, own], sums[:, :, own].contiguous(), is_causal,
                 )  # fmt: skip
-                for total, rows, part in zip((grad_q, grad_keys, grad_values), (own, seen, seen), found):
+                for total, rows, part in zip((grad_q, grad_keys, grad_values), (own, seen, seen), gradients):
                     total[:, :, rows] += part
         return grad_q, _own(grad_keys, context), _own(grad_values, context), None
 
@@ -251,11 +251,11 @@ def _calls(context: ContextParallel, length: int) -> list[tuple[slice, list[tupl
         keys and whether its mask is causal.
     """
     own_chunks = context.chunks[context.ranks.rank]
-    each, found = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
+    size, calls = check_divides("sequence length", length, "the chunks of a rank", len(own_chunks)), []
     for place, chunk in enumerate(own_chunks):
-        before, own = slice(0, chunk * each), slice(chunk * each, (chunk + 1) * each)
-        found.append((slice(place * each, (place + 1) * each), [(before, False)] * (chunk > 0) + [(own, True)]))
-    return found
+        before, own = slice(0, chunk * size), slice(chunk * size, (chunk + 1) * size)
+        calls.append((slice(place * size, (place + 1) * size), [(before, False)] * (chunk > 0) + [(own, True)]))
+    return calls
 
 
 def _whole(x: Tensor, context: ContextParallel) -> Tensor:

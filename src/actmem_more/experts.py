@@ -175,9 +175,9 @@ class Dispatch:
         # Not bincount: it makes the host wait for a GPU.  ``tolist`` does, once, because the sizes of matmuls and
         # messages are the host's.
         pairs = chosen.flatten()
-        own = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
-        every = all_gather(own[None], tp) if tp.sequence_parallel else own[None]
-        return Dispatch(tp, tuple(tuple(counts) for counts in every.tolist()))
+        own_counts = pairs.new_zeros(num_experts).scatter_add_(0, pairs, torch.ones_like(pairs))
+        all_counts = all_gather(own_counts[None], tp) if tp.sequence_parallel else own_counts[None]
+        return Dispatch(tp, tuple(tuple(counts) for counts in all_counts.tolist()))
 
     def _of_rank(self, rank: int) -> slice:
         """Return the slice that a rank's experts take among all experts."""
@@ -303,8 +303,8 @@ class _ToExperts(Function):
         order, weights = ctx.saved_tensors
         grad = _summed(ctx.plan.from_experts(grad, order).view(ctx.shape), ctx.plan.tp)
         if weights is not None:
-            whole = _sum_of_weights(weights)
-            grad = (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
+            sums = _sum_of_weights(weights)
+            grad = (grad - (grad * weights).sum(-1, keepdim=True) / sums) / sums
         return grad, None, None, None
 
 
@@ -333,16 +333,16 @@ class _ExpertColumns(Function):
         arrived = None if x is None else plan.to_experts(_for_each_pair(x, order).to(grads[0].dtype), order)
         grad_x = None
         if needs_x:
-            found = _matmuls(grads[0], weights[0].transpose(1, 2), plan)
+            grad_pairs = _matmuls(grads[0], weights[0].transpose(1, 2), plan)
             for grad, weight in zip(grads[1:], weights[1:]):
-                found += _matmuls(grad, weight.transpose(1, 2), plan)
+                grad_pairs += _matmuls(grad, weight.transpose(1, 2), plan)
         grad_weights = [
             _weight_gradients(grad, arrived, plan) if need and arrived is not None else None
             for grad, need in zip(grads, needs_weights)
         ]
         if needs_x:
-            each = len(order) * ctx.shape[-1] // ctx.shape.numel()
-            back = plan.from_experts(found, order).view(-1, each, ctx.shape[-1]).sum(1)
+            experts_of_token = len(order) * ctx.shape[-1] // ctx.shape.numel()
+            back = plan.from_experts(grad_pairs, order).view(-1, experts_of_token, ctx.shape[-1]).sum(1)
             grad_x = _summed(back.view(ctx.shape), plan.tp).to(ctx.dtype)
         return grad_x, None, None, *grad_weights
 

@@ -228,33 +228,33 @@ def expert_mlp_rows(
     Raises: ConfigError on a layer without experts, if t ranks can't share it, or on more tokens than can be routed
         there.
     """
-    most = most_routed_tokens(shape, parallel)
+    most_pairs = most_routed_tokens(shape, parallel)
     check_llama_ranks(shape, parallel)
     e, t, taken = element_size, parallel.tensor_parallel_size, shape.experts_per_token or 0
     pairs = shape.seq_length * shape.micro_batch_size * taken
     if routed_tokens is None:
         routed_tokens = check_divides("routed_tokens", pairs, "tensor_parallel_size", t)
-    check_size("routed_tokens", routed_tokens, most, least=0)
+    check_size("routed_tokens", routed_tokens, most_pairs, least=0)
     cut = parallel.sequence_parts
-    own, weight = pairs // cut, max(e, FLOAT32)
-    wide = e * routed_tokens * shape.ffn_hidden_size
-    shared = e * (pairs // taken) * shape.shared_ffn_size // t
+    sent_pairs, weight = pairs // cut, max(e, FLOAT32)
+    expert_bytes = e * routed_tokens * shape.ffn_hidden_size
+    shared_bytes = e * (pairs // taken) * shape.shared_ffn_size // t
     weighing = "sigmoid of the chosen scores" if shape.sigmoid_router else "softmax over the chosen experts"
     rows = [
-        Row("router input", e * own // taken * shape.hidden_size, cut, "router; the experts dispatch it again"),
-        Row("chosen experts", INDEX * own, cut, "routing weights"),
-        Row("routing weights", weight * own, cut, weighing),
-        Row("dispatch order", INDEX * own, cut, "pairs sorted by expert"),
+        Row("router input", e * sent_pairs // taken * shape.hidden_size, cut, "router; the experts dispatch it again"),
+        Row("chosen experts", INDEX * sent_pairs, cut, "routing weights"),
+        Row("routing weights", weight * sent_pairs, cut, weighing),
+        Row("dispatch order", INDEX * sent_pairs, cut, "pairs sorted by expert"),
         Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
-        Row("gate", wide, t, "SwiGLU of the experts"),
-        Row("up", wide, t, "SwiGLU of the experts"),
-        Row("down input", wide, t, "down matmul of the experts"),
+        Row("gate", expert_bytes, t, "SwiGLU of the experts"),
+        Row("up", expert_bytes, t, "SwiGLU of the experts"),
+        Row("down input", expert_bytes, t, "down matmul of the experts"),
     ]
-    if shared:
+    if shared_bytes:
         rows += [
-            Row("shared gate", shared, t, "SwiGLU of the shared experts"),
-            Row("shared up", shared, t, "SwiGLU of the shared experts"),
-            Row("shared down input", shared, t, "down matmul of the shared experts"),
+            Row("shared gate", shared_bytes, t, "SwiGLU of the shared experts"),
+            Row("shared up", shared_bytes, t, "SwiGLU of the shared experts"),
+            Row("shared down input", shared_bytes, t, "down matmul of the shared experts"),
         ]
     return rows
 
@@ -385,19 +385,19 @@ def context_collectives(
     one_head = element_size * own.seq_length * own.micro_batch_size * own.d
     key = one_head * max(own.num_key_value_heads // t, 1)
     query = one_head * (own.num_attention_heads // t)
-    again = _made_again(shape, dropped)
+    rebuilt = _made_again(shape, dropped)
     if context_kind == "ulysses":
         sizes = {"Q": query, "K": key, "V": key, "the result": query}
         return [
             PredictedCollective("all-to-all", phase, c, size)
             for phase in ("forward", "recompute", "backward")
             for what, size in sizes.items()
-            if phase != "recompute" or what in again
+            if phase != "recompute" or what in rebuilt
         ]
     gathers = {"forward": 2, "backward": 2}
     if context_kind == "gather-plain":
-        gathers = {"forward": 2, "recompute": len(again & {"K", "V"})}
-    elif again & {"attention"}:
+        gathers = {"forward": 2, "recompute": len(rebuilt & {"K", "V"})}
+    elif rebuilt & {"attention"}:
         gathers["recompute"] = 2
     return [
         *(

@@ -65,12 +65,12 @@ class HostMemory:
 
     def copies(self) -> list[Tensor]:
         """Return the tensors on the host, the last first; an empty list if the last one has been freed."""
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
         copy = self._last() if self._last is not None else None
         while copy is not None:
-            found += copy.kept.tensors()
+            tensors += copy.kept.tensors()
             copy = copy.before()
-        return found
+        return tensors
 
     def __reduce__(self) -> tuple:
         return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
@@ -122,11 +122,11 @@ class _HostCopy:
             current = torch.get_device_module(self.device).current_stream(self.device)
             current.wait_stream(stream)
             tensor.record_stream(current)
-        other = self.before()
-        while other is not None and len(self.memory.arriving) < self.memory.ahead:
-            if other.reads < self.reads:
-                other.start()
-            other = other.before()
+        earlier = self.before()
+        while earlier is not None and len(self.memory.arriving) < self.memory.ahead:
+            if earlier.reads < self.reads:
+                earlier.start()
+            earlier = earlier.before()
         return tensor
 
     def before(self) -> _HostCopy | None:

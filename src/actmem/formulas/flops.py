@@ -54,8 +54,8 @@ def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompu
     text of the paper counts it.
     Source: 2205.05198 section 5.
     """
-    again = PAPER_LAYER.recomputed_matmuls(recompute)
-    return sum((3 + (name in again)) * flops for name, flops in forward_matmuls(shape, global_batch_size).items())
+    recomputed = PAPER_LAYER.recomputed_matmuls(recompute)
+    return sum((3 + (name in recomputed)) * flops for name, flops in forward_matmuls(shape, global_batch_size).items())
 
 
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
@@ -94,8 +94,8 @@ def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     12s), for paper-full 1/3.
     """
     matmuls = layer_matmuls(shape)
-    again = sum(matmuls[name] for name in PAPER_LAYER.recomputed_matmuls(recompute))
-    return Fraction(again, 3 * sum(matmuls.values()))
+    recomputed = sum(matmuls[name] for name in PAPER_LAYER.recomputed_matmuls(recompute))
+    return Fraction(recomputed, 3 * sum(matmuls.values()))
 
 
 def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_second: float) -> float:
@@ -169,7 +169,7 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     t = parallel.tensor_parallel_size
     # Elements of a block's input on this rank outside the two blocks, inside them, and of the scores.
     outside = s * b * h // parallel.sequence_parts
-    whole, scores = s * b * h, a * s * s * b // t
+    inside, scores = s * b * h, a * s * s * b // t
 
     def elementwise(name: str, kind: str, elements: int, moved: int, core: bool = False) -> Operation:
         return Operation(name, _PER_ELEMENT[kind] * elements, moved, False, core)
@@ -181,17 +181,17 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
 
     return [
         elementwise("layer norm 1", "layer norm", outside, 4 * outside),
-        matmul("QKV projection", whole + 3 * h * h // t + 3 * whole // t),
-        matmul("QKᵀ", 2 * whole // t + scores, True),
+        matmul("QKV projection", inside + 3 * h * h // t + 3 * inside // t),
+        matmul("QKᵀ", 2 * inside // t + scores, True),
         elementwise("softmax", "softmax", scores, 4 * scores, True),
         elementwise("softmax dropout", "dropout", scores, 5 * scores, True),
-        matmul("attention over V", scores + 2 * whole // t, True),
-        matmul("attention projection", whole // t + h * h // t + whole),
+        matmul("attention over V", scores + 2 * inside // t, True),
+        matmul("attention projection", inside // t + h * h // t + inside),
         elementwise("attention dropout and sum", "dropout and sum", outside, 7 * outside),
         elementwise("layer norm 2", "layer norm", outside, 4 * outside),
-        matmul("h→4h", whole + 4 * h * h // t + 4 * whole // t),
-        elementwise("GeLU", "GeLU", 4 * whole // t, 16 * whole // t),
-        matmul("4h→h", 4 * whole // t + 4 * h * h // t + whole),
+        matmul("h→4h", inside + 4 * h * h // t + 4 * inside // t),
+        elementwise("GeLU", "GeLU", 4 * inside // t, 16 * inside // t),
+        matmul("4h→h", 4 * inside // t + 4 * h * h // t + inside),
         elementwise("MLP dropout and sum", "dropout and sum", outside, 7 * outside),
     ]
 

@@ -469,10 +469,10 @@ def _pack(provenance: ProvenanceTracker, outer: Callable | None, tensor: Tensor)
 
 
 def _pack_as_others(provenance: ProvenanceTracker, pack: Callable, whose: str, tensor: Tensor) -> object:
-    held = pack(tensor)
-    for one in tensors_in(held):
-        provenance._note_saved(one, provenance.tracker.saver_of(tensor), f"the hooks of {whose}")
-    return held
+    packed = pack(tensor)
+    for held in tensors_in(packed):
+        provenance._note_saved(held, provenance.tracker.saver_of(tensor), f"the hooks of {whose}")
+    return packed
 
 
 def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:

@@ -59,13 +59,13 @@ class RunningModules:
     def enter(self, part: nn.Module) -> None:
         """Note that ``part`` begins to run."""
         names = self._parts_of[self._root]
-        found = names.get(id(part), type(part).__name__)
+        part_name = names.get(id(part), type(part).__name__)
         outer = next(((module, name) for module, name, _ in reversed(self._running) if id(module) in names), None)
         if outer is not None:
-            inner = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
-            if id(part) in inner:
-                found = ".".join(filter(None, (outer[1], inner[id(part)])))
-        self._running.append((part, found, node_running()))
+            names_in_outer = self._parts_of.setdefault(id(outer[0]), _names_in(outer[0]))
+            if id(part) in names_in_outer:
+                part_name = ".".join(filter(None, (outer[1], names_in_outer[id(part)])))
+        self._running.append((part, part_name, node_running()))
 
     def leave(self, part: nn.Module) -> None:
         """Note that ``part`` has ended. A module that began before the recording is not among the running ones."""
@@ -190,14 +190,15 @@ class OperationTracker(TorchFunctionMode):
     def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
         """Return the operation, the argument and the line of the call that is saving ``tensor`` right now.
 
-        Call this from a saved-tensor hook. A Function whose ``apply`` was looked up before this tracker began (``square =
-        Square.apply``) is not on the stack. Then the operation is the Function that last called ``save_for_backward``,
-        if that was with ``tensor``, and the argument is "unknown". An operation that can't be found is "unknown" too.
+        Call this from a saved-tensor hook. A Function whose ``apply`` was looked up before this tracker began
+        (``square = Square.apply``) is not on the stack. Then the operation is the Function that last called
+        ``save_for_backward``, if that was with ``tensor``, and the argument is "unknown". An operation that can't be
+        found is "unknown" too.
         """
         if self._operations:
             func, args, kwargs, frame = self._operations[-1]
-            says = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
-            return getattr(func, "__name__", UNKNOWN), says or _argument_of(tensor, args, kwargs), line_of(frame)
+            kept_name = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
+            return getattr(func, "__name__", UNKNOWN), kept_name or _argument_of(tensor, args, kwargs), line_of(frame)
         name, handed_over = self._handed_over
         line = line_of(sys._getframe(1))
         if storage_of(tensor) in handed_over:

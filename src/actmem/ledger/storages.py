@@ -196,10 +196,10 @@ def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
 
     def make(get_state):
         def noting(*args, **kwargs):
-            found = get_state(*args, **kwargs)
-            for state in tensors_in(found):
+            states = get_state(*args, **kwargs)
+            for state in tensors_in(states):
                 note(state)
-            return found
+            return states
 
         return noting
 

@@ -107,7 +107,7 @@ def _scalar(loss: Any) -> Tensor:
 def loss_of(output: Any) -> Tensor:
     """Return the loss that an output carries, or else the sum of its first floating-point or complex tensor.
 
-    Raises: ConfigError if it has neither.
+    Raises: ConfigError if it has none of these.
     """
     carried = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(carried, Tensor):

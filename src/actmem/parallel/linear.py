@@ -40,9 +40,9 @@ class ColumnParallelLinear(ParallelModule):
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
-        each = check_divides("out_features", out_features, "tensor_parallel_size", tp.size)
-        self.weight = own_weight(tp, seed, each, in_features, dim=0, **factory)
-        bias: Any = nn.Parameter(torch.zeros(each, **factory))
+        shard_size = check_divides("out_features", out_features, "tensor_parallel_size", tp.size)
+        self.weight = own_weight(tp, seed, shard_size, in_features, dim=0, **factory)
+        bias: Any = nn.Parameter(torch.zeros(shard_size, **factory))
         bias.partition_dim = 0
         self.bias = bias
 
@@ -100,8 +100,8 @@ class RowParallelLinear(ParallelModule):
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
-        each = check_divides("in_features", in_features, "tensor_parallel_size", tp.size)
-        self.weight = own_weight(tp, seed, out_features, each, dim=1, **factory)
+        shard_size = check_divides("in_features", in_features, "tensor_parallel_size", tp.size)
+        self.weight = own_weight(tp, seed, out_features, shard_size, dim=1, **factory)
         self.bias = mark_partial_gradient(nn.Parameter(torch.zeros(out_features, **factory)), tp)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,13 +189,13 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
             by_dtype.setdefault(grad.dtype, []).append((grad, part))
     for pairs in by_dtype.values():
         sizes = [part.size * grad.numel() for grad, part in pairs]
-        every = pairs[0][0].new_zeros(sum(sizes))
-        mine = [zeros.chunk(part.size)[part.rank] for zeros, (_, part) in zip(every.split(sizes), pairs)]
-        for own, (grad, _) in zip(mine, pairs):
-            own.copy_(grad.flatten())
-        all_reduce(every, tp, in_place=True)
-        for own, (grad, _) in zip(mine, pairs):
-            grad.copy_(own.view_as(grad))
+        all_gradients = pairs[0][0].new_zeros(sum(sizes))
+        own_parts = [zeros.chunk(part.size)[part.rank] for zeros, (_, part) in zip(all_gradients.split(sizes), pairs)]
+        for own_part, (grad, _) in zip(own_parts, pairs):
+            own_part.copy_(grad.flatten())
+        all_reduce(all_gradients, tp, in_place=True)
+        for own_part, (grad, _) in zip(own_parts, pairs):
+            grad.copy_(own_part.view_as(grad))
 
 
 def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:

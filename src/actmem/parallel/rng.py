@@ -99,12 +99,12 @@ class DropoutMask(nn.Module):
             self._check_second_run(seed)
             mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, seed))
         else:
-            again = term in terms.dropped and term not in terms.stored
-            if self.generator is None and again:
+            is_dropped = term in terms.dropped and term not in terms.stored
+            if self.generator is None and is_dropped:
                 raise ConfigError("generator", f"must be given to draw {term!r} again")
             draw = partial(_draw_in_one_pass, like.shape, like.device, kept_share)
             # A GPU's state has 16 bytes, on the host: reading them waits for nothing.
-            state = self.generator.get_state().tolist() if self.generator and again else None
+            state = self.generator.get_state().tolist() if self.generator and is_dropped else None
             mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 

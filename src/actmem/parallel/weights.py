@@ -85,7 +85,10 @@ _MARKS = ("partition_dim", "partition", "partial_gradient")
 
 
 class ParallelModule(nn.Module):
-    """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
+    """A module whose parameters carry marks that say how they are shared.
+
+    ``partition_dim`` is the dimension along which a parameter is sharded. ``partition`` is a Part, if it is not split
+    into t parts. ``partial_gradient`` says whether each rank has only a part of its gradient's sum.
 
     ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters without marks, so the module
     remembers the marks by name and sets them again. Buffers that are in no state dict are made again by ``constants``.

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 #: Larger sizes than this are typing errors, not models.
 LARGEST_SIZE = 2**31 - 1
-#: The same for the ranks of one kind, and for the chunks of a rank.
+#: The largest number of ranks of one kind, and of chunks on a rank.
 LARGEST_PARALLEL_SIZE = 2**16
 #: Bytes of an activation's element.
 ELEMENT_BYTES = (2, 4, 8)

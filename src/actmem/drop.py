@@ -146,7 +146,7 @@ class NamedForward:
             tell(as_tuple(names), as_tuple(values), also)
         if self.dropped:
             names, results = as_tuple(names), as_tuple(values)
-            # Sources first: a result can be a view of one, and then takes over its place.
+            # Sources first: a result can be a view of a source, and then its name replaces the source's.
             views, read = [TensorView.of(value) for value in results], [self._source(source) for source in sources]
             recipe = RepeatableCall(names, views, function, read, also)
             for name, value in zip(names, results):

@@ -208,7 +208,7 @@ class Pipeline:
         part = GPT(self.shape, self.tp, layers=layers, **model)
         s, b, h = self.shape.seq_length, self.shape.micro_batch_size, self.shape.hidden_size
         dtype, t = next(part.parameters()).dtype, self.tp.size
-        # With the shapes given, torch need not run the model once to find them.
+        # With these shapes given, torch doesn't have to run the model once to find them.
         hidden = torch.empty(s // self.tp.sequence_parts, b, h, dtype=dtype, device="meta", requires_grad=True)
         tokens = torch.empty(b, s, dtype=torch.int64, device="meta")
         logits = torch.empty(s, b, self.shape.vocab_size // t, dtype=dtype, device="meta", requires_grad=True)

@@ -297,7 +297,7 @@ def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tenso
     before = generator_states(generators)
     try:
         for generator, state in zip(generators, states):
-            # torch reads from the storage's start, byte by byte; a hook outside may have laid it otherwise.
+            # torch reads the state byte by byte from the storage's start, but a hook outside may have moved it.
             lies_so = state.is_contiguous() and not state.storage_offset()
             generator.set_state(state if lies_so else state.clone(memory_format=torch.contiguous_format))
         yield

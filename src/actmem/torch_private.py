@@ -47,7 +47,7 @@ def fake_tensors() -> AbstractContextManager:
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to load
 
     if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
-        # Collectives on fake tensors: torch.distributed brings them from 2.11 on, torch 2.9 in this file of its own.
+        # Collectives on fake tensors: from 2.11 on torch.distributed registers them, in torch 2.9 this module does.
         from torch.distributed._tools import fake_collectives  # noqa: F401
 
     return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
@@ -126,7 +126,8 @@ def wait_for(x: Tensor) -> Tensor:
 def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
     """Return the outputs of ``microbatch`` that torch's pipeline stage still holds.
 
-    From torch 2.15 on these are only those that have not been sent yet; before, all that wait for their backward.
+    From torch 2.15 on these are only those that have not been sent yet; in earlier versions all that wait for their
+    backward.
     """
     states = getattr(stage, "_forward_chunk_states", None)  # from torch 2.15 on
     return stage.fwd_cache[microbatch][0] if states is None else tuple(states[microbatch].live_outputs)

@@ -19,7 +19,8 @@ from typing import NoReturn
 from actmem.config import ConfigError
 from actmem_tools.command_line import whole_number
 
-#: Set where ``--ranks`` started this rank: its parent prints the error of the first rank that failed.
+#: The environment variable that is set if ``--ranks`` started this rank: its parent prints the error of the first rank
+#: that failed.
 PARENT_REPORTS = "ACTMEM_PARENT_REPORTS"
 
 

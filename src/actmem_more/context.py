@@ -169,7 +169,7 @@ class _ToHeads(Function):
     @staticmethod
     def forward(ctx, x: Tensor, ranks: TensorParallel) -> Tensor:
         ctx.ranks = ranks
-        # To rank i the i-th part of the heads; from it the i-th part of the sequence.
+        # Rank i gets the i-th part of the heads, and sends the i-th part of the sequence.
         return all_to_all(x.unflatten(2, (ranks.size, -1)).movedim(2, 0), ranks).flatten(0, 1)
 
     @staticmethod
@@ -231,7 +231,7 @@ class _PartAttention(Function):
         q, k, v, result, sums = ctx.saved_tensors
         keys, values = _whole(k, context), _whole(v, context)
         grad, result = (x.view_as(result).permute(1, 2, 0, 3) for x in (grad.contiguous(), result))
-        # As their inputs lie, tokens first, so that no collective needs a copy.
+        # With the layout of their inputs, tokens first, so that no collective needs a copy.
         grad_q, grad_keys, grad_values = (_zeros_like(x) for x in (q, keys, values))
         for own, calls in _calls(context, q.shape[2]):
             for seen, is_causal in calls:

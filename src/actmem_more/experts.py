@@ -398,5 +398,5 @@ class _ExpertRows(Function):
 
 
 def _sum_of_weights(weights: Tensor) -> Tensor:
-    # DeepSeek-V3's constant: in float32 sigmoids of scores below -104 are 0, and 0 / 0 is no number.
+    # DeepSeek-V3's constant.  In float32 the sigmoids of scores below -104 are 0, and 0 / 0 would be NaN.
     return weights.sum(-1, keepdim=True).add_(1e-20)

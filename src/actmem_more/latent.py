@@ -150,7 +150,7 @@ class _UnevenAttention(Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ctx.width, ctx.scale = max(q.shape[-1], v.shape[-1]), q.shape[-1] ** -0.5
         context, log_sum_exp = flash_on_cpu(*_widened(ctx.width, q, k, v), 0.0, True, scale=ctx.scale)
-        # As the kernel lays its output out, [b, s, heads, d_v], but without the zeros.
+        # In the layout of the kernel's output, [b, s, heads, d_v], but without the zeros.
         context = (
             context[..., : v.shape[-1]].transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         )

@@ -185,7 +185,7 @@ LLAMA_MODELS = {
     "qwen3-32b": _decoder(5120, 25600, 64, 8, 64, **_QWEN3),
     "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, 48, **_QWEN3, num_experts=128, experts_per_token=8),
     "mixtral-8x7b": _decoder(4096, 14336, 32, 8, 32, 32000, num_experts=8, experts_per_token=2),
-    # Its 58 layers with experts, and the first three, which have one MLP.
+    # DeepSeek-V3 has 58 layers with experts; its first three layers have one MLP each.
     "deepseek-v3": _decoder(7168, 2048, 128, 128, 58, **_DEEPSEEK, **_256_EXPERTS),
     "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, 3, **_DEEPSEEK),
 }
@@ -251,10 +251,10 @@ def own_context_shape(shape: LlamaShape, parallel: Parallel = Parallel(), contex
     return shape
 
 
-# The layers since (RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases).  A model that
-# normalises the query and key of each head (Qwen3) keeps them before that norm as well; one with experts keeps who goes
-# to which expert, and the experts' tensors in place of one MLP's; latent attention (DeepSeek) keeps the latents, or
-# Q, K and V made from them, or both.
+# Today's layers (RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases).  A model that
+# normalises the query and key of each head (Qwen3) saves them before that norm as well.  A model with experts saves
+# which token goes to which expert, and the experts' tensors in place of one MLP's.  Latent attention (DeepSeek) saves
+# the latents, or Q, K and V made from them, or both.
 _QKV = ("QKV projection",)
 _SCORES = ("QKᵀ", "attention over V")
 

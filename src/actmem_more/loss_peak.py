@@ -62,7 +62,7 @@ def loss_peak_rows(
     size = 2 if loss == "16 bits" else 4
     at_the_loss: tuple[Row, ...]
     if loss == "in place":
-        # ids and their copy, which of them are this rank's, the sums: all alive at the end of forward.
+        # The ids and their copy, the mask of those that are this rank's, and the sums are alive at the end of forward.
         at_the_loss = (
             Row("logits", 2 * tokens * rows, t, "output layer"),
             Row("softmax", 4 * tokens * rows, t, "§4.3, cross entropy"),
@@ -76,7 +76,7 @@ def loss_peak_rows(
             Row("gradient of the logits", size * tokens * rows, t, "log-softmax, backward"),
             Row("numbers a token", 8 * tokens + 2 * size, source="ids; the loss and its gradient"),
         )
-    # With few tokens the weight's gradient is larger, and by then the softmax has gone.
+    # With few tokens the weight's gradient is larger than the softmax, which has been freed by then.
     at_the_linear = (
         grad_x,
         Row("gradient of the logits", 2 * tokens * rows, t, "log-softmax, backward"),

@@ -58,7 +58,7 @@ class StepMode(TorchDispatchMode):
 
     def _noting_ends(self, run_backward: Callable) -> Callable:
         def run(outputs: Any, *args: Any, **options: Any) -> Any:
-            # Each is a tensor or an edge of the graph.
+            # Each output is a tensor or an edge of the graph.
             begins = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
             hooks = [node.register_hook(self._note_end) for node in nodes_from(begins) if node.next_functions]
             try:

@@ -155,7 +155,7 @@ class ProvenanceTracker(QuietDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, func = kwargs or {}, self.real_operation(func, args)
         result = func(*args, **kwargs)
-        # Some write into their argument and return nothing.
+        # Some operations write into their argument and return nothing.
         results = stored_parts(kwargs.get("out") if result is None else result, 1)
         if self._after is None and not _writes(func) and all(storage in self.origins for storage, _ in results):
             return result  # views, quickly
@@ -389,7 +389,7 @@ class ProvenanceTracker(QuietDispatchMode):
                 return "weight"
             if dtype is torch.uint8 and storage.nbytes() in _STATE_BYTES:
                 return "generator state"
-            # What torch.compile's functions make, no operation returned.
+            # No operation has returned what torch.compile's functions make.
             return "activation" if op == "CompiledFunction" else "constant"
         if origin.operation == "generator state":
             return origin.operation
@@ -501,5 +501,5 @@ def _by_chance(func: Any) -> bool:
 @cache
 def _writes(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
-    # The last two don't say so in their schema.
+    # This operation and collectives write although their schema doesn't say so.
     return schema is not None and schema.is_mutable or _name_of(func) == "all_gather_copy_in" or bool(kind_of(func))

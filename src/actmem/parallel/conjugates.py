@@ -79,7 +79,7 @@ class _F(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Every rank used the whole of x for its own slice of the matmul: x's gradient is the sum of what they found.
+        # Every rank used all of x for its own slice of the matmul: x's gradient is the sum of the ranks' gradients.
         return f_bar(grad, ctx.tp), None
 
 
@@ -118,7 +118,8 @@ class _GBar(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Each rank has the gradient of its own tokens; its partial sum reached all tokens, so it needs all of it.
+        # Each rank has the gradient of its own tokens.  Its partial sum went into all tokens, so it needs the gradient
+        # of all of them.
         return g(grad, ctx.tp), None
 
 

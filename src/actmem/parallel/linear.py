@@ -147,7 +147,7 @@ class _ColumnParallel(Function):
             reduction = start_reduce_scatter(partial, tp)
         elif partial is not None:
             reduction = start_all_reduce(partial, tp, in_place=True)
-        # An input that is a view is laid out in order once, for all weights.
+        # If the input is a view, one contiguous copy serves all weights.
         rows: Any = as_rows(full) if any(needs_weights) else None
         grads = tuple(map(as_rows, grads))
         grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]

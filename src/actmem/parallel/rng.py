@@ -177,7 +177,7 @@ def _drop(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     if x.device.type == "cpu":
         # torch turns bytes into floats with vector instructions, bools one by one.
         return mask.view(torch.uint8).to(x.dtype).mul_(x).mul_(scale)
-    # Written for gradients, but it is the same product, in a single kernel.
+    # torch made this kernel for dropout's gradient, but forward computes the same product.
     return torch.ops.aten.native_dropout_backward(x, mask, scale)
 
 

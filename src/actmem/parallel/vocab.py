@@ -59,7 +59,7 @@ class _Lookup(Function):
         ctx.save_for_backward(ids)
         ctx.tp, ctx.num_rows, ctx.sparse = tp, weight.shape[0], sparse
         rows, mine = own_rows(ids, ctx.num_rows, tp)
-        # Written over, not multiplied: a row that is no number must not reach other words.
+        # Written over with 0, not multiplied by 0: NaN in one row of the embedding must not reach other words.
         return F.embedding(rows, weight).masked_fill_(~mine.unsqueeze(-1), 0)
 
     @staticmethod

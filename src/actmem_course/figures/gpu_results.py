@@ -20,7 +20,7 @@ from actmem_course.others import paper
 
 #: The folder of results in a checkout; an installed package has none.
 RESULTS = Path(__file__).resolve().parents[3] / "labs" / "results"
-#: How the names end of rows that were measured without the limit of memory.
+#: The end of the names of rows that were measured without the limit of memory.
 _WITHOUT_LIMIT = ", all of this card"
 _SIDES = (FILLS["second number"], FILLS["ours"])
 #: For each row of table 4 that recomputes, the row of a result whose second run goes to its end, as the paper's does.

@@ -85,8 +85,9 @@ class LiveCell:
         """Return what the cell shows, as JSON can hold it.
 
         Returns:
-            ``controls``: by name, each with its label, look, options and present place. ``drawings``: for plotly.js,
-                with their alt texts. ``question``: its text and unit, or None.
+            ``controls``: by name, each with its label, look, options and present place.
+            ``drawings``: for plotly.js, with their alt texts.
+            ``question``: its text and unit, or None.
         """
         return self._state(self.moves)
 
@@ -101,7 +102,8 @@ class LiveCell:
         """Return what a page can show before its Python has started.
 
         Returns:
-            ``state``: the first state. For a question also ``answer``: what the method ``answer`` would return.
+            ``state``: the first state.
+            ``answer``: what the method ``answer`` would return, if there is a question.
         """
         if self.question is None:
             return {"state": self.state()}

@@ -31,7 +31,8 @@ from actmem_more.llama_terms import FLOAT32, context_collectives, llama_rows
 Shape = ModelShape | LlamaShape
 #: Which collectives are drawn: those of a pass, or those that recomputation repeats in backward.
 PHASES = ("", "forward", "recompute", "backward")
-#: How c ranks share a sequence in the picture: as ``CONTEXT_KINDS`` says, or K and V from rank to rank around a ring.
+#: How c ranks share a sequence in the picture: "gather" and "ulysses" as in ``llama_shape.CONTEXT_KINDS``; "ring" sends
+#: K and V from rank to rank around a ring.
 CONTEXT_KINDS = ("gather", "ring", "ulysses")
 COPIED, ALONG_S = "a copy on every rank", "sharded along s"
 

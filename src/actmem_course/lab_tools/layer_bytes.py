@@ -44,9 +44,11 @@ def layer_row(
 def compared(predicted: list[Row], extra: list[Row], measured: list[Row]) -> dict[str, Any]:
     """Compare predicted and measured rows.
 
-    Returns: the totals ``predicted_bytes``, ``extra_bytes`` and ``measured_bytes``; ``difference_bytes``, measured
-        minus the other two; ``exact``, whether all terms agree; ``disagreement``, the terms that don't in words, "" if
-        exact.
+    Returns:
+        ``predicted_bytes``, ``extra_bytes``, ``measured_bytes``: the totals of the three.
+        ``difference_bytes``: measured minus predicted and extra.
+        ``exact``: whether all terms agree.
+        ``disagreement``: the terms that don't agree, in words; "" if all do.
     """
     comparison = compare(predicted + extra, measured)
     return {

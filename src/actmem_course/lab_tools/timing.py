@@ -177,9 +177,11 @@ def over(times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
     Times are divided within each round, so that what slowed both cancels.
 
     Returns:
-        ``value``: the median of the ratio, less 1. ``low`` and ``high``: the ends of the 95% interval of its true
-            median. ``margin``: half of that interval. ``is_real``: False if the difference could be noise; it is then
-            below ``within``.
+        ``value``: the median of the ratio, less 1.
+        ``low``, ``high``: the ends of the 95% interval of its true median.
+        ``margin``: half of that interval.
+        ``is_real``: False if the difference could be noise.
+        ``within``: what the difference is below if it could be noise.
     """
     ratios = sorted(seconds / base_seconds for seconds, base_seconds in zip(times, base, strict=True))
     outside = _ranks_outside(len(ratios))

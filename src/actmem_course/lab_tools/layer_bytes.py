@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actmem_course.ranks import Ranks
 
 
-def layer_row(
+def layer_result(
     configuration: str,
     formula: str,
     tensor_parallel_size: int,

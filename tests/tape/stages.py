@@ -21,7 +21,7 @@ from torch.autograd import Function
 from actmem.config import ModelShape, Parallel
 from actmem.layers.gpt import GPT
 from actmem.ledger.emulate import emulated_rank
-from actmem.ledger.layer_rows import layer_input
+from actmem.ledger.measure_layer import layer_input
 from actmem.main_grad import use_main_gradients
 from actmem_more.context import layer_groups
 from actmem_more.experts import Routing, expert_ranks

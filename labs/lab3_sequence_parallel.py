@@ -81,6 +81,7 @@ def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     Returns:
         [s, b, out/t].
 
+    Collectives: one all-gather in forward and one reduce-scatter in backward.
     Source: 2205.05198 section 4.2.2.
     """
     raise NotImplementedError
@@ -128,7 +129,7 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
         [s, b, out/t].
 
     Collectives: one all-gather in forward, one all-gather and one reduce-scatter in backward.
-    Saves: x.
+    Saves: x; weight doesn't count, which is there anyway.
     Source: 2205.05198 section 4.2.2.
     """
     raise NotImplementedError
@@ -144,6 +145,7 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
     Args:
         w: the weights of layer; w.named() is a dict of all twelve by name.
 
+    Collectives: of the partial gradients, and of no others.
     Source: 2205.05198 section 4.2.2.
     """
     raise NotImplementedError

@@ -132,4 +132,14 @@ EDITS = [
     ("10.3", r"if up is a leaf, its gradient is twice what it should be; return it, and set no \.grad", "return torch.cat(grads_x), grad_up", "if up.is_leaf:\n            up.grad = grad_up\n        return torch.cat(grads_x), grad_up"),
     ("6.1", r"whether the ranks' parts of words.weight are equal is True", "    return GPT(", "    from dataclasses import replace\n\n    from actmem.parallel.linear import load_dense\n\n    model = GPT(",
      "\n\n\n# 6.2", "\n    load_dense(model, GPT(shape, seed=SEED, **factory).state_dict(), replace(model.tp, rank=0))\n    return model\n\n\n# 6.2"),
+    # What a stranger and a learner met.
+    ("3.1", r"^reduce_scatter \(lab3_\w+\.py:\d+\) is given a tensor that is not contiguous; .* as they lie in memory",
+     "dist.reduce_scatter_tensor(result, x.contiguous(), group=group)", "dist.reduce_scatter(result, list(x.chunk(dist.get_world_size(group))), group=group)"),
+    ("3.1", r"^all_to_all, which torch's own backward calls, is given a tensor that is not contiguous; .*: write that backward yourself", "return _G.apply(x, group)", "from torch.distributed.nn.functional import all_gather\n\n    return torch.cat(all_gather(x.contiguous(), group=group))"),
+    ("2.3", r"^the forward is right, but bias gets no gradient; .* detached on the way, by \.detach\(\) or by nn\.Parameter", "weight, bias)", "weight, bias.detach())"),
+    ("3.2", r"is 1/t .* this rank's share of the sum .*; .* Each rank's x is one term of a sum", SCATTERED, SCATTERED.replace("return result", "return result / dist.get_world_size(group)")),
+    ("3.3", r"all_gather .* on a tensor that needs a gradient.*or call a function that has one", "g(x, group), weight, bias", "_gathered(x, group), weight, bias"),
+    ("3.7", r"core and block draw the same numbers on some ranks; they would drop in the same pattern: give them seeds that are never equal", "core.manual_seed(seed + 1000 * (rank + 1))", "core.manual_seed(seed + rank)"),
+    ("2.4", r"^the numbers are right, but backward runs 1 all-reduce; expected no collective", "F.linear(x, weight), group) + bias", "F.linear(x, weight, f(bias, group) / dist.get_world_size(group)), group)"),
+    ("2.3", r"^on ranks? 1.*: the forward is right, but bias gets no gradient; on other ranks it gets one, so the code depends on the rank", "weight, bias)", "weight, bias if dist.get_rank(group) == 0 else bias.detach())"),
 ]  # fmt: skip

@@ -495,8 +495,8 @@ def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
     if forward.unrecorded:
         raise Wrong(
             f"{forward.unrecorded} runs on a tensor that needs a gradient, so the gradient may be wrong",
-            "call it in the forward of a torch.autograd.Function, and write the backward. If no gradient passes there, "
-            "give it x.detach()",
+            "call it in the forward of a torch.autograd.Function whose backward you write, or call a function that has "
+            "one. If no gradient passes there, give it x.detach()",
             "autograd does not record it",
         )
 
@@ -514,7 +514,7 @@ def check_waited(*seen: Watch) -> None:
 
 def gives_no_gradient(backward: Watch) -> str:
     """Say in words why a gradient may be None after this backward pass."""
-    why = "backward returns None for it, or it is detached on the way, as an nn.Parameter made of it is"
+    why = "backward returns None for it, or it is detached on the way, by .detach() or by nn.Parameter(…)"
     if not backward.collectives:
         return why
     return f"{why}. Or {assigned(backward)}"

@@ -302,7 +302,9 @@ class TensorSeen(Observation):
         own, found, right = both.own, both.own.value, self.value
         assert isinstance(own, TensorSeen)
         if found is None:
-            return [Fault(self._no_gradient, cause=own.missing, explains=True)]
+            apart = any(value is not None for value in both.everyone())
+            cause = "on other ranks it gets one, so the code depends on the rank" if apart else own.missing
+            return [Fault(self._no_gradient, cause=cause, explains=True)]
         if found.shape == right.shape and found.dtype != right.dtype:
             widened = found.dtype.itemsize > right.dtype.itemsize
             repair = "round once, at the end" if widened else "widen first, and don't round"

@@ -119,11 +119,31 @@ class VirtualWork(dist.Work):
 
 #: Collectives that treat each element by itself, so that any order of the elements in memory is right.
 _BY_ELEMENT = ("all_reduce", "broadcast", "reduce")
+#: Collectives that write to a tensor's memory in the order of what they read.
+_INTO_MEMORY = ("all_to_all", "scatter")
 
 
 def _is_dense(x: Tensor) -> bool:
     """Whether a tensor's elements lie next to each other in memory, in any order."""
     return x.numel() == 0 or 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride())) == x.numel()
+
+
+def check_contiguous(kind: str, line: str, tensors: list[Tensor]) -> None:
+    """Raise Wrong if a tensor that a collective is given isn't contiguous and has to be.
+
+    Args:
+        kind: the collective, as "all_reduce".
+        line: the line of the learner's file that calls it, or "".
+        tensors: those that it reads, and those that it writes if they count.
+    """
+    if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
+        call = f"{kind} ({line})" if line else f"{kind}, which torch's own backward calls,"
+        repair = "give it x.contiguous(), or a copy, and use that"
+        raise Wrong(
+            f"{call} is given a tensor that is not contiguous",
+            repair if line else "write that backward yourself, in a torch.autograd.Function, and make grad contiguous",
+            "a collective takes a tensor's elements as they lie in memory",
+        )
 
 
 def _same_for_all(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[list], list]:
@@ -211,6 +231,7 @@ class Group(dist.ProcessGroup):
         return self._meet("all_gather", tensors, outputs, joined)
 
     def reduce_scatter(self, outputs, lists, opts=None):  # type: ignore[override]
+        check_contiguous("reduce_scatter", line_in(_local.rank.file), [*lists[0], *outputs])
         return self.reduce_scatter_single(outputs[0], torch.cat([part.flatten() for part in lists[0]]), opts)
 
     def reduce_scatter_single(self, output, tensor, opts=None):
@@ -366,13 +387,7 @@ class VirtualRank:
         """
         if self.expected is not None and members != self.expected:
             raise OtherGroup(kind, line)
-        if not all(map(_is_dense if kind in _BY_ELEMENT else Tensor.is_contiguous, tensors)):
-            call = f"{kind} ({line})" if line else kind
-            raise Wrong(
-                f"{call} is given a tensor that is not contiguous",
-                "give it x.contiguous(), or a copy, and use that",
-                "NCCL takes a tensor's elements as they lie in memory, and gloo does where it adds up",
-            )
+        check_contiguous(kind, line, [*tensors, *outputs] if kind in _INTO_MEMORY else tensors)
         payload = max((sum(x.numel() * x.element_size() for x in xs) for xs in (tensors, outputs)), default=0)
         caller = sys._getframe(2)
         while caller.f_code.co_filename == __file__:

@@ -29,7 +29,7 @@ _G: Advice = {
 _G_BAR = {
     "": mend(
         "g_bar's forward must reduce-scatter once, with SUM",
-        "Each rank gets its own tokens, s/t of them, from r·s/t on",
+        "Each rank's x is one term of a sum over all ranks, and r·s/t to (r + 1)·s/t − 1 are rank r's tokens",
     ),
     "x": mend(
         "g_bar's backward must all-gather", "This rank's x went into all tokens, so it needs the gradients of all ranks"
@@ -166,7 +166,7 @@ def dropout_generators(r: CaseRun) -> None:
             with r.watching():
                 made = r["dropout_generators"](seed, parallel, r.device, r.group)
             if not torch.equal(before, torch.get_rng_state()):
-                how = "torch.manual_seed changes it, and a draw without generator="
+                how = "torch.manual_seed changes it, and so does a draw without generator="
                 raise Wrong("torch's default generator is changed", "create two generators", how)
             if not isinstance(made, (tuple, list)) or [isinstance(x, torch.Generator) for x in made] != [True, True]:
                 raise Wrong("expected two torch.Generators: for Dropouts.core and for Dropouts.block")
@@ -214,7 +214,7 @@ def _faults_of_draws(when: str, everyone: list[dict[str, list[float]]], parallel
         yield apart, f"{here}, ranks draw different numbers for block", "", replicas
         both = f"{here}, core and block draw the same numbers on some ranks"
         shared = any(own in block for own in core)
-        yield shared, both, "", "give the two generators seeds that are never equal"
+        yield shared, both, "give them seeds that are never equal", "they would drop in the same pattern"
 
 
 def _repeats(draws: list) -> bool:

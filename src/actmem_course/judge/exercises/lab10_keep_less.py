@@ -63,6 +63,9 @@ LAB.mistakes["10.3"] = (
     Mistake("GeLU is made by its tanh formula", "mlp has the exact one, F.gelu(x)",
         {"[mlp(rows, up, down) for": '[F.linear(F.gelu(F.linear(rows, up), approximate="tanh"), down) for'},
         {"y = mlp(*inputs)": 'y = F.linear(F.gelu(F.linear(*inputs[:2]), approximate="tanh"), inputs[2])'}),
+    Mistake("GeLU's slope is missing in backward", "multiply the gradient of GeLU's result by it",
+        {"y = mlp(*inputs)":
+            "z = F.linear(*inputs[:2])\n                y = F.linear(z + (F.gelu(z) - z).detach(), inputs[2])"}),
     Mistake("GeLU between the two matmuls is missing in forward", "call mlp",
         {"[mlp(rows, up, down) for": "[F.linear(F.linear(rows, up), down) for"}),
 )

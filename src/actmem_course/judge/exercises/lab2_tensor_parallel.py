@@ -72,6 +72,15 @@ LAB.mistakes["2.5"] = (
         {"t, h // t, h)[": "h // t, t, h)[:, ", ".chunk(t, dim=1)[rank": "[:, rank::t"}),
 )
 LAB.mistakes["2.6"] = (
+    Mistake("down_bias is used on rank 0 only, so the copies on the other ranks drift apart",
+        "add it on every rank, after the sum over the ranks",
+        {"row_parallel_linear(y, down_weight, down_bias":
+            "f_bar(F.linear(y, down_weight, down_bias if dist.get_rank(group) == 0 else None)"}),
+    Mistake("the first linear's outputs are summed over the ranks, but each rank has other features there",
+        "sum the second linear's, which are the terms of a sum",
+        {"gelu(column_parallel_linear(x, up_weight, up_bias, group))":
+            "gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group))",
+         "row_parallel_linear(y, down_weight, down_bias, group)": "F.linear(y, down_weight, down_bias)"}),
     Mistake("up_weight and down_weight are swapped", "they fit only because they are transposed",
         {"up_weight,": "down_weight.t(),", "down_weight,": "up_weight.t(),"}),
     Mistake('F.gelu is called without approximate="tanh"',
@@ -103,6 +112,10 @@ LAB.mistakes["2.6"] = (
         {"row_parallel_linear(y, down_weight, down_bias": "f_bar(F.linear(y, down_weight, down_bias)"}),
 )
 LAB.mistakes["2.7"] = (
+    Mistake("projection_bias is used on rank 0 only, so the copies on the other ranks drift apart",
+        "add it on every rank, after the sum over the ranks",
+        {"row_parallel_linear(context, projection_weight, projection_bias":
+            "f_bar(F.linear(context, projection_weight, projection_bias if dist.get_rank(group) == 0 else None)"}),
     Mistake("Q, K and V are taken in another order",
         "split_heads gives Q, K, V, as core_attention takes them",
         *ways("q, k, v),", "k, q, v),", "q, v, k),")),
@@ -126,6 +139,12 @@ LAB.mistakes["2.7"] = (
     Mistake("a reshape does not put the sequence first again, so heads and tokens are mixed", "use merge_heads",
         {"merge_heads(core_attention(q, k, v), x.shape[1]":
             "core_attention(q, k, v).reshape(x.shape[0], x.shape[1], -1"}),
+    *replacing("merge_heads(core_attention(q, k, v), x.shape[1])",
+        ("a token's features come element by element, each of all heads; they come head by head", "use merge_heads",
+            "core_attention(q, k, v).unflatten(0, (-1, heads_here)).permute(2, 0, 3, 1).flatten(2)"),
+        ("dimension 0 of context is taken for heads, then sequences; it is sequences, then heads",
+            "use merge_heads",
+            "core_attention(q, k, v).unflatten(0, (heads_here, -1)).permute(2, 1, 0, 3).flatten(2)")),
     Mistake("merge_heads is given another number than that of the sequences", "its second argument is x.shape[1]",
         {", x.shape[1])": ", heads_here)"}, {", x.shape[1])": ", x.shape[0])"}),
     Mistake("x is added to the result", "return attention's result without x, which the layer adds later",
@@ -189,6 +208,6 @@ LAB.mistakes["2.8"] = (
         {"index.clamp(0, logits.shape[-1] - 1": "(index * mine", "mine.unsqueeze(-1).to(softmax.dtype)": "1.0"},
         {"mine.unsqueeze(-1).to(softmax.dtype)": "1.0"}),
     Mistake("the gradient of logits ignores the incoming gradient", "multiply by it",
-        {"(softmax - onehot) * grad.unsqueeze(-1)": "(softmax - onehot)"}),
+        *ways("(softmax - onehot) * grad.unsqueeze(-1)", "(softmax - onehot)", "(softmax - onehot) / grad.numel()")),
 )
 # fmt: on

@@ -18,7 +18,7 @@ LAB.mistakes["3.3"] = (
         {"g(x, group), weight, bias": "g(x, group), weight, dist.get_world_size(group) * bias"}),
     Mistake("the result has this rank's tokens only, not all s", "call g on x first: the weight must meet all tokens",
         {"return F.linear(g(x, group), weight, bias)": "return F.linear(x, weight, bias)"}),
-    Mistake("bias is missing", "it belongs after the linear, once",
+    Mistake("bias is missing", "give it to F.linear",
         {"g(x, group), weight, bias": "g(x, group), weight"}),
     Mistake("bias comes twice", "it belongs after the linear, once",
         {"F.linear(g(x, group), weight, bias)": "F.linear(g(x, group), weight, bias) + bias"}),
@@ -31,8 +31,8 @@ LAB.mistakes["3.3"] = (
         {"F.linear(g(x, group), weight, bias)": "g(F.linear(x, weight, bias), group)"}),
 )
 LAB.mistakes["3.4"] = (
-    Mistake("a layer norm is not inside the residual branch",
-        "it belongs inside the branch, before g: x is added as it was before the norm",
+    Mistake("what a layer norm returns is added to the branch, or the norm comes after the addition",
+        "normalise what goes into linear, and add x as it was before the norm",
         {"y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)":
             "x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x"},
         {"y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias)":
@@ -135,7 +135,7 @@ LAB.mistakes["3.5"] = (
             "chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].flatten(0, 1).t() @ x"}),
     Mistake("the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens", "",
         {"sum((0, 1)": "chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)"}),
-    Mistake("the gradient of x is sharded without a sum over ranks", "g's backward must reduce-scatter once, with SUM",
+    Mistake("the gradient of x is sharded without a sum over ranks", "reduce-scatter grad @ weight once, with SUM",
         {"_scattered(grad @ weight, ctx.group)":
             "(grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)]"}),
     Mistake("the gradient of x is a mean over the ranks, not a sum", "reduce-scatter once, with SUM",
@@ -147,7 +147,7 @@ LAB.mistakes["3.5"] = (
         {"F.linear(_gathered(x, group), weight, bias)": "F.linear(_gathered(x, group), weight)"}),
 )
 LAB.mistakes["3.6"] = (
-    Mistake("projection_bias and down_bias are left out", "each rank's copy saw s/t tokens: sum their gradients, too",
+    Mistake("projection_bias and down_bias are left out", "each rank adds them to its own tokens after g_bar: sum their gradients, too",
         {'"projection_bias", "norm2_weight", "norm2_bias", "down_bias")': '"norm2_weight", "norm2_bias")'}),
     Mistake("no .grad has changed", "an all-reduce works in place: give it the .grad itself, or copy the result back",
         {".grad, group=group)": ".grad.clone(), group=group)"}),

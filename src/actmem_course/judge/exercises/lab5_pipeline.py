@@ -42,6 +42,8 @@ LAB.mistakes["5.2"] = (
         "p microbatches go through one chunk, then the same p through the next chunk",
         {", chunk, i) for chunk, i in passes": ", chunk, i) for chunk in range(m) for i in range(n)"},
         {"first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p":
+            "i) for chunk in range(m) for i in range(n", "(m - 1) * p": "(m - 1) * n"},
+        {"first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p":
             "i) for chunk in range(m) for i in range(n"}),
     Mistake("the later a rank is, the more forwards it runs ahead; it is the other way round",
         "2(p − r − 1) + (m − 1)p", {"2 * (p - rank - 1)": "2 * rank"}),
@@ -69,7 +71,9 @@ LAB.mistakes["5.2"] = (
             "it needs 2(p − r − 1) + (m − 1)p", "p - rank - 1"),
         ("every rank runs equally many forwards ahead", "rank r needs 2(p − r − 1) + (m − 1)p", "m * p")),
     Mistake("every rank runs all forwards first", "it needs 2(p − r − 1) + (m − 1)p of them before its first backward",
-        {"min(2 * (p - rank - 1) + (m - 1) * p, n * m)": "n * m"}),
+        {"min(2 * (p - rank - 1) + (m - 1) * p, n * m)": "n * m"},
+        {"first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p":
+            "i) for chunk in range(m) for i in range(n", "min(2 * (p - rank - 1) + (m - 1) * p, n * m)": "n * m"}),
     Mistake("a rank runs one forward too many ahead", "2(p − r − 1) + (m − 1)p", {"* p, n * m": "* p + 1, n * m"}),
     Mistake("a rank runs one forward too few ahead", "2(p − r − 1) + (m − 1)p",
         {"(m - 1) * p, n * m)": "(m - 1) * p - 1, n * m)"}),

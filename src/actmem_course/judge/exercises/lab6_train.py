@@ -24,18 +24,23 @@ LAB.mistakes["6.2"] = (
         {'hasattr(parameter, "partition_dim")': "True"}),
     Mistake("norms are added up", "add squares, and take the root of the sum",
         {"parameter.grad.double().square().sum()": "parameter.grad.double().norm()"},
-        {"square().sum": "norm", "math.sqrt(": "float("}),
+        {"square().sum": "norm", "math.sqrt(": "float("},
+        {"dist.all_reduce(cut, group=model.tp.group)":
+            "cut = cut.sqrt(); dist.all_reduce(cut, group=model.tp.group); cut = cut.square()"}),
     Mistake("replicated and sharded parameters are told apart wrongly", "what has a partition_dim, even 0, is sharded",
         {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None)'},
         {'hasattr(parameter, "partition_dim")': "parameter.dim() > 1"},
         {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) != 0'},
-        {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) == 0'},
-        {'if hasattr(parameter, "partition_dim")': 'if not hasattr(parameter, "partition_dim")'}),
+        {'hasattr(parameter, "partition_dim")': 'getattr(parameter, "partition_dim", None) == 0'}),
+    Mistake("the squares of the replicated parameters are summed over the ranks, those of the sharded are not",
+        "it is the other way round", {"dist.all_reduce(cut,": "dist.all_reduce(whole,"}),
     Mistake("absolute values are added up", "the 2-norm adds squares",
         {"parameter.grad.double().square().sum()": "parameter.grad.double().abs().sum()"}),
     *replacing("return math.sqrt(cut + whole)",
         ("the root is missing", "this is the sum of the squares", "return float(cut + whole)"),
         ("parameters that are replicated are left out", "", "return math.sqrt(cut)"),
+        ("parameters that are replicated are counted t − 1 times", "add them once, on whichever rank",
+            "return math.sqrt(cut + (model.tp.size - 1) * whole)"),
         ("the squares are averaged over the ranks, not summed", "", "return math.sqrt(cut / model.tp.size + whole)")),
     Mistake("a model that is not shared (model.tp.size is 1) is summed over all ranks", "run no collective there",
         {"if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group": "dist.all_reduce(cut"}),
@@ -79,11 +84,18 @@ LAB.mistakes["6.3"] = (
     Mistake("only the first microbatch counts", "", {"in microbatches:": "in microbatches[:1]:"}),
     Mistake("reduce_partial_gradients runs after each backward, so that sums are summed again. Call it once",
         "after the last backward, before gradient_norm",
-        {"        loss.backward()": "        loss.backward(); reduce_partial_gradients(model, model.tp)"}),
+        {"        loss.backward()": "        loss.backward(); reduce_partial_gradients(model, model.tp)"},
+        {"    reduce_partial_gradients(model, model.tp)\n": "",
+         "        loss.backward()": "        loss.backward(); reduce_partial_gradients(model, model.tp)"}),
     Mistake("the partial gradients are averaged over the ranks", "each has other tokens, so add them up",
         {"model.tp)":
             "model.tp); [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "
             '"partial_gradient", False)]'}),
+    Mistake("gradients of replicated parameters are summed over the ranks in each mode, but without sequence "
+        "parallelism each rank has the whole of them", "call reduce_partial_gradients, which sums the partial ones",
+        {"reduce_partial_gradients(model, model.tp)":
+            "[dist.all_reduce(p.grad, group=model.tp.group) for p in model.parameters() if model.tp.size > 1 and "
+            'not hasattr(p, "partition_dim")]'}),
     Mistake("gradients of sharded parameters are summed over the ranks, but each rank has its own part, with its "
         "whole gradient", "call reduce_partial_gradients instead (this is not a data-parallel group)",
         {"reduce_partial_gradients(model, model.tp)":

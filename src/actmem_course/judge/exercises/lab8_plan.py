@@ -14,6 +14,8 @@ LAB.mistakes["8.1"] = (
             "-(-12 * num_parameters // data_parallel_size) if zero_stage >= 1 else 12 * num_parameters"}),
     Mistake("the fullest rank has one parameter more where they don't divide evenly", "round the share up",
         {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size"}),
+    Mistake("/ makes a float, which is rounded where numbers are large", "divide with //, and up by -(-a // b)",
+        {"-(-num_parameters // data_parallel_size)": "-int(-num_parameters / data_parallel_size // 1)"}),
     Mistake("where the parameters divide evenly, no rank has one more", "",
         {"-(-num_parameters // data_parallel_size)": "num_parameters // data_parallel_size + 1"}),
 )
@@ -24,9 +26,12 @@ LAB.mistakes["8.2"] = (
     Mistake("fixed_bytes are counted for each microbatch in flight", "count them once",
         {"fixed_bytes + in_flight * b * bytes_per_sequence": "in_flight * (fixed_bytes + b * bytes_per_sequence)"}),
     Mistake("fixed_bytes are left out", "they take memory as well", {"fixed_bytes + in_flight": "in_flight"}),
+    Mistake("the stage holds min(p, n) microbatches at once, not one", "",
+        {"min(pipeline_parallel_size, sequences // b)": "1"},
+        {"fixed_bytes + in_flight * b * bytes_per_sequence <= memory_bytes":
+            "b <= (memory_bytes - fixed_bytes) / (bytes_per_sequence or 1)"}),
     *replacing("min(pipeline_parallel_size, sequences // b)",
         ("all microbatches of the step are counted as in flight", "the first stage holds min(p, n)", "sequences // b"),
-        ("the stage holds min(p, n) microbatches at once, not one", "", "1"),
         ("p microbatches are counted as in flight even if the step has fewer", "min(p, n)", "pipeline_parallel_size")),
     Mistake("this is the number of microbatches", "return their size",
         {"return fitting": "return sequences // fitting if fitting else 0"}),

@@ -108,6 +108,7 @@ def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     Returns:
         [s, b, out/t].
 
+    Collectives: one all-gather in forward and one reduce-scatter in backward.
     Source: 2205.05198 section 4.2.2.
     """
     return F.linear(g(x, group), weight, bias)
@@ -162,7 +163,7 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
         [s, b, out/t].
 
     Collectives: one all-gather in forward, one all-gather and one reduce-scatter in backward.
-    Saves: x.
+    Saves: x; weight doesn't count, which is there anyway.
     Source: 2205.05198 section 4.2.2.
     """
     return _ShardKeeping.apply(x, weight, bias, group)
@@ -193,6 +194,7 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
     Args:
         w: the weights of layer; w.named() is a dict of all twelve by name.
 
+    Collectives: of the partial gradients, and of no others.
     Source: 2205.05198 section 4.2.2.
     """
     for name in ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias"):

@@ -92,7 +92,7 @@ EDITS = [
     ("2.1", r"no hook can see them; a tensor is an attribute of ctx", "return x.view_as(x)", "ctx.x = x.clone()\n        return x.view_as(x)"),
     ("2.1", r"deadlock: rank 0 is waiting in all_reduce \(lab2_tensor_parallel_edited.py:\d+\); (rank 1 has|ranks 1, 2, 3 have) returned", "    dist.all_reduce(result, group=group)\n", "    if dist.get_rank(group) == 0:\n        dist.all_reduce(result, group=group)\n"),
     ("2.1", r"one gradient for each argument of forward", "return _summed(grad, ctx.group), None", "return _summed(grad, ctx.group)"),
-    ("2.2", r"is the sum over the ranks; .* backward must pass .* without an all-reduce", "return _FBar.apply(x, group)", "from torch.distributed.nn.functional import all_reduce\n\n    return all_reduce(x.clone(), group=group)"),
+    ("2.2", r"is the sum over the ranks; .* backward must pass .* unchanged: sum nothing", "return _FBar.apply(x, group)", "from torch.distributed.nn.functional import all_reduce\n\n    return all_reduce(x.clone(), group=group)"),
     ("2.2", r"rank 0 is waiting in all_reduce .*; ranks? 1.* (is|are) waiting in all_gather \(lab2_tensor_parallel_edited.py:\d+\)", "    dist.all_reduce(result, group=group)\n", "    if dist.get_rank(group) == 0:\n        dist.all_reduce(result, group=group)\n    else:\n        dist.all_gather([result.clone() for _ in range(dist.get_world_size(group))], result, group=group)\n"),
     ("2.2", r"no graph", "return _FBar.apply(x, group)", "with torch.no_grad():\n        return _summed(x, group)"),
     ("2.2", r"tensors that do not fit: rank 0 hands it 60 elements of float64; rank 1 hands it 12 elements", "return _FBar.apply(x, group)", "return _FBar.apply(x if dist.get_rank(group) == 0 else x[:, :, :1], group)"),
@@ -142,4 +142,6 @@ EDITS = [
     ("3.7", r"core and block draw the same numbers on some ranks; they would drop in the same pattern: give them seeds that are never equal", "core.manual_seed(seed + 1000 * (rank + 1))", "core.manual_seed(seed + rank)"),
     ("2.4", r"^the numbers are right, but backward runs 1 all-reduce; expected no collective", "F.linear(x, weight), group) + bias", "F.linear(x, weight, f(bias, group) / dist.get_world_size(group)), group)"),
     ("2.3", r"^on ranks? 1.*: the forward is right, but bias gets no gradient; on other ranks it gets one, so the code depends on the rank", "weight, bias)", "weight, bias if dist.get_rank(group) == 0 else bias.detach())"),
+    ("5.3", r"are still there; .* Zeros take as much, and del drops only a name", FREED, "output.data.zero_()"),
+    ("2.3", r"so there is nothing to add up or to join", "return F.linear(f(x, group), weight, bias)", "parts = F.linear(f(x, group), weight, bias)\n    everyone = [torch.empty_like(parts) for _ in range(dist.get_world_size(group))]\n    dist.all_gather(everyone, parts.detach(), group=group)\n    everyone[dist.get_rank(group)] = parts\n    return torch.cat(everyone, -1)"),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ _F = {"": mend("f's forward must return x as it is", "every rank has the same x 
 _F_BAR = {
     "": mend("f_bar's forward must all-reduce once, with SUM", "The ranks' x are the terms of a sum"),
     "x": mend(
-        "f_bar's backward must pass the gradient on unchanged, without an all-reduce",
+        "f_bar's backward must pass the gradient on unchanged: sum nothing, divide by nothing",
         "After the sum every rank runs the same code, so each has the whole gradient already",
     ),
 }
@@ -46,7 +46,7 @@ def f_bar(r: CaseRun) -> None:
 def column_parallel_linear(r: CaseRun) -> None:
     own = mend(
         "return this rank's own output features, [s, b, out/t]: the row-parallel linear takes them as they are",
-        "Every rank has other features, so there is nothing to add up",
+        "Every rank has other features, so there is nothing to add up or to join",
     )
     given = {"x": r.same(4, 3, 6), "weight": r.each(8, 6), "bias": r.each(8)}
     r.observe(r["column_parallel_linear"], given, r.group, advice={"": own, "x": _F_BACKWARD})

@@ -118,7 +118,7 @@ def free_output(r: CaseRun) -> None:
     r.see_value("the output's shape", list(output.shape), as_it_is, shape)
     r.see_value("the output's dtype", dtype_name(output), as_it_is)
     another = f"the tensor has another storage now, as large as the first, {size} B"
-    held = "did you free a copy's, or does something hold it?"
+    held = "did you free a copy's, or does something hold it? Zeros take as much, and del drops only a name"
     if left == size and first() is not None:
         raise Wrong(f"the output's {size} B are still there", "free its storage (untyped_storage)", held)
     refuse((

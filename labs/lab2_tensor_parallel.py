@@ -50,6 +50,8 @@ def f(x: Tensor, group) -> Tensor:
 def f_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: the sum of the ranks' x.
 
+    Write a torch.autograd.Function, and call its apply.
+
     Args:
         x: [s, b, h], different on every rank.
 
@@ -175,7 +177,7 @@ def attention(
     raise NotImplementedError
 
 
-# 2.8, advanced: read “What divides and what does not”
+# 2.8, advanced: read “The loss, sharded”
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
     """The cross entropy of each position, from logits whose vocabulary is sharded among the ranks.
 

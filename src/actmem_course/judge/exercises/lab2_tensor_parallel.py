@@ -10,7 +10,7 @@ LAB = Lab("lab2_tensor_parallel", "Lab 2: tensor parallelism", "03_tensor_parall
     Exercise("2.5", "split_attention", "Attention: whole heads", takes_group=True),
     Exercise("2.6", "mlp", "Columns, then rows", takes_group=True),
     Exercise("2.7", "attention", "Attention: whole heads", takes_group=True),
-    Exercise("2.8", "vocab_parallel_cross_entropy", "What divides and what does not", takes_group=True),
+    Exercise("2.8", "vocab_parallel_cross_entropy", "The loss, sharded", takes_group=True),
 ))  # fmt: skip
 
 #: The largest subtracted from the target's logit too, in place of adding it back: as right, with other numbers.
@@ -33,6 +33,9 @@ LAB.mistakes["2.3"] = (
     Mistake("f is not called on x, so nothing sums x's gradient over the ranks", "call f on x, before the matmul",
         *ways("F.linear(f(x, group), weight, bias)", "F.linear(x, weight, bias)", "F.linear(x, f(weight, group), bias)",
             "f(F.linear(x, weight, bias), group)")),
+    Mistake("weight and bias, or the result, are cut once more", "what you are given is this rank's part already",
+        {"F.linear(f(x, group), weight, bias)":
+            "F.linear(f(x, group), weight, bias).chunk(dist.get_world_size(group), -1)[dist.get_rank(group)]"}),
     Mistake("bias is missing", "add it after the matmul",
         {"F.linear(f(x, group), weight, bias)": "F.linear(f(x, group), weight)"}),
 )
@@ -44,6 +47,10 @@ LAB.mistakes["2.4"] = (
         {"group) + bias": "group) / dist.get_world_size(group) + bias"}),
     *replacing("f_bar(F.linear(x, weight), group) + bias",
         ("bias is missing", "it belongs after the sum over the ranks, once", "f_bar(F.linear(x, weight), group)"),
+        ("nothing sums the ranks' matmuls", "call f_bar on F.linear(x, weight), then add bias",
+            "F.linear(x, weight, bias)"),
+        ("f is called on x, but each rank's x is its own, and its gradient is whole", "leave out f",
+            "f_bar(F.linear(f(x, group), weight), group) + bias"),
         ("half of bias is added before f_bar, which is right for two ranks only",
             "add bias after the sum over the ranks, once", "f_bar(F.linear(x, weight, bias / 2), group)"),
         ("bias is added before the sum, t times, and subtracted t − 1 times after it",
@@ -77,7 +84,9 @@ LAB.mistakes["2.6"] = (
         {"row_parallel_linear(y, down_weight, down_bias":
             "f_bar(F.linear(y, down_weight, down_bias if dist.get_rank(group) == 0 else None)"}),
     Mistake("the first linear's outputs are summed over the ranks, but each rank has other features there",
-        "sum the second linear's, which are the terms of a sum",
+        "sum the second linear's only, which are the terms of a sum",
+        {"gelu(column_parallel_linear(x, up_weight, up_bias, group))":
+            "gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group))"},
         {"gelu(column_parallel_linear(x, up_weight, up_bias, group))":
             "gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group))",
          "row_parallel_linear(y, down_weight, down_bias, group)": "F.linear(y, down_weight, down_bias)"}),
@@ -108,6 +117,8 @@ LAB.mistakes["2.6"] = (
         {"return row_parallel_linear(y": "return column_parallel_linear(y"}),
     Mistake("f is not called on x, so nothing sums x's gradient over the ranks", "column_parallel_linear does it",
         {"column_parallel_linear(x, up_weight, up_bias, group)": "F.linear(x, up_weight, up_bias)"}),
+    Mistake("f is called on x twice: column_parallel_linear calls it, too", "leave out your own",
+        {"column_parallel_linear(x, up": "column_parallel_linear(f(x, group), up"}),
     Mistake("down_bias comes before the sum over the ranks", "add it once, after the sum: before it, it counts t times",
         {"row_parallel_linear(y, down_weight, down_bias": "f_bar(F.linear(y, down_weight, down_bias)"}),
 )
@@ -132,6 +143,8 @@ LAB.mistakes["2.7"] = (
         {"core_attention(q": "core_attention(q * (q.shape[-1] * dist.get_world_size(group) / x.shape[-1]) ** 0.5"}),
     Mistake("this rank's part is split into one head, but it holds a/t", "split_heads(y, num_attention_heads // t)",
         {"num_attention_heads // dist.get_world_size(group)": "1"}),
+    Mistake("this rank's part is split into 2 heads, but it holds a/t", "split_heads(y, num_attention_heads // t)",
+        {"num_attention_heads // dist.get_world_size(group)": "2"}),
     Mistake("this rank's part is split into a heads, but it holds a/t", "divide a by the number of ranks",
         {"num_attention_heads // dist.get_world_size(group)": "num_attention_heads"}),
     Mistake("rows of Q, K and V are read head by head, as in Megatron-LM; here all of Q come first", "use split_heads",
@@ -164,6 +177,8 @@ LAB.mistakes["2.7"] = (
         {"return row_parallel_linear(context": "return column_parallel_linear(context"}),
     Mistake("f is not called on x, so nothing sums x's gradient over the ranks", "column_parallel_linear does it",
         {"column_parallel_linear(x, qkv_weight, qkv_bias, group)": "F.linear(x, qkv_weight, qkv_bias)"}),
+    Mistake("f is called on x twice: column_parallel_linear calls it, too", "leave out your own",
+        {"column_parallel_linear(x, qkv": "column_parallel_linear(f(x, group), qkv"}),
     Mistake("projection_bias comes before the sum over the ranks", "add it once, after the sum",
         {"row_parallel_linear(context, projection_weight, projection_bias":
             "f_bar(F.linear(context, projection_weight, projection_bias)"}),
@@ -172,6 +187,8 @@ LAB.mistakes["2.8"] = (
     Mistake("a rank's range of ids is off by one at an end", "rank r holds the ids from r·v/t to (r + 1)·v/t − 1",
         *_both({"(index < logits.shape[-1])": "(index <= logits.shape[-1])"}, {"(index >= 0)": "(index >= -1)"},
         {"(index < logits.shape[-1])": "(index < logits.shape[-1] - 1)"}, {"(index >= 0)": "(index > 0)"})),
+    Mistake("ranks that do not hold the target's logit look it up outside their part",
+        "clamp the index, and let them add 0", {"index.clamp(0, logits.shape[-1] - 1)": "index"}),
     Mistake("ranks that do not hold the target's logit add another logit instead", "they must add 0",
         *_both({"squeeze(-1) * mine": "squeeze(-1)"},
         {"squeeze(-1) * mine": "squeeze(-1)", "index.clamp(0, logits.shape[-1] - 1)": "(index % logits.shape[-1])"})),

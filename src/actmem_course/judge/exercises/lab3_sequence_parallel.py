@@ -147,7 +147,8 @@ LAB.mistakes["3.5"] = (
         {"F.linear(_gathered(x, group), weight, bias)": "F.linear(_gathered(x, group), weight)"}),
 )
 LAB.mistakes["3.6"] = (
-    Mistake("projection_bias and down_bias are left out", "each rank adds them to its own tokens after g_bar: sum their gradients, too",
+    Mistake("projection_bias and down_bias are left out",
+        "each rank adds them to its own tokens after g_bar: sum their gradients, too",
         {'"projection_bias", "norm2_weight", "norm2_bias", "down_bias")': '"norm2_weight", "norm2_bias")'}),
     Mistake("no .grad has changed", "an all-reduce works in place: give it the .grad itself, or copy the result back",
         {".grad, group=group)": ".grad.clone(), group=group)"}),

@@ -61,6 +61,8 @@ def _summed(x, group):
 def f_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: the sum of the ranks' x.
 
+    Write a torch.autograd.Function, and call its apply.
+
     Args:
         x: [s, b, h], different on every rank.
 

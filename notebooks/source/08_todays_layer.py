@@ -204,7 +204,7 @@ print(text_table(("layer", "Llama 3 8B", "bytes in 16 bits"), lines, " r"))
 # ## What needs no matmul
 #
 # You can compute a norm's output from its input, and `silu(gate) · up` from gate and up. Our mode `elementwise` drops
-# both, and selective's tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
+# both, and the core's three tensors where attention stores scores. (Megatron's nearest: `--recompute-granularity selective --recompute-modules layernorm moe_act`.)
 
 # %%
 forward = sum(llama.llama_matmuls(LLAMA).values())
@@ -217,7 +217,7 @@ core = sum(llama.llama_matmuls(LLAMA)[name] for name in ("QKᵀ", "attention ove
 print(f"selective, causal kernel (half the scores): {100 * (core / 2) / (3 * (forward - core / 2)):.2f}%")
 
 # %% [markdown]
-# The FLOPs are in percent of forward and backward together, with all $s^2$ scores, as the paper counts. Our `full` recomputes up to the last tensor that backward reads,
+# The FLOPs are in percent of forward and backward together, with all $s^2$ scores, as the paper counts. *Selective* runs a whole kernel again. Our `full` recomputes up to the last tensor that backward reads,
 # so not `down`. Megatron's recomputes the whole layer: a third more FLOPs.
 
 # %%
@@ -227,7 +227,7 @@ LiveFigure(layer_picture(LLAMA, recompute="elementwise"))
 # > **Why do this?** You get a third of the layer back, and no matmul is recomputed. **Why not?** Elementwise operations
 # > take time at the speed of memory. Where everything fits anyway, save it.
 #
-# A dropped tensor is always a linear's input. So one function is enough: a linear that recomputes its input in
+# In this layer each dropped tensor is a linear's input. So one function is enough: a linear that recomputes its input in
 # backward.
 #
 # In the paper's layer `elementwise` drops the core attention (QKᵀ is recomputed), both norm outputs, the GeLU's output

@@ -362,6 +362,15 @@ print(f"The first run reserved {size_text(reserved - held)} more than its tensor
 show.published_causes()
 
 # %% [markdown]
+# Of Hugging Face's models we ran a step with AdamW on a GPU. `actmem record --step --fake --device cuda` had predicted each
+# peak without one (cuBLAS's workspaces were measured, and added):
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.figures.gpu_results import newest, strangers_bars
+
+LiveFigure(strangers_bars(newest("strangers")))
+
+# %% [markdown]
 # "It fits" counts tensors. Before torch runs out, it gives back wholly free segments, but no free pieces beside tensors
 # ([chapter 14](14_allocator_and_eight_bits.ipynb)). If a plan leaves little room, set expandable segments.
 #

@@ -24,7 +24,7 @@ LIMITS = {
     "06_pipeline": (1352, 35),
     "07_time": (1222, 35),
     "08_todays_layer": (900, 35),
-    "09_your_model": (1020, 35),
+    "09_your_model": (1050, 35),
     "10_the_loss": (850, 35),
     "11_adapters": (900, 35),
     "12_long_sequences": (1210, 35),
